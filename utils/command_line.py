@@ -32,6 +32,7 @@ from utils.config_files import (
     from_folder,
     in_quotes,
     is_group,
+    listed_choices,
     names_file,
     placed,
     quoted,
@@ -401,7 +402,7 @@ def _require_single_value(typed: str, config_name: str, overrides: list[str]) ->
     if override.is_sweep_override() or is_sweep:
         _require_one_run(config_name, repr(typed), overrides)
     if is_group(key) and equals and not isinstance(override.value(), str | list | dict):
-        raise UserError(f"{typed!r} names no config of the group {key}; choose one of {', '.join(choices(key))}")
+        raise UserError(f"{typed!r} names no config of the group {key}; choose one of {listed_choices(key)}")
 
 
 def _help_page(config_name: str, usage: str) -> str:

@@ -21,6 +21,7 @@ from utils.files import file_errors, read_plain_yaml
 from utils.text import for_shell, one_line
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
+_LONGEST_LIST = 400  # characters of a list in a message
 
 _SUFFIXES = (".yaml", ".yml")
 # The files of these groups set keys of the whole config, which their first line has to say.
@@ -56,6 +57,16 @@ def is_group(name: str) -> bool:
 def choices(group: str) -> list[str]:
     """Return the names in a group. Files that start with an underscore are parts of other files."""
     return sorted(path.stem for path in (CONFIG_DIR / group).glob("[!_]*.yaml"))
+
+
+def listed_choices(group: str) -> str:
+    """Return the names in a group for a message: as many as fit, and how many more there are."""
+    names = choices(group)
+    line = ", ".join(names)
+    if len(line) <= _LONGEST_LIST:
+        return line
+    shown = line[:_LONGEST_LIST].split(", ")[:-1]
+    return f"{', '.join(shown)} and {len(names) - len(shown)} more, which --help lists"
 
 
 def default_groups(config_name: str) -> list[tuple[str, str]]:

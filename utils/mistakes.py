@@ -20,7 +20,16 @@ from yaml import MarkedYAMLError, YAMLError
 
 from utils import synonyms
 from utils.config import flatten
-from utils.config_files import CONFIG_DIR, Place, choices, default_groups, is_group, malformed, names_file
+from utils.config_files import (
+    CONFIG_DIR,
+    Place,
+    choices,
+    default_groups,
+    is_group,
+    listed_choices,
+    malformed,
+    names_file,
+)
 from utils.look_alikes import plain_text
 from utils.yaml_places import chosen_files, place_of
 
@@ -204,7 +213,7 @@ def in_one_line(error: Exception, origin: Origin) -> str:
         if not (choice[2] and choice[2].strip()):
             return f"{_at(place)}there is no config {choice[1]!r}; --help lists the groups"
         close = difflib.get_close_matches(name.rpartition("/")[2].lower(), choices(group), n=1)
-        meant = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(choices(group))}"
+        meant = f"did you mean {close[0]}?" if close else f"choose one of {listed_choices(group)}"
         return f"{_at(place)}there is no config {choice[1]!r}; {meant}"
     if merging := re.search(r"In (.*?): .*Cannot merge DictConfig with ListConfig", text, re.DOTALL):
         return f"{merging[1]}: a list stands where keys belong, or keys where a list belongs; compare it with --help"
@@ -263,7 +272,7 @@ def describe(key: str, errors: list[Any], container: dict[str, Any], origin: Ori
     if error["type"] == "union_tag_not_found" and origin is not None and origin.place_of(f"{key}.{key}") is not None:
         return unknown_key(f"{key}.{key}", origin)
     if error["type"] == "union_tag_not_found":
-        return f"{_at(place)}{key}.name is not set; give {key}=..., one of {', '.join(choices(key))}"
+        return f"{_at(place)}{key}.name is not set; give {key}=..., one of {listed_choices(key)}"
     if error["type"] == "value_error":
         return f"{_at(place)}{key}: {message}" if key else message
     given = error["input"]

@@ -33,7 +33,7 @@ def _mistake(*typed: str) -> str:
         _read(*typed)
     message = str(caught.value)
     assert "\n" not in message and "\r" not in message
-    assert 20 < len(message) < 800  # which may list all recipes
+    assert 20 < len(message) < 500
     for jargon in ("struct", "object_type", "full_key", "hydra.cc", "pydantic", "Traceback"):
         assert jargon not in message
     return message
