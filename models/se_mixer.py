@@ -36,7 +36,7 @@ _SUM_SCALE = 0.5
 # The logit of a symbol that a board does not have. float16 can still hold it.
 _ABSENT = -1e4
 
-# Rows and columns are counted up to 30, so that 10,000, which suits texts, would waste components.
+# Boards have at most 30 rows. With 10,000, which suits texts, most components would hardly turn.
 _ROTARY_THETA = 100.0
 
 

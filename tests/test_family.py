@@ -12,6 +12,7 @@ from tests import runs
 from tests.in_process import begin, changed, train_here, weights_of
 from tests.models.helpers import WHY_NO_FP8, arch_files
 from tests.runs import REPOSITORY, Row
+from tests.test_config import COMMANDS
 
 ARCHS = arch_files("puzzles")
 OPTIMS = sorted(path.stem for path in (REPOSITORY / "config/optim").glob("[!_]*.yaml"))
@@ -104,9 +105,7 @@ def test_an_option_of_the_gradient_changes_only_the_second_loss(
 
 # Copied from the README of the SE-RRM repository: Sudoku-Extreme, ARC-AGI-1 and Maze-Hard.
 SE_RRM_COMMANDS = {
-    "sudoku": "arch=trm_equi data_paths=[data/sudoku-extreme-1k-aug-1000] evaluators=[] epochs=10000 "
-    "eval_interval=5000 arch.L_cycles=6 ema=True weight_decay=1 arch.dropout=0.2 arch.puzzle_emb_ndim=0 "
-    "arch.add_tokens=4 global_batch_size=272 arch.halt_exploration_prob=0.05",
+    "sudoku": COMMANDS["se_rrm_sudoku_extreme"],
     "arc": "arch=trm_equi data_paths=[data/arc1concept_d] arch.L_layers=2 ema=True global_batch_size=272 "
     "eval_interval=800 arch.pos_encodings=rope2d arch.puzzle_emb_ndim=1 lr=0.0005 puzzle_emb_weight_decay=0.3 "
     "lr_min_ratio=0.1",
