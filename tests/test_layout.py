@@ -5,9 +5,9 @@ import itertools
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import get_args
@@ -33,16 +33,33 @@ def _sources() -> list[Path]:
 
 SOURCES = _sources()
 ENTRYPOINTS = [path.stem for path in SOURCES if len(path.parts) == 1]
-# The checks of a module run one after the other, so that it is parsed once.
-each_source = pytest.mark.parametrize("path", SOURCES, ids=str, scope="module")
 
 
-@lru_cache(maxsize=1)
+def each_source(check: Callable[[Path], None]) -> Callable[[], None]:
+    """Make one test of a check of a module: it fails with what the check says of all modules.
+
+    A test for each module would be thousands of tests, whose overhead is larger than the checks.
+    """
+
+    def test() -> None:
+        wrong = []
+        for path in SOURCES:
+            try:
+                check(path)
+            except AssertionError as error:
+                wrong.append(f"{path}: {error}")
+        assert not wrong, "\n".join(wrong)
+
+    test.__name__, test.__doc__ = check.__name__, check.__doc__
+    return test
+
+
+@cache
 def _tree(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text(), filename=str(path))
 
 
-@lru_cache(maxsize=1)
+@cache
 def _imports(path: Path) -> frozenset[str]:
     """Return dotted names, also of imports inside functions. `from a import b` gives a and a.b."""
     found = set[str]()
@@ -60,7 +77,7 @@ def _packages(path: Path) -> set[str]:
     return {name.split(".")[0] for name in _imports(path)}
 
 
-@lru_cache(maxsize=1)
+@cache
 def _names(path: Path) -> frozenset[str]:
     """Return every dotted expression as written, such as os.environ or dist.all_reduce."""
     return frozenset(ast.unparse(node) for node in ast.walk(_tree(path)) if isinstance(node, ast.Attribute))

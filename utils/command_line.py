@@ -33,6 +33,7 @@ from utils.config_files import (
     in_quotes,
     is_group,
     listed_choices,
+    name_of_choice,
     names_file,
     placed,
     quoted,
@@ -235,14 +236,10 @@ def _require_name_of_choice(group: str, choice: str, options: Any, origin: Origi
 
     arch.name=trm would give a TRM all the options of the default architecture.
     """
-
-    def names(choice: str) -> list[str]:
-        return re.findall(r"^name: (\w+)", (CONFIG_DIR / group / f"{choice}.yaml").read_text(), re.MULTILINE)
-
     name = options.get("name") if isinstance(options, dict) else None
-    if not (own := names(choice)) or name in own:
+    if name_of_choice(group, choice) in (None, name):
         return
-    if others := [each for each in choices(group) if name in names(each)]:
+    if others := [each for each in choices(group) if name_of_choice(group, each) == name]:
         wanted = name if name in others else others[0]
         place = origin.place_of(f"{group}.name")
         at = f"{place}: " if place else ""

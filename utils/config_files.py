@@ -59,6 +59,12 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (CONFIG_DIR / group).glob("[!_]*.yaml"))
 
 
+def name_of_choice(group: str, choice: str) -> str | None:
+    """Return the name in a file of a group, or None if it has the name of the file that it builds on."""
+    found = re.search(r"^name: (\w+)", (CONFIG_DIR / group / f"{choice}.yaml").read_text(), re.MULTILINE)
+    return found[1] if found else None
+
+
 def listed_choices(group: str) -> str:
     """Return the names in a group for a message: as many as fit, and how many more there are."""
     names = choices(group)

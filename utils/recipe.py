@@ -9,7 +9,7 @@ import yaml
 
 from utils.command_line import Container, read_config, with_changes
 from utils.config import flatten
-from utils.config_files import CONFIG_DIR, as_override, choices, default_groups
+from utils.config_files import CONFIG_DIR, as_override, choices, default_groups, name_of_choice
 
 
 def recipe_text(comment: Iterable[str], groups: dict[str, str], values: Container) -> str:
@@ -74,6 +74,8 @@ def _nearest(group: str, default: str, options: dict[str, Any]) -> str:
     leaves = dict(flatten(options))
     num_other = {}
     for choice in dict.fromkeys([default, *choices(group)]):
+        if name_of_choice(group, choice) not in (None, leaves.get("name")):
+            continue  # composing it would take a tenth of a second for nothing
         own = dict(flatten(read_config("pretrain", [f"{group}={choice}"])[group]))
         if own.get("name") == leaves.get("name") and own.keys() == leaves.keys():
             num_other[choice] = sum(own[key] != value for key, value in leaves.items())
