@@ -10,6 +10,11 @@ DEMO_THREADS ?= 2
 DEMO_DATA := data/sudoku-6x6
 DEMO_TEXT_DATA := data/spell-backward
 
+# A test starts processes by the hundred, and each would compile the modules again.
+export PYTHONDONTWRITEBYTECODE =
+# The files that name a mark. pytest would load all others, too, to find out that none of their tests has it.
+marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
+
 .PHONY: demo demo-text test test-invariance test-faults test-launch test-slurm test-ray test-slow test-gpu gpu check audit format clean
 
 demo: .venv/.demo
@@ -33,24 +38,24 @@ test: .venv/.dev
 
 # Their ranks share the cores: one after the other.
 test-invariance: .venv/.dev
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "invariance and not slow"
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "invariance and not slow" $(call marked,invariance)
 
 test-faults: .venv/.dev
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "faults and not invariance and not slow" -n logical --dist loadfile
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "faults and not invariance and not slow" -n logical --dist loadfile $(call marked,faults)
 
 test-launch: .venv/.dev
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m launch -n logical --dist loadfile
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m launch -n logical --dist loadfile $(call marked,launch)
 
 # As root on Debian, with slurm-wlm and munge.
 test-slurm: .venv/.dev
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m slurm
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m slurm $(call marked,slurm)
 
 test-slow: .venv/.dev
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m slow $(call marked,slow)
 
 # On a local Ray cluster of two nodes. Ray is half a gigabyte, so only this target installs it.
 test-ray: .venv/.ray
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m ray
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m ray $(call marked,ray)
 
 # With the environment's own torch, because a CUDA machine brings its own: PYTHON=... chooses another.
 GPU_PYTHON = $(if $(wildcard $(VENV)/python),$(VENV)/python,$(PYTHON))
