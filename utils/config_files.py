@@ -60,9 +60,12 @@ def choices(group: str) -> list[str]:
 
 
 def name_of_choice(group: str, choice: str) -> str | None:
-    """Return the name in a file of a group, or None if it has the name of the file that it builds on."""
-    found = re.search(r"^name: (\w+)", (CONFIG_DIR / group / f"{choice}.yaml").read_text(), re.MULTILINE)
-    return found[1] if found else None
+    """Return the name in a file of a group or in the files it builds on, or None without one."""
+    page = (CONFIG_DIR / group / f"{choice}.yaml").read_text()
+    if found := re.search(r"^name: (\w+)", page, re.MULTILINE):
+        return found[1]
+    bases = re.findall(r"^  - (?!_self_)(\w+)$", page, re.MULTILINE)
+    return next((name for base in bases if (name := name_of_choice(group, base))), None)
 
 
 def listed_choices(group: str) -> str:

@@ -74,9 +74,9 @@ def _nearest(group: str, default: str, options: dict[str, Any]) -> str:
     leaves = dict(flatten(options))
     num_other = {}
     for choice in dict.fromkeys([default, *choices(group)]):
-        if name_of_choice(group, choice) not in (None, leaves.get("name")):
+        if name_of_choice(group, choice) != leaves.get("name"):
             continue  # composing it would take a tenth of a second for nothing
         own = dict(flatten(read_config("pretrain", [f"{group}={choice}"])[group]))
-        if own.get("name") == leaves.get("name") and own.keys() == leaves.keys():
+        if own.keys() == leaves.keys():
             num_other[choice] = sum(own[key] != value for key, value in leaves.items())
     return min(num_other, key=lambda choice: num_other[choice])

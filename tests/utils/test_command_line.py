@@ -164,6 +164,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "null for text": (["data_path=null"], r"data_path: .*string.*None"),
     "arch without a model": (["arch.name=mamba"], r"arch.name: .*'hrm', 'trm', .*'mamba'"),
     "name of another choice": (["arch.name=trm"], r"arch.name=trm does not choose .*; write arch=trm, or in YAML"),
+    "name of another choice than that of a file below": (
+        ["arch=trm_conv", "arch.name=urm"],
+        r"those of trm_conv would stay; write arch=urm",
+    ),
     "name of another optimizer": (["optim.name=adamw"], r"optim.name=adamw does not choose .*; write optim=adamw"),
     "a path for a list of paths": (["data_paths=data/a"], r"data_paths: .*list.*; write data_paths=\[data/a\]"),
     "best metric": (["evaluators=[]", "best_metric=foo"], r"best_metric is 'foo'; .*eval/all/exact_accuracy"),
