@@ -10,7 +10,7 @@ DEMO_THREADS ?= 2
 DEMO_DATA := data/sudoku-6x6
 DEMO_TEXT_DATA := data/spell-backward
 
-# A test starts processes by the hundred, and each would compile the modules again.
+# The tests start hundreds of processes, and without bytecode each would compile the modules again.
 export PYTHONDONTWRITEBYTECODE =
 # The files that name a mark. pytest would load all others, too, to find out that none of their tests has it.
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
