@@ -20,6 +20,8 @@ from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START, mistake, 
 from tests.runs import LAST_STEP, Torchrun, assert_same_run, rows, settings, train, until, with_arguments
 from utils.checkpoint.reader import Checkpoint, find_checkpoint
 
+pytestmark = pytest.mark.faults
+
 HANDLED = ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
 
 

@@ -1,10 +1,8 @@
 """A folder that shares a model loads as it, trains as its run did, and says what is known."""
 
 import json
-import os
 import re
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import yaml
 from models import build_puzzle_arch
 from models.export import main
 from models.published import Weights
+from tests import runs
 from tests.hub_stand_in import Hub, hub
 from tests.models.test_export import mistake, save_step
 from tests.runs import REPOSITORY
@@ -192,11 +191,11 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 # ---- the Hub -----------------------------------------------------------------------------------
 
 
-def _python(served: Hub, home: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def _python(served: Hub, home: Path, *arguments: object, **environment: str) -> runs.Ended:
     # A process of its own, because huggingface_hub reads its variables once.
-    variables = os.environ | {"HF_HOME": str(home)} | served.environment | environment
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, env=variables, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    variables = {"HF_HOME": str(home)} | served.environment | environment
+    words = [*(f"{name}={value}" for name, value in variables.items()), "python", *map(str, arguments)]
+    return runs.command(shlex.join(words), REPOSITORY)
 
 
 def test_a_pushed_model_is_found_on_the_hub(tmp_path: Path) -> None:
@@ -204,7 +203,7 @@ def test_a_pushed_model_is_found_on_the_hub(tmp_path: Path) -> None:
     _save(run)
     with hub() as served:
         pushed = _python(served, tmp_path, "-m", "models.export", run, "--push", "me/six", "--private")
-        assert pushed.returncode == 0, pushed.stderr
+        assert pushed.status == 0, pushed.stderr
         first, *commands = pushed.stdout.splitlines()
         assert first == f"uploaded to {served.address}/me/six"
         assert "  python solve.py checkpoint=hf://me/six puzzle=..." in commands
@@ -213,7 +212,7 @@ def test_a_pushed_model_is_found_on_the_hub(tmp_path: Path) -> None:
         assert repository.files.keys() == {"README.md", "model.safetensors", "recipe.yaml"}
         assert b"checkpoint=hf://me/six" in repository.files["README.md"]
         again = _python(served, tmp_path, "-m", "models.export", run, "--push", "me/six", "-o", tmp_path / "kept")
-        assert again.returncode == 0 and repository.messages == ["Upload se_mixer on sudoku-6x6 after step 7"] * 2
+        assert again.status == 0 and repository.messages == ["Upload se_mixer on sudoku-6x6 after step 7"] * 2
         assert (tmp_path / "kept" / "model.safetensors").read_bytes() == repository.files["model.safetensors"]
         solved = _python(served, tmp_path, "solve.py", "checkpoint=hf://me/six", f"puzzle={'0' * 35}1", "device=cpu")
         assert "step 4" in solved.stdout, solved.stderr
@@ -232,7 +231,7 @@ def test_a_refused_upload_is_one_line(repo: str, token: str | None, said: str, t
     with hub() as served:
         environment = {} if token is None else {"HF_TOKEN": token}
         refused = _python(served, tmp_path, "-m", "models.export", tmp_path / "run", "--push", repo, **environment)
-        assert refused.returncode == 2 and served.repositories == {}
+        assert refused.status == 2 and served.repositories == {}
         assert refused.stderr.count("\n") == 1 and refused.stdout == ""
         start, _, end = said.partition(".*")
         assert refused.stderr.startswith(f"error: {start}") and end in refused.stderr
