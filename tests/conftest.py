@@ -38,6 +38,7 @@ hypothesis_settings.load_profile("calm")
 LONG_FILES = [
     Path(__file__).parent / name
     for name in (
+        "test_interrupted.py",
         "test_resume.py",
         "training/test_recovery.py",
         "test_lost_ranks.py",

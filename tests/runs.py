@@ -179,6 +179,11 @@ def train(
     return start(arguments, log, ranks=ranks, program=program, hook=hook).wait()
 
 
+def resume(data: Path, run: Path, log: Path, **changes: object) -> Finished:
+    """Go on with a run of `settings`, and wait for its end."""
+    return train(settings(data, run, resume="auto", **changes), log)
+
+
 def _child(program: str, arguments: list[str], log: str, environment: dict[str, str], hook: Hook | None) -> None:
     _redirect(log, log)
     torch.set_num_threads(1)

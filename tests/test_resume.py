@@ -1,385 +1,31 @@
-"""After kill -9, signals, damage and a full disk, a resumed run equals an undisturbed run."""
+"""What a resumed run takes from its checkpoint, what may change, and which checkpoints it keeps."""
 
 import json
-import os
-import random
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
 from tests import runs
 from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START, mistake, train_here
-from tests.runs import LAST_STEP, Torchrun, assert_same_run, rows, settings, train, until, with_arguments
+from tests.runs import assert_same_run, rows, settings, train, until, with_arguments
 from utils.checkpoint.reader import Checkpoint, find_checkpoint
-
-pytestmark = pytest.mark.faults
-
-HANDLED = ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
-
-
-def _resume(data: Path, run: Path, log: Path, **changes: object) -> runs.Finished:
-    return train(settings(data, run, resume="auto", **changes), log)
-
-
-def _gone(processes: list[psutil.Process], timeout_s: float) -> bool:
-    return not psutil.wait_procs(processes, timeout=timeout_s)[1]
-
-
-# ---- kill -9 -----------------------------------------------------------------------------------
-
-
-def test_killed_between_changes_on_disk(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
-    """The kills come before a random write, rename or removal, mostly within saves.
-
-    Old checkpoints are removed at the same time.
-    """
-    draw = random.Random(2)
-    run, moments = tmp_path / "run", []
-    arguments = settings(data, run, resume="auto", keep_last_k=1)
-    for _ in range(4):
-        moments.append(draw.randrange(1, 45))
-        before = runs.latest(run)
-        done = train(arguments, log, ranks=2, hook=with_arguments(runs.killed_at_file_event, str(run), moments[-1]))
-        if done.status == 0:
-            break
-        done.killed()
-        assert runs.latest(run) >= before, f"killed at {moments}: the checkpoint of step {before} is lost"
-        assert not before or "starting afresh" not in done.output
-    train(arguments, log, ranks=2).ok()
-    assert_same_run(run, quiet_2)
-    leftovers = [path.name for path in run.iterdir() if path.name.startswith(".incomplete")]
-    assert not leftovers, f"killed at {moments}"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_killed_before_each_change_on_disk_of_the_first_saves(
-    data: Path, quiet: Path, tmp_path: Path, log: Path
-) -> None:
-    for moment in range(1, 50):
-        run = tmp_path / f"run_{moment}"
-        train(
-            settings(data, run, keep_last_k=1),
-            log,
-            hook=with_arguments(runs.killed_at_file_event, str(run), moment),
-        ).killed()
-        _resume(data, run, log, keep_last_k=1).ok()
-        assert_same_run(run, quiet)
-
-
-def test_leftovers_of_killed_writes_are_removed(data: Path, quiet: Path, copied: Path, log: Path) -> None:
-    """write_atomically leaves a file behind, and an unfinished step leaves a folder behind."""
-    runs.rewind(copied, 4)
-    (copied / ".incomplete_latest").write_text("step_")
-    (copied / ".incomplete_step_00000006").mkdir()
-    _resume(data, copied, log).ok()
-    assert not list(copied.glob(".incomplete*"))
-    assert_same_run(copied, quiet)
-
-
-@pytest.mark.parametrize("by", ["auto", "path"])
-def test_killed_while_the_only_checkpoint_was_being_replaced(quiet: Path, copied: Path, by: str) -> None:
-    """A writer that replaces a step first renames the old folder.
-
-    A run that ignored the renamed folder would start afresh and delete it.
-    """
-    runs.rewind(copied, 4)
-    shutil.rmtree(copied / "step_00000002")
-    (copied / "step_00000004").rename(copied / ".incomplete_replaced_step_00000004")
-    train_here(["resume=auto", f"checkpoint_path={copied}"] if by == "auto" else [f"resume={copied}"])
-    steps = sorted(path.name for path in copied.glob("step_*"))
-    assert steps[0] == "step_00000004", f"the run did not go on from step 4, but began anew: {steps}"
-    assert not list(copied.glob(".incomplete*"))
-    assert_same_run(copied, quiet)
-
-
-# ---- a graceful stop ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("ranks", "name", "to"), [(1, "SIGTERM", [0]), (1, "SIGINT", [0]), (1, "SIGUSR1", [0]), (2, "SIGTERM", [1])]
-)
-def test_stop_on_a_signal(
-    data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, log: Path, ranks: int, name: str, to: list[int]
-) -> None:
-    run = tmp_path / "run"
-    # Only the stop saves a checkpoint.
-    arguments = settings(data, run, checkpoint_every_n_steps=None, checkpoint_every_eval="false", best_metric=None)
-    running = runs.start(arguments, log, ranks=ranks, hook=runs.slowly)
-    until(lambda: (run / "metrics.jsonl").exists(), running)
-    running.signal(signal.Signals[name], ranks=to)
-    assert f"stopped by {name if 0 in to else 'a signal to another rank'}" in running.wait().ok()
-    assert (run / "stopped").exists()
-    assert 0 < runs.latest(run) < LAST_STEP, "the stop must save a checkpoint and end the run before its last step"
-    train(settings(data, run, resume="auto"), log, ranks=ranks).ok()
-    assert not (run / "stopped").exists()
-    reference = quiet if ranks == 1 else quiet_2
-    assert rows(run) == rows(reference)
-    assert_same_run(run, reference, metrics=False)  # the best metric was set only after the stop
-
-
-def test_a_terminal_that_is_gone_is_no_reason_to_end(data: Path, tmp_path: Path) -> None:
-    """Ctrl-C in `python pretrain.py 2>&1 | tee log` also ends tee. The stop must still work."""
-    run = tmp_path / "run"
-    command = [sys.executable, str(runs.REPOSITORY / "pretrain.py"), *settings(data, run, max_steps=100_000)]
-    # PYTHONUNBUFFERED would hide that Python exits with 120 if it can't write its buffer at the
-    # end.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as process:
-        assert process.stdout is not None
-        head = process.stdout.readline()
-        process.stdout.close()
-        try:
-            before = runs.latest(run)
-            wait_until = time.monotonic() + 60
-            while runs.latest(run) < before + 12:  # the run writes lines that nobody reads
-                assert process.poll() is None and time.monotonic() < wait_until, (
-                    f"the run ended, or saves too slowly, after {head!r}"
-                )
-                time.sleep(0.05)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
-    assert (run / "stopped").exists() and rows(run)[-1]["step"] <= runs.latest(run)
-
-
-def test_repeated_signals_change_nothing(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
-    """Launchers send signals twice, even to a process that is about to exit."""
-    run = tmp_path / "run"
-    # Only the stop saves a checkpoint.
-    typed = settings(data, run, checkpoint_every_n_steps=None, checkpoint_every_eval="false", best_metric=None)
-    running = runs.start(typed, log, hook=runs.slowly)
-    until(lambda: (run / "metrics.jsonl").exists(), running)
-    while running.alive:
-        running.signal(signal.SIGTERM)
-        time.sleep(0.002)
-    output = running.wait().ok()
-    assert output.count("stopped by SIGTERM at step") == 1 and "Traceback" not in output, output
-    assert (run / "stopped").read_text() == "SIGTERM\n"
-    step = runs.latest(run)
-    assert 0 < step < LAST_STEP, "the stop left no checkpoint"
-    assert [path.name for path in run.glob("*step_*")] == [f"step_{step:08d}"]
-    assert Checkpoint.open(run / f"step_{step:08d}").state.step == step
-    assert all(row["step"] <= step for row in rows(run)), "steps are logged that the checkpoint does not have"
-    train_here(settings(data, run, resume="auto"))
-    assert not (run / "stopped").exists()
-    assert rows(run) == rows(quiet)
-    assert_same_run(run, quiet, metrics=False)  # the best metric was set only after the stop
-
-
-def test_a_stop_in_the_last_step_ends_the_run(data: Path, tmp_path: Path, log: Path) -> None:
-    """A finished run has no marker, because a scheduler would queue the run again."""
-    run = tmp_path / "run"
-    train(settings(data, run, eval_every_n_steps=None), log, hook=with_arguments(runs.stopped_after, LAST_STEP)).ok()
-    assert runs.latest(run) == LAST_STEP
-    assert not (run / "stopped").exists(), "a finished run has the marker of a stop"
-
-
-def _stopped_with_a_full_disk(at_step: int, rank: int) -> None:
-    runs.small_disk_later(at_step, 50_000, [0], rank)  # the weights alone are larger
-    runs.stopped_after(at_step, rank)
-
-
-def test_a_stop_that_saves_nothing_leaves_no_marker(data: Path, tmp_path: Path, log: Path) -> None:
-    """The marker promises a checkpoint to resume from."""
-    run = tmp_path / "run"
-    typed = settings(data, run, checkpoint_every_n_steps=None, eval_every_n_steps=None)
-    message = train(typed, log, hook=with_arguments(_stopped_with_a_full_disk, 3)).error()
-    assert "the checkpoint of step 3 could not be written" in message
-    assert not (run / "stopped").exists(), "the marker was written before the checkpoint was whole"
-
-
-# Stops within an evaluation need smaller batches. Their losses would add up to other last bits, so
-# the resumed run uses the batch size of the quiet run.
-QUIETS_BATCH = {"eval_batch_size": None}
-
-
-@pytest.mark.parametrize("evaluation", [1, 2, 3])
-def test_stop_in_an_evaluation(data: Path, quiet: Path, tmp_path: Path, log: Path, evaluation: int) -> None:
-    """An abandoned evaluation is done after the resume.
-
-    It belongs to a logged step, to a step with a checkpoint, or to the last step.
-    """
-    run = tmp_path / "run"
-    step = min(5 * evaluation, LAST_STEP)
-    if evaluation > 1:  # the evaluations before have the batches of the quiet run
-        stop = with_arguments(runs.stopped_after, 5 * (evaluation - 1) + 1)
-        train(settings(data, run), log, hook=stop).ok()
-    hook = with_arguments(runs.stopped_in_evaluation, 1, 0)
-    train(settings(data, run, resume="auto", eval_batch_size=8), log, hook=hook).ok()
-    assert runs.latest(run) == step
-    assert all(row["step"] < step for row in rows(run)), "the row of the step was logged before its evaluation"
-    _resume(data, run, log, **QUIETS_BATCH).ok()
-    assert_same_run(run, quiet)
-
-
-def test_stop_of_one_rank_in_an_evaluation(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
-    run = tmp_path / "run"
-    hook = with_arguments(runs.stopped_in_evaluation, 1, 1)
-    train(settings(data, run, eval_batch_size=8), log, ranks=2, hook=hook).ok()
-    train(settings(data, run, resume="auto", **QUIETS_BATCH), log, ranks=2).ok()
-    assert_same_run(run, quiet_2)
-
-
-def test_killed_after_a_pending_evaluation_was_done(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
-    run = tmp_path / "run"
-    rarely = {"checkpoint_every_n_steps": None, "checkpoint_every_eval": "false", "best_metric": None}
-    train(
-        settings(data, run, eval_batch_size=8, **rarely), log, hook=with_arguments(runs.stopped_in_evaluation, 1, 0)
-    ).ok()
-    running = runs.start(settings(data, run, resume="auto", **rarely, **QUIETS_BATCH), log, hook=runs.slowly)
-    until(lambda: any(row["step"] == 5 for row in rows(run)), running)
-    running.signal(signal.SIGKILL)
-    running.wait().killed()
-    _resume(data, run, log, **rarely, **QUIETS_BATCH).ok()
-    assert rows(run) == rows(quiet)
-
-
-def test_resuming_a_finished_run_removes_the_marker_of_a_stop(data: Path, copied: Path, log: Path) -> None:
-    (copied / "stopped").write_text("SIGUSR1\n")
-    _resume(data, copied, log).ok()
-    assert not (copied / "stopped").exists()
-
-
-# ---- torchrun ----------------------------------------------------------------------------------
-
-
-def test_torchrun_stops_on_sigusr1(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
-    run = tmp_path / "run"
-    launched = Torchrun(["--standalone", *HANDLED], runs.slowly, settings(data, run), log, tmp_path)
-    try:
-        until(lambda: (run / "metrics.jsonl").exists(), launched)
-        workers = launched.workers()
-        launched.signal(signal.SIGUSR1)
-        done = launched.wait(30)
-    finally:
-        launched.kill()
-    assert done.status == 1  # torchrun always exits with 1 here, so schedulers need the marker
-    assert (run / "stopped").read_text() in ("SIGUSR1\n", "SIGTERM\n"), done.output
-    assert runs.latest(run) < LAST_STEP and "Traceback" not in done.output.split("torch/distributed")[0]
-    assert _gone(workers, 10)
-    train(settings(data, run, resume="auto"), log, ranks=2).ok()
-    assert_same_run(run, quiet_2)
-
-
-def test_torchrun_ends_if_a_worker_is_killed(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
-    """All processes end within 30 s and name the reason and the last good checkpoint.
-
-    The run can be resumed.
-    """
-    run = tmp_path / "run"
-    launched = Torchrun(["--standalone", "--max-restarts", "0"], runs.slowly, settings(data, run), log, tmp_path)
-    try:
-        until(lambda: runs.latest(run) >= 2, launched)
-        workers = launched.workers()
-        began = time.monotonic()
-        workers[1].kill()
-        done = launched.wait(30)
-    finally:
-        launched.kill()
-    assert _gone(workers, 1) and time.monotonic() - began < 30
-    assert done.status == 1, done.output
-    assert "fault on rank" in done.output and "the last good checkpoint is" in done.output
-    train(settings(data, run, resume="auto"), log, ranks=2).ok()
-    assert_same_run(run, quiet_2)
-
-
-# ---- faults ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("ranks", "on_rank"), [(1, 0), (2, 0), (2, 1)])
-def test_a_rank_that_raises_ends_all_ranks(data: Path, tmp_path: Path, log: Path, ranks: int, on_rank: int) -> None:
-    run = tmp_path / "run"
-    began = time.monotonic()
-    done = train(settings(data, run), log, ranks=ranks, hook=with_arguments(runs.raises, 6, on_rank))
-    assert time.monotonic() - began < 30
-    assert done.status == 1
-    assert f"fault on rank {on_rank}: RuntimeError: the ceiling fell down" in done.output
-    assert "at step 6; the last good checkpoint is" in done.output and "step_00000005" in done.output
-    assert "says nothing" not in done.output
-
-
-def test_disk_full_while_saving(data: Path, quiet: Path, copied: Path, log: Path) -> None:
-    runs.rewind(copied, 4)
-    hook = with_arguments(runs.small_disk, 100_000)  # the weights alone are larger
-    message = train(settings(data, copied, resume="auto"), log, hook=hook).error()
-    assert "the checkpoint of step 5 could not be written" in message and "step_00000004" in message
-    assert (copied / "latest").read_text() == "step_00000004\n"
-    assert sorted(path.name for path in copied.glob("*step_*")) == ["step_00000002", "step_00000004"]
-    _resume(data, copied, log).ok()
-    assert_same_run(copied, quiet)
-
-
-def test_disk_full_at_a_log_line(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
-    """The incomplete line is no row of the resumed run."""
-    run = tmp_path / "run"
-    typed = settings(data, run, checkpoint_every_n_steps=None, checkpoint_every_eval="false")
-    message = train(typed, log, hook=with_arguments(runs.small_disk_later, 5, 1200, [0])).error()
-    assert f"error: {run / 'metrics.jsonl'} could not be written: File too large; free the disk" in message, message
-    train([*typed, "resume=auto"], log).ok()
-    assert_same_run(run, quiet)
-
-
-def test_disk_full_on_one_rank(data: Path, tmp_path: Path, log: Path) -> None:
-    """Both ranks end with the reason, and no step folder is published."""
-    run = tmp_path / "run"
-    done = train(settings(data, run), log, ranks=2, hook=with_arguments(_small_disk_on_rank_1))
-    assert "the checkpoint of step 2 could not be written" in done.error()
-    assert "there is no checkpoint yet" in done.error()
-    assert not list(run.glob("*step_*")) and not (run / "latest").exists()
-
-
-def _small_disk_on_rank_1(rank: int) -> None:
-    if rank == 1:
-        runs.small_disk(1000, rank)
-
-
-def test_disk_full_from_the_start(data: Path, tmp_path: Path, log: Path) -> None:
-    hook = with_arguments(runs.small_disk, 900)  # config.yaml is larger
-    assert "can't write to" in train(settings(data, tmp_path / "run"), log, hook=hook).error()
-
-
-def test_folder_that_cannot_be_written(data: Path, tmp_path: Path, log: Path) -> None:
-    (tmp_path / "file").touch()
-    message = train(settings(data, tmp_path / "file" / "run"), log).error()
-    assert str(tmp_path / "file") in message
-
-
-def test_numbers_that_are_not_finite_stop_the_run_and_keep_its_checkpoints(data: Path, copied: Path, log: Path) -> None:
-    runs.rewind(copied, 4)
-    before = _files_of_steps(copied)
-    message = _resume(data, copied, log, lr=1e30, weight_decay=1e30, eval_every_n_steps=100).error()
-    assert "not finite" in message and "since step" in message
-    assert "the last good checkpoint is" in message and "step_00000004" in message
-    assert (copied / "latest").read_text() == "step_00000004\n"
-    assert _files_of_steps(copied) == before
-
-
-def _files_of_steps(run: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in run.glob("step_*/**/*") if path.is_file()}
-
 
 # ---- what resume means -------------------------------------------------------------------------
 
 
 def test_resume_auto_without_a_checkpoint_starts_fresh(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
-    assert "starting afresh" in _resume(data, tmp_path / "run", log).ok()
+    assert "starting afresh" in runs.resume(data, tmp_path / "run", log).ok()
     assert_same_run(tmp_path / "run", quiet)
 
 
 def test_resume_with_damaged_latest_warns(data: Path, quiet: Path, copied: Path, log: Path) -> None:
     weights = copied / "step_00000012" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    output = _resume(data, copied, log).ok()
+    output = runs.resume(data, copied, log).ok()
     assert "step_00000012 is damaged: model.safetensors has" in output and "going back to step_00000010" in output
     assert_same_run(copied, quiet)
 
@@ -388,13 +34,13 @@ def test_resume_without_an_intact_checkpoint_is_an_error(data: Path, copied: Pat
     for weights in copied.glob("step_*/model.safetensors"):
         weights.unlink()
     before = sorted(copied.rglob("*"))
-    assert "none of the 7 checkpoints" in _resume(data, copied, log).error()
+    assert "none of the 7 checkpoints" in runs.resume(data, copied, log).error()
     assert sorted(copied.rglob("*")) == before, "a refused run changed files"
 
 
 def test_finished_run_says_so(data: Path, copied: Path, log: Path) -> None:
     before = runs.contents(copied)
-    assert "is finished: it has done 12 of 12 steps" in _resume(data, copied, log).ok()
+    assert "is finished: it has done 12 of 12 steps" in runs.resume(data, copied, log).ok()
     assert runs.contents(copied) == before
 
 
@@ -493,7 +139,7 @@ def test_typed_values_win_over_stored_values(data: Path, copied: Path, log: Path
 def test_a_run_can_resume_with_another_global_batch_size(data: Path, copied: Path, log: Path) -> None:
     """The stream of examples goes on at the same draw. The slots are fresh."""
     runs.rewind(copied, 4)
-    output = _resume(data, copied, log, global_batch_size=24).ok()
+    output = runs.resume(data, copied, log, global_batch_size=24).ok()
     assert "changed on the command line: global_batch_size: 16 -> 24" in output
     state = json.loads((copied / "step_00000012" / "state.json").read_text())
     assert state["draws"] == 4 * 16 + 8 * 24
@@ -501,25 +147,25 @@ def test_a_run_can_resume_with_another_global_batch_size(data: Path, copied: Pat
 
 
 def test_a_finished_run_goes_on_with_more_steps(data: Path, copied: Path, log: Path) -> None:
-    _resume(data, copied, log, max_steps=15).ok()
+    runs.resume(data, copied, log, max_steps=15).ok()
     assert [row["step"] for row in rows(copied)] == [1, 5, 10, 12, 15]
 
 
 def test_another_architecture_or_dataset(data: Path, copied: Path, tmp_path: Path, log: Path) -> None:
     runs.rewind(copied, 4)
-    message = _resume(data, copied, log, arch__hidden_size=64).error()
+    message = runs.resume(data, copied, log, arch__hidden_size=64).error()
     assert "doesn't fit this model" in message and "hidden_size: 32 -> 64" in message
     other = Path(shutil.copytree(data, tmp_path / "other"))
     inputs = np.load(other / "train" / "all__inputs.npy")
     inputs[0, 0] = 1 if inputs[0, 0] != 1 else 2
     np.save(other / "train" / "all__inputs.npy", inputs)
-    assert "was trained on other data" in _resume(other, copied, log).error()
+    assert "was trained on other data" in runs.resume(other, copied, log).error()
     assert (copied / "latest").read_text() == "step_00000004\n"
     # allow_changed_data applies to this start only. Then the new data belong to the run.
-    output = _resume(other, copied, log, allow_changed_data="true", max_steps=8).ok()
+    output = runs.resume(other, copied, log, allow_changed_data="true", max_steps=8).ok()
     assert "train data are others than before: " in output and "test data" not in output
-    assert "was trained on other data" in _resume(data, copied, log, max_steps=10).error()
-    _resume(other, copied, log, max_steps=10).ok()
+    assert "was trained on other data" in runs.resume(data, copied, log, max_steps=10).error()
+    runs.resume(other, copied, log, max_steps=10).ok()
 
 
 # ---- a recipe with everything on ---------------------------------------------------------------
@@ -706,7 +352,7 @@ def test_a_pending_evaluation_is_logged_after_a_resume_with_changes(
     run = tmp_path / "run"
     train(settings(data, run, eval_batch_size=8), log, hook=with_arguments(runs.stopped_in_evaluation, 1, 0)).ok()
     pending = runs.latest(run)
-    _resume(data, run, log, **changes).ok()
+    runs.resume(data, run, log, **changes).ok()
     logged = [row["step"] for row in rows(run)]
     assert pending in logged and logged[-1] > pending and len(logged) == len(set(logged))
     if "eval_max_share" in changes:  # in a new process the pending evaluation has no time limit
@@ -716,7 +362,7 @@ def test_a_pending_evaluation_is_logged_after_a_resume_with_changes(
 
 def test_with_another_metric_the_search_for_the_best_starts_again(data: Path, copied: Path, log: Path) -> None:
     lower = {"best_metric": "lm_loss", "best_mode": "min", "max_steps": 20}
-    _resume(data, copied, log, **lower).ok()
+    runs.resume(data, copied, log, **lower).ok()
     values = {row["step"]: row["eval/all/lm_loss"] for row in rows(copied) if "eval/all/lm_loss" in row}
     since = {step: value for step, value in values.items() if step > 12}
     assert (copied / "best").read_text() == f"step_{min(since, key=lambda step: since[step]):08d}\n"

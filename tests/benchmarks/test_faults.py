@@ -14,7 +14,7 @@ SEED = 0
 
 # The five trials: one worker killed, all workers killed, a disk that fills up, a truncated file, a
 # flipped bit. tests/test_lost_ranks.py tests the launcher, the hang and the second run.
-# tests/test_resume.py tests every moment of a save.
+# tests/test_interrupted.py tests every moment of a save.
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [0, 3, 7, 9, 10], ids=faults.kind_of)
 def test_nothing_is_lost(data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, number: int) -> None:
