@@ -46,8 +46,8 @@ def each_source(check: Callable[[Path], None]) -> Callable[[], None]:
         for path in SOURCES:
             try:
                 check(path)
-            except AssertionError as error:
-                wrong.append(f"{path}: {error}")
+            except Exception as error:  # also that of a check that can't read the module
+                wrong.append(f"{path}: {type(error).__name__}: {error}")
         assert not wrong, "\n".join(wrong)
 
     test.__name__, test.__doc__ = check.__name__, check.__doc__
@@ -480,3 +480,11 @@ def test_a_table_and_a_type_are_defined_once(path: Path) -> None:
         bound |= {node.name} if isinstance(node, ast.ClassDef) else set()
     for name, home in DEFINED_ONCE.items():
         assert (name in bound) == (path == home), f"{name} is defined in {home} alone: import it from there"
+
+
+def test_a_mark_stands_in_the_file_of_its_tests() -> None:
+    """make test-faults and its like load only the files that name their mark."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        names = set(re.findall(r"mark\.(\w+)", path.read_text()))
+        found = names & {"invariance", "faults", "launch", "ray", "slurm", "slow"}
+        assert path.name.startswith("test_") or not found, f"{path} marks tests of other files: {found}"
