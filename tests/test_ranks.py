@@ -7,6 +7,8 @@ import pytest
 
 from tests.runs import Row, rows, settings, train
 
+pytestmark = pytest.mark.invariance
+
 # These metrics are counts over examples, which do not depend on the order of summation.
 COUNTED = ("exact_accuracy", "q_halt_accuracy", "steps", "halt_step", "valid_boards", "clues_kept")
 # 20 examples in batches of 3: with 4 ranks each batch leaves some rank without an example.

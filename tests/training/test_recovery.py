@@ -30,6 +30,8 @@ from utils.dist.world import World
 from utils.errors import UserError
 from utils.run.resume import Start
 
+pytestmark = pytest.mark.faults
+
 Steps = tuple[int, ...]
 OFTEN = {"log_interval": 1}
 
