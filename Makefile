@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE =
 # The files that name a mark. pytest would load all others, too, to find out that none of their tests has it.
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
 
-.PHONY: demo demo-text test test-invariance test-faults test-launch test-slurm test-ray test-slow test-gpu gpu check audit format clean
+.PHONY: demo demo-text test test-invariance test-faults test-launch test-docs test-slurm test-ray test-slow test-gpu gpu check audit format clean
 
 demo: .venv/.demo
 	@$(VENV)/python dataset/build_sudoku_dataset.py --output-dir $(DEMO_DATA) --generate 1000 --generate-test 500 --box 2x3
@@ -34,7 +34,7 @@ demo-text: .venv/.demo-text
 	$(VENV)/python solve.py checkpoint=$$run prompt="Spell this word backward (example: sun -> nus): trainer"
 
 test: .venv/.dev
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow and not invariance and not faults and not launch and not ray and not slurm" -n logical --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow and not invariance and not faults and not launch and not docs and not ray and not slurm" -n logical --dist loadfile --no-loadscope-reorder
 
 # Their ranks share the cores: one after the other.
 test-invariance: .venv/.dev
@@ -45,6 +45,9 @@ test-faults: .venv/.dev
 
 test-launch: .venv/.dev
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m launch -n logical --dist loadfile $(call marked,launch)
+
+test-docs: .venv/.dev
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "docs and not slow" -n logical --dist loadfile $(call marked,docs)
 
 # As root on Debian, with slurm-wlm and munge.
 test-slurm: .venv/.dev

@@ -2,9 +2,11 @@
 
 import multiprocessing as mp
 import os
+import random
 import socket
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from fractions import Fraction
 from multiprocessing.connection import wait
 from typing import Any
@@ -54,9 +56,16 @@ def environment_of(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """Return a port on which nobody listens now.
+
+    It lies below those that Linux gives to outgoing connections (from 32768), because a connection
+    of another test could take it before a rank listens there.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with socket.socket() as s, suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def _collect(pipes: list[Any], timeout_s: float) -> list[Any]:

@@ -18,6 +18,8 @@ from dataset.tasks.maze import MazeTask
 from tests import runs
 from tests.runs import REPOSITORY
 
+pytestmark = pytest.mark.docs
+
 PAGE = (REPOSITORY / "docs" / "datasets.md").read_text()
 SMALL = {
     "build_sudoku_dataset": "--generate 20 --generate-test 5",

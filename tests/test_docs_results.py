@@ -15,6 +15,8 @@ from tests.runs import REPOSITORY
 from training.config import PretrainConfig
 from utils.command_line import read_config, validate
 
+pytestmark = pytest.mark.docs
+
 PAGE = REPOSITORY / "docs/results.md"
 # Programs print their words and do not run, so that bash expands loops, functions and variables.
 _PRINT = """

@@ -486,5 +486,5 @@ def test_a_mark_stands_in_the_file_of_its_tests() -> None:
     """make test-faults and its like load only the files that name their mark."""
     for path in (ROOT / "tests").rglob("*.py"):
         names = set(re.findall(r"mark\.(\w+)", path.read_text()))
-        found = names & {"invariance", "faults", "launch", "ray", "slurm", "slow"}
+        found = names & {"invariance", "faults", "launch", "ray", "docs", "slurm", "slow"}
         assert path.name.startswith("test_") or not found, f"{path} marks tests of other files: {found}"

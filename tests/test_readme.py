@@ -23,6 +23,8 @@ from tests import runs
 from tests.hub_stand_in import hub
 from tests.runs import REPOSITORY
 
+pytestmark = pytest.mark.docs
+
 PAGES = (
     *("README.md", "docs/training.md", "docs/evaluation.md", "docs/solving.md"),
     *("docs/watching.md", "docs/sweeps.md"),
