@@ -69,10 +69,9 @@ def test_every_choice_of_every_group_composes_and_validates(path: Path) -> None:
     compose(f"{path.parent}={path.stem}")
 
 
+# The experiments are of puzzles.
 @pytest.mark.parametrize("experiment", PUZZLE_EXPERIMENTS)
-@pytest.mark.parametrize(
-    "debug", [name for name in choices("debug") if name != "tiny_text"]
-)  # the experiments are of puzzles
+@pytest.mark.parametrize("debug", [name for name in choices("debug") if name != "tiny_text"])
 def test_debug_applies_to_every_experiment(experiment: str, debug: str) -> None:
     config = compose(f"experiment={experiment}", f"debug={debug}")
     assert config.project_name == "debug"

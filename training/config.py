@@ -71,7 +71,7 @@ def require_keys_of_arch(values: Container) -> None:
         UserError: A key that is for puzzles differs from its default with an architecture of text,
             or the other way round.
     """
-    name = values["arch"]["name"]
+    name = values["arch"].get("name")
     kinds = {name_of(arch): arch.kind for arch in ARCHS}
     if name not in kinds:
         return  # the validation of the config says what is wrong

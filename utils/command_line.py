@@ -33,7 +33,6 @@ from utils.config_files import (
     in_quotes,
     is_group,
     listed_choices,
-    name_of_choice,
     names_file,
     placed,
     quoted,
@@ -45,6 +44,7 @@ from utils.shell import run_command
 from utils.synonyms import in_our_words
 from utils.text import one_line
 from utils.typed_words import correction, overrides_among
+from utils.yaml_places import name_of_choice
 
 Container = dict[str, Any]
 C = TypeVar("C", bound=BaseModel)

@@ -59,16 +59,6 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (CONFIG_DIR / group).glob("[!_]*.yaml"))
 
 
-def name_of_choice(group: str, choice: str) -> str | None:
-    """Return the name in a file of a group or in the files it builds on, or None without one."""
-    page = (CONFIG_DIR / group / f"{choice}.yaml").read_text()
-    # Regular expressions, because YAML's reader would take longer than the rest of a short command.
-    if found := re.search(r"^name: *['\"]?(\w+)", page, re.MULTILINE):
-        return found[1]
-    bases = re.findall(r"^ *- *['\"]?(?!_self_)(\w+)['\"]? *(?:#.*)?$", page, re.MULTILINE)
-    return next((name for base in bases if (name := name_of_choice(group, base))), None)
-
-
 def listed_choices(group: str) -> str:
     """Return the names in a group for a message: as many as fit, and how many more there are."""
     names = choices(group)

@@ -9,7 +9,8 @@ import yaml
 
 from utils.command_line import Container, read_config, with_changes
 from utils.config import flatten
-from utils.config_files import CONFIG_DIR, as_override, choices, default_groups, name_of_choice
+from utils.config_files import CONFIG_DIR, as_override, choices, default_groups
+from utils.yaml_places import name_of_choice
 
 
 def recipe_text(comment: Iterable[str], groups: dict[str, str], values: Container) -> str:

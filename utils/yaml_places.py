@@ -51,13 +51,17 @@ class ChosenFile:
                 return Place(self.file, number)
         return None
 
-    def chosen_by_defaults(self) -> Iterator[tuple[str, str]]:
-        """Yield the groups and the names of the files that this file's defaults choose."""
+    def values(self) -> dict[Any, Any]:
+        """Return what the file itself holds: nothing if it can't be read."""
         try:
             values = yaml.safe_load(self.file.read_text(encoding="utf-8-sig"))
         except (OSError, UnicodeError, yaml.YAMLError, RecursionError):
-            return
-        defaults = values.get("defaults") if isinstance(values, dict) else None
+            return {}
+        return values if isinstance(values, dict) else {}
+
+    def chosen_by_defaults(self) -> Iterator[tuple[str, str]]:
+        """Yield the groups and the names of the files that this file's defaults choose."""
+        defaults = self.values().get("defaults")
         for entry in defaults if isinstance(defaults, list) else ():
             if isinstance(entry, str) and entry != "_self_":
                 yield self.group, entry
@@ -71,6 +75,15 @@ def _keys(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, int]]:
         yield name, key.start_mark.line + 1
         if isinstance(value, yaml.MappingNode):
             yield from _keys(value, f"{name}.")
+
+
+def name_of_choice(group: str, choice: str) -> str | None:
+    """Return the name in a file of a group or in the files it builds on, or None without one."""
+    file = ChosenFile(CONFIG_DIR / group / f"{choice}.yaml", group)
+    if isinstance(name := file.values().get("name"), str):
+        return name
+    bases = (base for base_group, base in file.chosen_by_defaults() if base_group == group)
+    return next((name for base in bases if (name := name_of_choice(group, base))), None)
 
 
 def chosen_files(config_name: str, overrides: Sequence[str]) -> list[ChosenFile]:

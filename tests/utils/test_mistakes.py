@@ -6,11 +6,13 @@ import pytest
 
 from search.sweep import Sweep
 from training.config import PretrainConfig
+from training.trained import read_config_of_new_run
 from utils import synonyms
 from utils.command_line import read_config, validate
 from utils.config_files import CONFIG_DIR
 from utils.errors import UserError
 from utils.mistakes import Origin
+from utils.yaml_places import name_of_choice
 
 GLOBAL = "# @package _global_\n"
 
@@ -198,6 +200,29 @@ def test_files_of_config_are_checked_as_well(tmp_path: Path, monkeypatch: pytest
         expected = f"{tmp_path}/experiment/{name}.yaml:1: the first line has to be '# @package _global_'"
         with pytest.raises(UserError, match=expected):
             read_config("pretrain", [f"experiment={typed}"])
+
+
+def test_the_name_of_a_choice_is_found_in_any_form_of_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "arch").mkdir()
+    for name, text in {
+        "trm": "name: 'trm'  # quoted\n",
+        "flow": "defaults: [trm]\n",
+        "commented": "defaults:\n- trm  # and more\n- _self_\n",
+        "deep": "defaults:\n  - commented\n  - override /optim: muon\n",
+        "no_default": "puzzles:\n  - blocks\n",  # a list that names no file
+        "broken": "name: [\n",
+    }.items():
+        (tmp_path / "arch" / f"{name}.yaml").write_text(text)
+    monkeypatch.setattr("utils.yaml_places.CONFIG_DIR", tmp_path)
+    found = {path.stem for path in (tmp_path / "arch").iterdir() if name_of_choice("arch", path.stem) == "trm"}
+    assert found == {"trm", "flow", "commented", "deep"}
+    assert name_of_choice("arch", "no_default") is None and name_of_choice("arch", "broken") is None
+
+
+def test_an_architecture_without_a_name_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("hidden_size: 3\n")
+    with pytest.raises(UserError, match=r"arch\.name is not set"):
+        validate(PretrainConfig, read_config_of_new_run("pretrain", [f"arch={tmp_path}/mine.yaml"]))
 
 
 def test_a_value_that_is_typed_is_not_sought_in_a_file(tmp_path: Path) -> None:
