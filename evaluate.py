@@ -39,7 +39,7 @@ from training.trained import Trained, TrainedConfig, open_trained
 from utils.checkpoint.names import is_file_of_weights
 from utils.checkpoint.reader import open_checkpoint
 from utils.command_line import CommandLine, read_config, validate
-from utils.config import Bool, Int
+from utils.config import Bool, Int, page
 from utils.dist.config import DeviceName, DistConfig
 from utils.dist.setup import connect_devices
 from utils.dist.world import World
@@ -79,6 +79,7 @@ A published checkpoint:
 """
 
 
+@page("evaluate")
 class EvaluateConfig(TrainedConfig, MoreCompute):
     """config/evaluate.yaml says what each key means."""
 

@@ -55,7 +55,7 @@ from training.more_compute import MoreCompute, trace_with_more
 from training.prompts import PromptConfig, Writer, open_reader
 from training.trained import Trained, TrainedConfig, open_trained
 from utils.command_line import CommandLine, read_config, validate
-from utils.config import Int
+from utils.config import Int, page
 from utils.dist.config import DeviceName
 from utils.dist.setup import connect_devices
 from utils.dist.world import World
@@ -114,6 +114,7 @@ _KEYS_OF_KIND: dict[str, tuple[str, ...]] = {
 _SHORT = 81
 
 
+@page("solve")
 class SolveConfig(TrainedConfig, PromptConfig, MoreCompute):
     """config/solve.yaml says what each key means."""
 

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from launch.ray_job import RayJob
 from training.config import PretrainConfig
 from utils.command_line import read_config, validate
-from utils.config import Float, Int, StrictModel
+from utils.config import Float, Int, StrictModel, page
 from utils.dist.launch import Launch
 from utils.errors import UserError
 from utils.run.folder import with_names
@@ -62,6 +62,7 @@ class RayConfig(StrictModel):
         return self.num_workers > 1 and 0 < self.gpus <= 0.5
 
 
+@page("ray")
 class RayPage(StrictModel):
     """config/ray.yaml as a whole, so that messages name its keys as they are typed."""
 

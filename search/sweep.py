@@ -16,7 +16,7 @@ from yaml import YAMLError
 from search.config import OWN_KEYS, SweepConfig
 from search.space import Point, Space, overrides_of
 from utils.command_line import Container, filled_up, read_config, validate
-from utils.config import StrictModel
+from utils.config import StrictModel, page
 from utils.config_files import as_override, is_group, names_file
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, write_atomically, writing
@@ -31,6 +31,7 @@ _FILE = "sweep.yaml"
 _IDENTITY = ("overrides", "parameters", "points", "seeds", "metric", "direction")
 
 
+@page("sweep")
 class SweepPage(StrictModel):
     """config/sweep.yaml as a whole, so that messages name its keys as they are typed."""
 

@@ -18,7 +18,7 @@ from models.text.losses import TEXT_EVAL_METRICS
 from optim.build import OptimConfig
 from optim.schedule import BatchScaling
 from utils.command_line import Container
-from utils.config import Bool, Float, Int, name_of
+from utils.config import Bool, Float, Int, name_of, page
 from utils.config_files import CONFIG_DIR
 from utils.dist.config import DeviceName, DistConfig
 from utils.errors import UserError
@@ -80,6 +80,7 @@ def require_keys_of_arch(values: Container) -> None:
         raise UserError(f"parallel.puzzle_table=sharded is for puzzles, but arch={name} reads text; leave it out")
 
 
+@page("pretrain")
 class PretrainConfig(RunConfig):
     """All keys of a run, with those of RunConfig.
 

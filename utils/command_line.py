@@ -12,13 +12,14 @@ import textwrap
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from typing import Any, NoReturn, TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from yaml import YAMLError
@@ -43,8 +44,9 @@ from utils.secrets import secret_in
 from utils.shell import run_command
 from utils.synonyms import in_our_words
 from utils.text import one_line
+from utils.typed_text import Path, in_text_quotes, lost_text
 from utils.typed_words import correction, overrides_among
-from utils.yaml_places import name_of_choice
+from utils.yaml_places import characters_of, name_of_choice
 
 Container = dict[str, Any]
 C = TypeVar("C", bound=BaseModel)
@@ -114,8 +116,8 @@ def read_config(config_name: str, overrides: list[str]) -> Container:
     """
     # The published commands put a plus in front of new keys. Here every key is in the YAML, so the
     # plus means nothing.
-    overrides = in_our_words(overrides)
-    overrides = _with_switches(config_name, [in_quotes(typed.lstrip("+")) for typed in overrides])
+    overrides = [in_text_quotes(config_name, typed.lstrip("+")) for typed in in_our_words(overrides)]
+    overrides = _with_switches(config_name, [*map(in_quotes, overrides)])
     _require_no_secret([("the command line", typed) for typed in overrides])
     for typed in overrides:
         _require_single_value(typed, config_name, overrides)
@@ -199,14 +201,15 @@ def _compose(config_name: str, overrides: list[str]) -> Container:
         with placed(overrides) as (by_name, folders):
             paths = ",".join(quoted(f"file://{folder}") for folder in folders)
             try:
-                container, chosen = _composed.__wrapped__(config_name, (f"hydra.searchpath=[{paths}]", *by_name))
+                by_name = [f"hydra.searchpath=[{paths}]", *by_name]
+                container, chosen = _composed.__wrapped__(config_name, tuple(by_name), tuple(overrides))
             except HydraException as error:
                 text = str(error)
-                for typed, placed_as in zip(overrides, by_name, strict=True):  # name the file as it was typed
+                for typed, placed_as in zip(overrides, by_name[1:], strict=True):  # name the file as it was typed
                     text = text.replace(f"'{placed_as.replace('=', '/')}'", typed)
                 raise HydraException(text) from error
     else:
-        container, chosen = deepcopy(_composed(config_name, tuple(overrides)))
+        container, chosen = deepcopy(_composed(config_name, tuple(overrides), tuple(overrides)))
     for group, choice in chosen.items():
         if group in container and choice in choices(group):
             _require_name_of_choice(group, choice, container[group], Origin(config_name, overrides))
@@ -214,8 +217,13 @@ def _compose(config_name: str, overrides: list[str]) -> Container:
 
 
 @cache  # composing takes a fifth of a second, and a resumed run asks for the same config repeatedly
-def _composed(config_name: str, overrides: tuple[str, ...]) -> tuple[Container, dict[str, str]]:
-    """Return a config, and the choice of each group."""
+def _composed(config_name: str, overrides: tuple[str, ...], typed: tuple[str, ...]) -> tuple[Container, dict[str, str]]:
+    """Return a config, and the choice of each group.
+
+    Args:
+        overrides: as Hydra takes them, which finds a file by a name and not by its path.
+        typed: the same as they were typed.
+    """
     # In YAML ${when:${.recurrent},6,1} is 6 if recurrent is true, else 1.
     OmegaConf.register_new_resolver("when", lambda condition, then, other: then if condition else other, replace=True)
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
@@ -226,9 +234,27 @@ def _composed(config_name: str, overrides: tuple[str, ...]) -> tuple[Container, 
                 raise
             raise UserError(f"{one_line(error)}; correct the defaults of this file") from error
     own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-    container = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
+    container = _with_text(own, config_name, typed)
+    return container, dict(composed.hydra.runtime.choices)
+
+
+def _with_text(composed: DictConfig, config_name: str, typed: Sequence[str]) -> Container:
+    """Return a config with its interpolations resolved, and with text as the files write it."""
+
+    def holder(values: Any, path: Path) -> Any:
+        return reduce(getitem, path[:-1], values)
+
+    lost = [*lost_text(config_name, OmegaConf.to_container(composed))]
+    for path in lost:
+        if (characters := characters_of(path, config_name, typed)) is not None:
+            holder(composed, path)[path[-1]] = characters
+    container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     assert isinstance(container, dict)
-    return container, dict(composed.hydra.runtime.choices)  # type: ignore[return-value]
+    for path in [*lost_text(config_name, container)]:
+        inner = holder(container, path)
+        if path not in lost and isinstance(inner[path[-1]], int | float):  # run_name: ${seed}
+            inner[path[-1]] = str(inner[path[-1]])
+    return container  # type: ignore[return-value]
 
 
 def _require_name_of_choice(group: str, choice: str, options: Any, origin: Origin) -> None:

@@ -1,9 +1,10 @@
 """Strict types for config classes: a value of the wrong type is an error and never converted."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,12 +16,50 @@ Bool = Annotated[bool, Field(strict=True)]
 
 
 class StrictModel(BaseModel):
-    """The base of config classes: unknown keys are errors, and values can't change afterwards.
+    """The base of config classes: unknown keys are errors, and values can't change afterwards."""
 
-    A number where text belongs (`run_name=42`) becomes text.
-    """
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True, protected_namespaces=())
+
+C = TypeVar("C", bound=type[BaseModel])
+
+# The config class of each page: config/<name>.yaml.
+PAGES: dict[str, type[BaseModel]] = {}
+
+
+def page(name: str) -> Callable[[C], C]:
+    """Return a decorator of the config class that holds the keys of config/<name>.yaml."""
+
+    def register(config_class: C) -> C:
+        PAGES[name] = config_class
+        return config_class
+
+    return register
+
+
+def text_keys(config_class: type[BaseModel], prefix: str = "") -> dict[str, bool]:
+    """Return the dotted keys that take text or lists of text, and whether each may be null."""
+    found: dict[str, bool] = {}
+    for name, field in config_class.model_fields.items():
+        types = [*_alternatives(field.annotation)]
+        if str in types:
+            found[f"{prefix}{name}"] = NoneType in types
+        for inner in types:
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                found |= text_keys(inner, f"{prefix}{name}.")
+    return found
+
+
+def _alternatives(annotation: Any) -> Iterator[Any]:
+    """Yield the types of a value, or of the elements of a list."""
+    kind, arguments = get_origin(annotation), get_args(annotation)
+    if kind is Annotated:
+        yield from _alternatives(arguments[0])
+    elif kind in (Union, UnionType, list):
+        for each in arguments:
+            yield from _alternatives(each)
+    else:
+        yield annotation
 
 
 def name_of(config_class: type[BaseModel]) -> str:

@@ -29,6 +29,7 @@ from utils.config_files import choices, default_groups, quoted
 from utils.errors import UserError
 from utils.look_alikes import look_alikes, plain_text
 from utils.mistakes import Origin, suggestions
+from utils.typed_text import in_text_quotes
 
 # The key that a bare path stands for.
 _MAIN_KEYS = {"pretrain": "data_path", "ray": "data_path", "evaluate": "checkpoint", "solve": "checkpoint"}
@@ -40,7 +41,7 @@ _WITH_KEYS_OF_RUNS = ("ray", "sweep")
 
 
 def overrides_among(words: Sequence[str], config_name: str) -> list[str]:
-    """Return the words with key=path for a bare path, and with the home directory for ~.
+    """Return the words with key=path for a bare path, the home directory for ~, and text in quotes.
 
     Flags and unknown words stay. Hydra's parser refuses unknown words later.
 
@@ -62,6 +63,8 @@ def overrides_among(words: Sequence[str], config_name: str) -> list[str]:
     paths = [each for each in found if main is not None and re.match(rf"\+*{main}=", each)]
     if len(paths) > 1 and not set(paths) <= set(words):
         raise UserError(f"{' and '.join(paths)}: there is one {main}; give one of them")
+    for page in _configs(config_name):
+        found = [in_text_quotes(page, word) for word in found]
     return found
 
 

@@ -35,14 +35,34 @@ class ChosenFile:
 
         A file that can't be read yields none.
         """
-        try:
-            root = yaml.compose(self.file.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
-        except (OSError, UnicodeError, yaml.YAMLError, RecursionError):
-            return
+        root = self._root()
         if isinstance(root, yaml.MappingNode):
             yield from _keys(root, self.prefix)
         elif isinstance(root, yaml.ScalarNode):  # lr:1e-4, which lacks a blank
             yield f"{self.prefix}{root.value}", root.start_mark.line + 1
+
+    def _root(self) -> yaml.Node | None:
+        try:
+            return yaml.compose(self.file.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
+        except (OSError, UnicodeError, yaml.YAMLError, RecursionError):
+            return None
+
+    def characters_at(self, path: Sequence[str | int]) -> str | None:
+        """Return a value as it is written in the file.
+
+        Args:
+            path: keys of the whole config, and indices of lists.
+
+        Returns:
+            None: The file does not set the value, or it is empty.
+        """
+        above = [self.group] if self.prefix else []
+        if above != [*path[: len(above)]]:
+            return None
+        node = self._root()
+        for part in path[len(above) :]:
+            node = _inside(node, part)
+        return (node.value or None) if isinstance(node, yaml.ScalarNode) else None
 
     def line_with(self, pattern: str) -> Place | None:
         """Return the first line that matches a pattern."""
@@ -75,6 +95,14 @@ def _keys(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, int]]:
         yield name, key.start_mark.line + 1
         if isinstance(value, yaml.MappingNode):
             yield from _keys(value, f"{name}.")
+
+
+def _inside(node: yaml.Node | None, part: str | int) -> yaml.Node | None:
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+        return node.value[part] if part < len(node.value) else None
+    if isinstance(node, yaml.MappingNode):
+        return next((value for key, value in node.value if key.value == part), None)
+    return None
 
 
 def name_of_choice(group: str, choice: str) -> str | None:
@@ -129,11 +157,27 @@ def place_of(key: str, config_name: str, overrides: Sequence[str]) -> Place | No
     The place of an element of a list, such as evaluators.0, is that of the list.
     """
     key = re.sub(r"\.\d+(\..*)?$", "", key)
-    typed = {each.lstrip("+~").split("=")[0] for each in overrides}
-    if any(key == each or key.startswith(f"{each}.") for each in typed if not is_group(each)):
+    if _is_typed(key, overrides):
         return None
     for chosen in reversed(chosen_files(config_name, overrides)):
         for name, line in chosen.keys_with_lines():
             if name == key:
                 return Place(chosen.file, line)
     return None
+
+
+def characters_of(path: Sequence[str | int], config_name: str, overrides: Sequence[str]) -> str | None:
+    """Return a value as the last of the chosen files that sets it has it; None: it was typed.
+
+    Args:
+        path: keys of the whole config, and indices of lists.
+    """
+    if _is_typed(".".join(part for part in path if isinstance(part, str)), overrides):
+        return None
+    written = (chosen.characters_at(path) for chosen in reversed(chosen_files(config_name, overrides)))
+    return next((characters for characters in written if characters is not None), None)
+
+
+def _is_typed(key: str, overrides: Sequence[str]) -> bool:
+    typed = {each.lstrip("+~").split("=")[0] for each in overrides}
+    return any(key == each or key.startswith(f"{each}.") for each in typed if not is_group(each))

@@ -1,0 +1,133 @@
+"""Text stays as it was typed, on a command line, in YAML, in a sweep and in what a run stores."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from search.sweep import Sweep
+from training.config import PretrainConfig
+from utils.command_line import CommandLine, read_config, validate
+from utils.dist.launch import Launch
+from utils.errors import UserError
+from utils.mistakes import Origin
+from utils.run.history import read_run_config
+from utils.run.lock import RunLock
+from utils.run.resume import prepare, read_start
+
+NUMBERS = st.from_regex(r"[-+]?[0-9][0-9_.:eEx]{0,9}", fullmatch=True)
+WORDS = st.sampled_from(["on", "No", "True", "Null", "nan", ".inf", "0x1f", "0o17", "0012", "1_000", "a=b"])
+DATES = st.dates().map(str) | st.datetimes().map(str)
+# Without what separates values (, [] {} ()), paths, and what Hydra and OmegaConf expand (\ $ ~).
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["C"], exclude_characters=",[]{}()/\\$~"), max_size=20)
+NAMES = (NUMBERS | WORDS | DATES | TEXTS).filter(
+    lambda name: name not in ("", ".", "..", "???", "=", "<<") and name.strip() == name and name[0] not in "'\""
+)
+
+
+def _start(typed: list[str]) -> dict[str, object]:
+    """Begin a run and write its folder, as rank 0 does, and return the config."""
+    overrides = CommandLine.parse([*typed, "wandb.mode=disabled"], "pretrain", "").overrides
+    with RunLock() as lock:
+        start = read_start(PretrainConfig, "pretrain", overrides, lock, Launch())
+        prepare(start, lock, Launch())
+    return start.config.model_dump()
+
+
+@settings(max_examples=12)
+@given(name=NAMES)
+@example(name="1.10")
+@example(name="2026_11_27")
+@example(name="1e3")
+def test_a_typed_name_is_that_of_the_folder_of_the_stored_config_and_of_the_resumed_run(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assume(name.lower() != "null")  # which is no name where a key may be null
+    folder = tmp_path_factory.mktemp("names")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        of_run = [f"data_path={name}", f"project_name={name}", f"run_name={name}", f"wandb.group={name}"]
+        before = _start([*of_run, f"wandb.tags=[{name}]"])
+        again = _start(["resume=auto", f"checkpoint_path=checkpoints/{name}/{name}"])
+    path = folder / "checkpoints" / name / name
+    assert path.is_dir(), f"{name!r} began in {[*folder.rglob('*')]}"
+    stored = [before, again, read_run_config(path), OmegaConf.to_container(OmegaConf.load(path / "config.yaml"))]
+    for config in stored:
+        assert [config[key] for key in ("data_path", "project_name", "run_name")] == [name] * 3  # type: ignore[index]
+        assert config["wandb"]["group"] == name and config["wandb"]["tags"] == [name]  # type: ignore[index]
+
+
+@settings(max_examples=15)
+@given(name=NAMES)
+@example(name="1_0")
+@example(name="null")
+def test_yaml_and_a_sweep_keep_the_characters_of_a_name(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    node = yaml.compose(f"key: {name}\nlast: 1\n", Loader=yaml.SafeLoader)
+    assume(node is not None and node.value[0][1].value == name)  # else the name needs quotes in any YAML
+    file = tmp_path_factory.mktemp("yaml") / "names.yaml"
+    file.write_text(
+        f"# @package _global_\ndata_path: {name}\nrun_name: x_${{data_path}}\nwandb:\n  tags: [a, '1']\n"
+        f"data_paths:\n- {name}\n- other\n",
+        encoding="utf-8",
+    )
+    values = read_config("pretrain", [f"experiment={file}"])
+    assert (values["data_path"], values["run_name"]) == (name, f"x_{name}")
+    assert values["data_paths"] == [name, "other"] and values["wandb"]["tags"] == ["a", "1"]
+
+    swept = file.with_name("sweep.yaml")
+    swept.write_text(
+        f"parameters:\n  data_path: [b, {name}]\n  lr:\n  - {{values: [1e-3], when: {{data_path: [{name}]}}}}\n",
+        encoding="utf-8",
+    )
+    assume(_is_plain_in_a_list(name))
+    parameters = Sweep.read([f"sweep={swept}"]).config.parameters
+    assert parameters["data_path"][0].values == ["b", name]
+    assert parameters["lr"][0].values == [1e-3] and parameters["lr"][0].when == {"data_path": [name]}
+
+
+def _is_plain_in_a_list(name: str) -> bool:
+    try:
+        return [each.value for each in yaml.compose(f"[{name}]", Loader=yaml.SafeLoader).value] == [name]
+    except yaml.YAMLError:
+        return False
+
+
+def test_a_sweep_on_the_command_line_passes_on_what_was_typed() -> None:
+    typed = CommandLine.parse(["data_path=1.1,1.10,on", "lr=1e-3,2e-3", "wandb.group=1_0"], "sweep", "").overrides
+    sweep = Sweep.read(typed)
+    assert sweep.config.parameters["data_path"][0].values == ["1.1", "1.10", "on"]
+    assert sweep.config.parameters["lr"][0].values == [1e-3, 2e-3]
+    for _, point in sweep.space.grid():
+        values = read_config("pretrain", sweep.arguments(0, point, seed=0))
+        assert values["data_path"] == point["data_path"] and values["wandb"]["group"] == "1_0"
+        assert values["lr"] == point["lr"]
+
+
+def test_quotes_null_lists_and_interpolations_keep_their_meaning() -> None:
+    typed = ["data_path=null", "run_name=null", "project_name='1.10'", "checkpoint_path=x_${seed}"]
+    values = read_config("pretrain", [*typed, "init_from=${seed}", "wandb.tags=[ 1.10, 'a, b' ]", "resume=a\\,b"])
+    assert values["data_path"] == "null" and values["run_name"] is None and values["project_name"] == "1.10"
+    assert (values["checkpoint_path"], values["init_from"], values["resume"]) == ("x_0", "0", "a,b")
+    assert values["wandb"]["tags"] == ["1.10", "a, b"]
+
+
+def test_text_that_hydra_has_read_already_asks_for_quotes(tmp_path: Path) -> None:
+    overrides = ["wandb={group:1_2}"]
+    with pytest.raises(UserError, match=r"^wandb.group: .*12.*quotes$"):
+        validate(PretrainConfig, read_config("pretrain", overrides), Origin("pretrain", overrides))
+
+
+def test_a_stored_config_that_was_edited_asks_for_quotes_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _start(["data_path=a", "checkpoint_path=run"])
+    file = tmp_path / "run/config.yaml"
+    file.write_text(file.read_text().replace("data_path: a", "data_path: 1.10"))
+    with pytest.raises(UserError, match=r"^run/config.yaml:\d+: data_path: .*1\.1 .*quotes$"):
+        _start(["resume=auto", "checkpoint_path=run"])
+    assert not os.path.exists(tmp_path / "checkpoints")
