@@ -22,7 +22,6 @@ from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, write_atomically, writing
 from utils.mistakes import Origin
 from utils.run.folder import CHECKPOINTS
-from utils.typed_words import correction
 
 SWEEPS = CHECKPOINTS / "sweeps"
 DEFAULT_TRIALS = 50
@@ -206,8 +205,7 @@ def _parsed(typed: str) -> Override:
         return OverridesParser.create().parse_override(typed.lstrip("+"))
     except (HydraException, ValueError) as error:
         raise UserError(
-            correction(typed)
-            or f"{typed!r} can't be read ({' '.join(str(error).split())}); write key=value, or several: key=a,b"
+            f"{typed!r} can't be read ({' '.join(str(error).split())}); write key=value, or several: key=a,b"
         ) from error
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from utils.errors import UserError
-from utils.look_alikes import plain_text
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,8 +56,6 @@ class Parser(argparse.ArgumentParser):
             name, equals, value = word.lstrip("-").partition("=")
             if is_value:
                 yield word
-            elif (plain := plain_text(word)) != word and plain.startswith("-"):
-                raise UserError(f"{word!r} begins with a dash that only looks like a hyphen; write {plain}")
             elif word.startswith("--") and name in self._path_keys:  # --checkpoint RUN, --checkpoint=RUN
                 yield from [value] * bool(equals)
             elif word.startswith("--") and option(name) not in self._option_string_actions:

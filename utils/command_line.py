@@ -45,7 +45,7 @@ from utils.shell import run_command
 from utils.synonyms import in_our_words
 from utils.text import one_line
 from utils.typed_text import Path, in_text_quotes, lost_text
-from utils.typed_words import correction, overrides_among
+from utils.typed_words import overrides_among
 from utils.yaml_places import characters_of, name_of_choice
 
 Container = dict[str, Any]
@@ -413,8 +413,7 @@ def _require_single_value(typed: str, config_name: str, overrides: list[str]) ->
         override = OverridesParser.create().parse_override(typed)
     except (HydraException, ValueError) as error:  # ValueError: a number of thousands of digits
         raise UserError(
-            correction(typed)
-            or f"{typed!r} can't be read ({' '.join(str(error).split())}); "
+            f"{typed!r} can't be read ({' '.join(str(error).split())}); "
             f"a value with special characters needs quotes of its own: \"{key}='{value}'\""
         ) from error
     if override.key_or_group == "hydra" or override.key_or_group.startswith(("hydra.", "hydra/")):

@@ -30,7 +30,6 @@ from utils.config_files import (
     malformed,
     names_file,
 )
-from utils.look_alikes import plain_text
 from utils.yaml_places import chosen_files, place_of
 
 _MOST_SUGGESTIONS = 3
@@ -133,8 +132,6 @@ def _slip_in_yaml(key: str, origin: Origin) -> str:
         return f"the keys of this file belong to {group} already; remove this line, and unindent those below it"
     if assigned := re.fullmatch(r"([\w.]+)\s*[=:]\s*(.*)", name if ":" in name or "=" in name else key):
         return f"write {assigned[1]}: {assigned[2]}"
-    if name != (plain := plain_text(name).strip()):
-        return f"its line begins with characters that only look like blanks; indent {plain} anew"
     if group and origin.line_with(rf"^\s*{re.escape(key)}\s*:") is not None:
         return f"write {name}: indented below a line {group}:"
     if key.startswith("sweep.") and name in Origin("pretrain").known_keys():
@@ -293,7 +290,7 @@ def describe(key: str, errors: list[Any], container: dict[str, Any], origin: Ori
 def _correction(given: Any) -> str:
     """Return what to write for a text that is nearly a number; empty for any other value."""
     if isinstance(given, str):
-        number = plain_text(given).strip("'\" ,;")
+        number = given.strip("'\" ,;")
         with suppress(ValueError):
             float(number)
             return f"; write {number}" + (" without quotes" if number == given else "")

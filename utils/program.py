@@ -11,7 +11,6 @@ from typing import NoReturn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from utils.dist.config import MeetingConfig
-from utils.dist.last_word import repeat_after_torchrun
 from utils.dist.launch import Launch, end_with_launcher, may_be_first
 from utils.dist.lost_ranks import silent_ranks
 from utils.dist.rendezvous import MissingRank, require_meeting_point
@@ -53,16 +52,14 @@ def run(main: Callable[[World], None]) -> NoReturn:
         mistake = attempt()
         if mistake is not None:
             if world.is_main:
-                repeat_after_torchrun(tell_mistake(mistake), launch)
+                tell_mistake(mistake)
             elif wants_traceback() and mistake.__cause__ is not None:  # the mistake was made on this rank
                 tell("".join(traceback.format_exception(mistake)).rstrip())
             world.barrier()  # torchrun ends all ranks when one exits, so the line must be out before
         world.close()
     except UserError as error:  # before the ranks have met
         if launch.rank <= 1 or launch.local_rank == 0:  # the ranks of a host find the same mistake
-            line = tell_mistake(error)
-            if launch.rank == 0:
-                repeat_after_torchrun(line, launch)
+            tell_mistake(error)
         leave(2)
     except MissingRank as error:  # the traceback would be of the wait
         tell(f"fault on rank {world.rank}: {error}")

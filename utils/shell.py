@@ -12,17 +12,11 @@ from utils.terminal import show, tell
 from utils.text import for_a_terminal, one_line
 
 
-def tell_mistake(error: UserError) -> str:
-    """Print the user's mistake in one line, after its traceback if DEBUG=1 is set.
-
-    Returns:
-        The line.
-    """
+def tell_mistake(error: UserError) -> None:
+    """Print the user's mistake in one line, after its traceback if DEBUG=1 is set."""
     if wants_traceback():
         tell("".join(traceback.format_exception(error)).rstrip())
-    line = f"error: {for_a_terminal(one_line(error))}"  # it may quote names and files of a stranger
-    tell(line)
-    return line
+    tell(f"error: {for_a_terminal(one_line(error))}")  # it may quote names and files of a stranger
 
 
 def wants_traceback() -> bool:

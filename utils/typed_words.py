@@ -10,13 +10,13 @@ Each word is looked at once, in this order. The first step that knows the word d
 4. Any other word (`_bare`). These checks come in this order, because a later one takes what an
    earlier one refuses:
    a. blanks around an equals sign, which make several words of an override;
-   b. an override with a colon, quotes or typographic characters, such as lr:1e-4;
+   b. an override with a colon or quotes, such as lr:1e-4;
    c. a key whose value is the next word;
    d. a YAML file;
    e. the name of a choice, such as demo or experiment/demo;
    f. a path, which becomes key=path.
-5. A word that none of them knows stays. utils/command_line.py passes it to Hydra's parser. If that
-   can't read it, `correction` says what to write, and Hydra's message is the last resort.
+5. Values of keys of type text get quotes, so that Hydra reads none of them as a number.
+6. A word that none of them knows stays for Hydra's parser, which refuses what it can't read.
 """
 
 import os
@@ -27,7 +27,6 @@ from pathlib import Path
 
 from utils.config_files import choices, default_groups, quoted
 from utils.errors import UserError
-from utils.look_alikes import look_alikes, plain_text
 from utils.mistakes import Origin, suggestions
 from utils.typed_text import in_text_quotes
 
@@ -66,21 +65,6 @@ def overrides_among(words: Sequence[str], config_name: str) -> list[str]:
     for page in _configs(config_name):
         found = [in_text_quotes(page, word) for word in found]
     return found
-
-
-def correction(typed: str) -> str | None:
-    """Return what to write for an override that Hydra can't read; None: that is unknown."""
-    plain = plain_text(typed)
-    if plain != typed:
-        written = re.sub(r"=([\"'])(.*)\1$", r"=\2", plain).strip("-\"' ")
-        return f"{typed!r} has typographic characters ({look_alikes(typed)}); write {_word(written)}"
-    if typed.endswith((",", ";")) and len(typed.partition("=")[2]) > 1:
-        return f"{typed!r} ends with a {'comma' if typed[-1] == ',' else 'semicolon'}; write {typed.rstrip(',;')}"
-    return None
-
-
-def _word(text: str) -> str:
-    return re.sub(r"\s*=\s*", "=", text) if re.fullmatch(r"[\w.]+\s*=\s*[^\s]*", text) else shlex.quote(text)
 
 
 def _without_dashes(word: str, after: Sequence[str], config_name: str) -> str:
@@ -139,12 +123,10 @@ def _bare(word: str, before: str, after: Sequence[str], config_name: str) -> str
         UserError: The word is a slip, and the message says what to write instead.
     """
     _require_no_blanks(word, before, after)
-    plain = plain_text(word).strip()
-    assigned = re.fullmatch(r"-*[\"']?([\w.]+)\s*[=:]\s*(\S.*)", plain)
+    assigned = re.fullmatch(r"-*[\"']?([\w.]+)\s*[=:]\s*(\S.*)", word.strip())
     if assigned and assigned[1] in _known_keys(config_name):
         written = f"{assigned[1]}={assigned[2].rstrip(',')}".strip("\"'")
-        has = f" has typographic characters ({look_alikes(word)})" if look_alikes(word) else ""
-        raise UserError(f"{word!r}{has or ' is no override'}; write {shlex.quote(written)}")
+        raise UserError(f"{word!r} is no override; write {shlex.quote(written)}")
     is_value = bool(after) and "=" not in after[0] and not after[0].startswith("-")
     if is_value and re.fullmatch(r"[\w.]+:?", word) and word.rstrip(":") in _known_keys(config_name):
         raise UserError(f"{word!r} is no override; write {word.rstrip(':')}={shlex.quote(after[0])}")
@@ -162,7 +144,7 @@ def _bare(word: str, before: str, after: Sequence[str], config_name: str) -> str
     named = [group for group in groups if path.name in choices(group) and path.parent.name in ("", group)]
     if named and not path.exists():
         raise UserError(f"{word!r} is no override; write {' or '.join(f'{group}={path.name}' for group in named)}")
-    is_path = ("/" in word or os.path.exists(word) or word == "~") and not re.search(r"[\s\"'{}\[\]=]", plain)
+    is_path = ("/" in word or os.path.exists(word) or word == "~") and not re.search(r"[\s\"'{}\[\]=]", word)
     if main is not None and (is_path or os.path.exists(word)):
         return f"{main}={quoted(os.path.expanduser(word))}"
     return word

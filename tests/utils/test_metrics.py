@@ -753,13 +753,26 @@ def test_offline_needs_neither_an_account_nor_a_network(
     run = tmp_path / "run"
     # Without its list of the machine's fonts, matplotlib would search for them again.
     hook = runs.with_arguments(_without_account, str(tmp_path / "home"), matplotlib.get_cachedir())
-    options = {"wandb.mode": "offline", "wandb.artifacts": "best", "wandb.pictures": 2, "wandb.group": "sweep-1"}
-    often = {"max_steps": 4, "log_interval": 1, "eval_every_n_steps": 2, "checkpoint_every_n_steps": 1}
-    runs.train(runs.settings(data, run, **options, **often), log, hook=hook).ok()
+    options = {
+        "wandb.mode": "offline",
+        "wandb.artifacts": "best",
+        "wandb.pictures": 2,
+        "wandb.group": "1_0",
+        "run_name": "1e3",
+    }
+    often = {
+        "run_name": "1e3",
+        "max_steps": 4,
+        "log_interval": 1,
+        "eval_every_n_steps": 2,
+        "checkpoint_every_n_steps": 1,
+    }
+    runs.train([*runs.settings(data, run, **options, **often), "run_name=1e3"], log, hook=hook).ok()
     assert [row["step"] for row in _rows(run)] == [1, 2, 3, 4]
     (file,) = run.glob("wandb/offline-run-*/run-*.wandb")
     records = list(_records(file))
-    assert [record.run.run_group for record in records if record.HasField("run")] == ["sweep-1"]
+    named = [(record.run.display_name, record.run.run_group) for record in records if record.HasField("run")]
+    assert named == [("1e3", "1_0")], "W&B has other names than those that were typed"
 
     history = [_logged(record.history) for record in records if record.HasField("history")]
     assert [row["_step"] for row in history] == [1, 2, 3, 4]

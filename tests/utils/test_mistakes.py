@@ -107,14 +107,8 @@ MISTAKES = {
         GLOBAL + "epochs: 3\nlr:1e-3\n",
         ":3: can't be read as YAML (could not find expected ':'); write key: value, with a blank after the colon",
     ),
-    "hard blanks": (
-        "experiment",
-        GLOBAL + "arch:\n\u00a0\u00a0hidden_size: 3\n",
-        "look like blanks; indent hidden_size",
-    ),
     "value": ("experiment", GLOBAL + "lr: fast\n", ":2: lr: input should be a valid number, but it is 'fast'"),
     "quotes": ("experiment", GLOBAL + "lr: '1e-3'\n", "but it is '1e-3'; write 1e-3 without quotes"),
-    "minus sign": ("experiment", GLOBAL + "lr: \u22121\n", "; write -1"),
     "comma": ("experiment", GLOBAL + "lr: 1e-3,\n", "; write 1e-3"),
     "group as a key": (
         "experiment",

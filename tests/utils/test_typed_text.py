@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -29,7 +30,7 @@ NAMES = (NUMBERS | WORDS | DATES | TEXTS).filter(
 )
 
 
-def _start(typed: list[str]) -> dict[str, object]:
+def _start(typed: list[str]) -> dict[str, Any]:
     """Begin a run and write its folder, as rank 0 does, and return the config."""
     overrides = CommandLine.parse([*typed, "wandb.mode=disabled"], "pretrain", "").overrides
     with RunLock() as lock:
@@ -55,10 +56,11 @@ def test_a_typed_name_is_that_of_the_folder_of_the_stored_config_and_of_the_resu
         again = _start(["resume=auto", f"checkpoint_path=checkpoints/{name}/{name}"])
     path = folder / "checkpoints" / name / name
     assert path.is_dir(), f"{name!r} began in {[*folder.rglob('*')]}"
-    stored = [before, again, read_run_config(path), OmegaConf.to_container(OmegaConf.load(path / "config.yaml"))]
+    by_omegaconf: Any = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"))
+    stored = [before, again, read_run_config(path), by_omegaconf]
     for config in stored:
-        assert [config[key] for key in ("data_path", "project_name", "run_name")] == [name] * 3  # type: ignore[index]
-        assert config["wandb"]["group"] == name and config["wandb"]["tags"] == [name]  # type: ignore[index]
+        assert [config[key] for key in ("data_path", "project_name", "run_name")] == [name] * 3
+        assert config["wandb"]["group"] == name and config["wandb"]["tags"] == [name]
 
 
 @settings(max_examples=15)
@@ -91,7 +93,8 @@ def test_yaml_and_a_sweep_keep_the_characters_of_a_name(name: str, tmp_path_fact
 
 def _is_plain_in_a_list(name: str) -> bool:
     try:
-        return [each.value for each in yaml.compose(f"[{name}]", Loader=yaml.SafeLoader).value] == [name]
+        node = yaml.compose(f"[{name}]", Loader=yaml.SafeLoader)
+        return isinstance(node, yaml.SequenceNode) and [each.value for each in node.value] == [name]
     except yaml.YAMLError:
         return False
 
