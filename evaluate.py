@@ -319,8 +319,7 @@ def prepare_folder(out: Path, split: Split | TextSplit, config: EvaluateConfig) 
         raise UserError(f"out={out} is a file; give a folder")
     if config.out is None:
         return prepare_own_folder(out, split, config)
-    with file_errors():
-        out.mkdir(parents=True, exist_ok=True)
+    _require_writable(out)
     return out, False
 
 
@@ -349,12 +348,16 @@ def prepare_own_folder(out: Path, split: Split | TextSplit, config: EvaluateConf
             return None, True
     if config.save_outputs and (former := num_saved(out, list(num_examples))) > num:
         tell(f"the answers to {num:,} examples replace those to {former:,} in {out}; out=<another folder> keeps both")
+    _require_writable(out)
+    return out, keeps_results
+
+
+def _require_writable(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
         raise UserError(f"{out} can't be written ({error.strerror}); give another folder with out=...") from error
-    return out, keeps_results
 
 
 def main(world: World) -> None:

@@ -42,20 +42,22 @@ def step_ms(arm: str, data_path: str, steps: int, busy: list[subprocess.Popen[by
             f"max_steps={steps}",
         ]
         overrides += ["eval_every_n_steps=null", "best_metric=null", "data_paths_test=[]", "log_interval=5"]
-        with open(Path(folder) / "log", "w") as log:
+        with open(Path(folder) / "log", "w", encoding="utf-8") as log:
             program = subprocess.Popen(
                 [sys.executable, "pretrain.py", *overrides], env=environment, stdout=log, stderr=log
             )
             rows = run / "metrics.jsonl"
-            while program.poll() is None and not (rows.is_file() and f'"step": {_WARMUP}' in rows.read_text()):
+            while program.poll() is None and not (
+                rows.is_file() and f'"step": {_WARMUP}' in rows.read_text(encoding="utf-8")
+            ):
                 time.sleep(0.02)
             for loop in busy:
                 loop.send_signal(signal.SIGCONT)
             status = program.wait(_TIMEOUT_S)
             for loop in busy:
                 loop.send_signal(signal.SIGSTOP)
-        assert status == 0, (Path(folder) / "log").read_text()
-        logged = [json.loads(line) for line in rows.read_text().splitlines()]
+        assert status == 0, (Path(folder) / "log").read_text(encoding="utf-8")
+        logged = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
         return mean(row["perf/step_ms"] for row in logged if row["step"] > _WARMUP + 5)
 
 

@@ -97,7 +97,7 @@ def main() -> None:
             trial = strike(options.kind, hosts, launch, folder / f"run-{number}", quiet, draw)
             print(f"{number}: {trial}", file=sys.stderr, flush=True)
             if not trial.is_well:
-                print((folder / "log").read_text(errors="replace"), file=sys.stderr, flush=True)
+                print((folder / "log").read_text(encoding="utf-8", errors="replace"), file=sys.stderr, flush=True)
             trials.append(trial)
     about = {
         "kind": options.kind,
@@ -184,7 +184,7 @@ def strike(
 
 def _last_step(run: Path) -> int:
     """Return the step of the last complete line of metrics.jsonl, or 0 if there is none."""
-    lines = (run / "metrics.jsonl").read_text().split("\n")[:-1]
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
     return int(json.loads(lines[-1])["step"]) if lines else 0
 
 

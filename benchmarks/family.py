@@ -94,7 +94,9 @@ def _train(overrides: list[str]) -> tuple[list[dict[str, float]], str]:
         if process.returncode:
             sys.exit(process.stderr.strip())
         head = next(line for line in process.stderr.splitlines() if " parameters" in line)
-        return [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()], head
+        return [
+            json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ], head
 
 
 def main() -> None:

@@ -336,7 +336,7 @@ def _file_of_newest(trial: Trial) -> Path:
     running = trial.start(hook=runs.slowly)
     trial.until_step(running, step)
     trial.killed(running)
-    newest = trial.run / (trial.run / "latest").read_text().strip()
+    newest = trial.run / (trial.run / "latest").read_text(encoding="utf-8").strip()
     return trial.draw.choice(sorted(path for path in newest.rglob("*") if path.is_file()))
 
 

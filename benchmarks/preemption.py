@@ -70,23 +70,23 @@ def _preempted(command: list[str], run: Path, draw: random.Random) -> dict[str, 
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     while _num_rows(run) < before + 2:
-        assert process.poll() is None, log.read_text()
+        assert process.poll() is None, log.read_text(encoding="utf-8")
         time.sleep(0.01)
     began = time.monotonic()
     while _num_rows(run) < before + 3:
         time.sleep(0.01)
     step_s = time.monotonic() - began
     time.sleep(draw.uniform(0, step_s))
-    old = (run / "latest").read_text() if (run / "latest").exists() else ""
+    old = (run / "latest").read_text(encoding="utf-8") if (run / "latest").exists() else ""
     told = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    while not (run / "latest").exists() or (run / "latest").read_text() == old:
-        assert process.poll() is None, log.read_text()
+    while not (run / "latest").exists() or (run / "latest").read_text(encoding="utf-8") == old:
+        assert process.poll() is None, log.read_text(encoding="utf-8")
         time.sleep(0.01)
     until_checkpoint_s = time.monotonic() - told
     process.wait()
-    assert (run / "stopped").exists(), log.read_text()
-    step = run / (run / "latest").read_text().strip()
+    assert (run / "stopped").exists(), log.read_text(encoding="utf-8")
+    step = run / (run / "latest").read_text(encoding="utf-8").strip()
     num_bytes = sum(file.stat().st_size for file in step.rglob("*") if file.is_file())
     until_gone_s = time.monotonic() - told
     return {
@@ -99,7 +99,7 @@ def _preempted(command: list[str], run: Path, draw: random.Random) -> dict[str, 
 
 def _num_rows(run: Path) -> int:
     file = run / "metrics.jsonl"
-    return len(file.read_text().splitlines()) if file.exists() else 0
+    return len(file.read_text(encoding="utf-8").splitlines()) if file.exists() else 0
 
 
 if __name__ == "__main__":

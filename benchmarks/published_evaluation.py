@@ -35,7 +35,7 @@ class PublishedEvaluator:
     is_main = True
 
     def __init__(self, repository: Path, folder: Path) -> None:
-        about: dict[str, Any] = json.loads((folder / "model.json").read_text())
+        about: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         self._config: dict[str, Any] = about["config"]
         self._device = torch.device(about["device"])
         weights = load_file(folder / "model.safetensors")

@@ -208,15 +208,15 @@ def measure(
         environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}
         idle = _idle_bytes_per_second()
         log, rows_path = Path(folder, "log"), Path(folder, "run", "metrics.jsonl")
-        with log.open("w") as stderr:
+        with log.open("w", encoding="utf-8") as stderr:
             process = subprocess.Popen(command, cwd=REPOSITORY, stderr=stderr, env=environment)
             began_at, began = _when(rows_path, _WARMUP, process)
             ended_at, ended = _when(rows_path, timed, process)
             process.wait()
         if process.returncode:
-            lines = log.read_text().strip().splitlines()
+            lines = log.read_text(encoding="utf-8").strip().splitlines()
             return next((line for line in lines if line.startswith("error: ")), "\n".join(lines))
-        rows = [json.loads(line) for line in rows_path.read_text().splitlines()]
+        rows = [json.loads(line) for line in rows_path.read_text(encoding="utf-8").splitlines()]
     last = rows[-1]
     sent = (ended - began - idle * (ended_at - began_at)) / num_steps / num_ranks
     return Measured(

@@ -83,7 +83,7 @@ class Soak:
         self.began = time.monotonic()
         self._next_faults: list[str] = []
         self.temporary.mkdir(parents=True)
-        self._samples = open(self.folder / "samples.jsonl", "a", buffering=1)  # noqa: SIM115 open until the end
+        self._samples = open(self.folder / "samples.jsonl", "a", encoding="utf-8", buffering=1)  # noqa: SIM115 open until the end
         self.launch()
 
     @property
@@ -104,7 +104,7 @@ class Soak:
             f"checkpoint_path={self.run}",
             "resume=auto",
         ]
-        with open(self.folder / "log", "a") as log:
+        with open(self.folder / "log", "a", encoding="utf-8") as log:
             self.agent = psutil.Popen(
                 words,
                 cwd=REPOSITORY,
@@ -227,7 +227,7 @@ def _sigterm(soak: Soak) -> None:
 def _damage(soak: Soak) -> None:
     """Kill all processes, and change one byte of the newest checkpoint's tensors."""
     _kill_all(soak)
-    newest = soak.run / (soak.run / "latest").read_text().strip()
+    newest = soak.run / (soak.run / "latest").read_text(encoding="utf-8").strip()
     file = soak.draw.choice(sorted(newest.rglob("*.safetensors")))
     contents = bytearray(file.read_bytes())
     contents[soak.draw.randrange(len(contents))] ^= soak.draw.randrange(1, 256)
@@ -320,7 +320,7 @@ def problems_of_growth(lines: list[Row], checkpoint_mb: float) -> Iterator[str]:
 def _problems_of_metrics(run: Path) -> Iterator[str]:
     """Check that metrics.jsonl has every step to be logged once, up to the last step of the run."""
     try:
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     except ValueError as error:
         yield f"metrics.jsonl: {error}"
         return
@@ -484,7 +484,7 @@ def main() -> None:
     finally:
         soak.sample()
         soak.end()
-    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
     found = list(problems(soak, lines))
     num_faults = {name: len(_events(lines, name)) for name in FAULTS}
     about = {

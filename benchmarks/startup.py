@@ -93,7 +93,7 @@ def first_step(overrides: list[str]) -> Times:
 
 
 def _has_a_row(file: Path) -> bool:
-    return file.exists() and "train/lm_loss" in file.read_text()
+    return file.exists() and "train/lm_loss" in file.read_text(encoding="utf-8")
 
 
 def _cpu_of_children() -> float:

@@ -25,6 +25,7 @@ from tqdm import tqdm
 from dataset.schema import DatasetMetadata, SplitName, check_contents, open_split
 from utils.arguments import Parser, check_exclusive, given, typed_path
 from utils.errors import UserError
+from utils.files import remove_replaced
 from utils.terminal import tell
 from utils.text import one_line
 
@@ -181,6 +182,8 @@ def _new_folder(output_dir: Path) -> Iterator[Path]:
                 raise
         try:
             _settle_replaced(replaced, target)
+            if replaced.exists():
+                raise UserError(f"{replaced} is left of an earlier build; remove it, or choose another --output-dir")
             for stale in building.iterdir():
                 shutil.rmtree(stale) if stale.is_dir() else stale.unlink()
             yield building
@@ -200,7 +203,7 @@ def _settle_replaced(replaced: Path, target: Path) -> None:
     """Remove the old dataset; if no new dataset has taken its place, put it back instead."""
     if replaced.exists():
         if target.exists():
-            shutil.rmtree(replaced)
+            remove_replaced(replaced)
         else:
             replaced.rename(target)
 

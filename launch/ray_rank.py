@@ -125,7 +125,7 @@ class Program:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
             errors="replace",
             env={**without_launcher(os.environ), **ENVIRONMENT, **environment},  # of the launcher that started Ray
             cwd=cwd,
@@ -311,7 +311,7 @@ def _report(metrics: NewestMetrics | None, *, saved: bool) -> None:
     else:
         with tempfile.TemporaryDirectory() as folder:
             named = {"run": str(metrics.run), "checkpoint": str(metrics.run / metrics.checkpoint)}
-            (Path(folder) / "pretrain.json").write_text(json.dumps(named) + "\n")
+            (Path(folder) / "pretrain.json").write_text(json.dumps(named) + "\n", encoding="utf-8")
             ray.train.report(metrics.values, Checkpoint.from_directory(folder))
 
 

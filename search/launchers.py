@@ -98,7 +98,7 @@ class ProcessLauncher:
             ranks = self._config.ranks
             mine = self._config.gpus[start.place * ranks : (start.place + 1) * ranks]
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, mine))
-        with file_errors(), open(start.log, "a") as output:
+        with file_errors(), open(start.log, "a", encoding="utf-8") as output:
             process = subprocess.Popen(
                 [sys.executable, *self._words([str(PRETRAIN)]), *start.arguments],
                 stdin=subprocess.DEVNULL,

@@ -78,7 +78,7 @@ class SlurmLauncher:
     def _noted(self, log: Path) -> str | None:
         """Return the number of the job that was submitted for a run and has not ended yet."""
         try:
-            number = _note_of(log).read_text().strip()
+            number = _note_of(log).read_text(encoding="utf-8").strip()
         except OSError:
             return None
         _require_slurm()
@@ -167,7 +167,7 @@ class SlurmJob:
 
     def _tell(self, reason: str) -> None:
         """Write into the log of the run why it ended, where the sweep looks for a reason."""
-        with file_errors(), open(self._log, "a") as log:
+        with file_errors(), open(self._log, "a", encoding="utf-8") as log:
             log.write(f"error: {reason}\n")
 
 
@@ -183,7 +183,7 @@ class Run:
     def __call__(self) -> int:
         """Run pretrain.py as the rank of this task, and return its exit status."""
         signal.signal(signal.SIGTERM, self._stop)
-        with open(self._log, "a") as output:
+        with open(self._log, "a", encoding="utf-8") as output:
             self._process = subprocess.Popen(
                 [sys.executable, str(PRETRAIN), *self._arguments],
                 stdin=subprocess.DEVNULL,
@@ -254,7 +254,7 @@ class _Queue:
         """Read the states of the jobs. Without an answer, what Slurm said before still counts."""
         words = ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i %T"]
         try:
-            asked = subprocess.run(words, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S)
+            asked = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=_ANSWERS_WITHIN_S)
             failure = asked.stderr.strip() if asked.returncode else None
         except subprocess.TimeoutExpired:
             failure = f"no answer in {_ANSWERS_WITHIN_S:.0f} s"

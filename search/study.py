@@ -161,7 +161,7 @@ class Study:
         """Return whether a process works on the study. Its lock is free once it has ended."""
         file = self._drivers / str(driver)
         try:
-            with open(file) as opened:
+            with open(file, encoding="utf-8") as opened:
                 fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -264,7 +264,7 @@ def _require_own_folder(sweep: Sweep, study: optuna.Study, url: str) -> None:
         has_runs = any(sweep.path.glob("trial_*")) or study.get_trials(deepcopy=False)
         if mark is not None and not file.exists() and not has_runs:
             write_atomically(file, mark + "\n")
-        if mark is None or not file.exists() or file.read_text().strip() != mark:
+        if mark is None or not file.exists() or file.read_text(encoding="utf-8").strip() != mark:
             raise UserError(
                 f"{sweep.path} and the study {sweep.name!r} in {without_password(url)} do not belong together; give "
                 "another sweep.name, or the sweep.path and sweep.storage with which the sweep began"

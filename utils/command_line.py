@@ -164,7 +164,7 @@ def switches(config_name: str) -> list[str]:
     They were switches at first. So `profile=true` still means `profile.enabled=true`, on a command
     line, in a file and in a stored config.
     """
-    page = (CONFIG_DIR / f"{config_name}.yaml").read_text()
+    page = (CONFIG_DIR / f"{config_name}.yaml").read_text(encoding="utf-8")
     return re.findall(r"^(\w+):.*\n  enabled:", page, flags=re.MULTILINE)
 
 
@@ -448,5 +448,5 @@ def _help_page(config_name: str, usage: str) -> str:
             folder = CONFIG_DIR / group
             files += [*sorted(folder.glob("_*.yaml")), folder / f"{default}.yaml"]
     for path in files:
-        lines += ["", f"--- {path.relative_to(CONFIG_DIR.parent)} ---", path.read_text().strip()]
+        lines += ["", f"--- {path.relative_to(CONFIG_DIR.parent)} ---", path.read_text(encoding="utf-8").strip()]
     return "\n".join(lines)

@@ -64,6 +64,6 @@ def _processor() -> str:
     """Return a short name for this kind of processor."""
     names = platform.processor()
     with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         names = "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
     return f"{platform.machine()}-{hashlib.sha256(names.encode()).hexdigest()[:8]}"

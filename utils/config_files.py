@@ -71,7 +71,7 @@ def listed_choices(group: str) -> str:
 
 def default_groups(config_name: str) -> list[tuple[str, str]]:
     """Return the groups in the config's defaults with their choices, in order; "null": none."""
-    page = (CONFIG_DIR / f"{config_name}.yaml").read_text()
+    page = (CONFIG_DIR / f"{config_name}.yaml").read_text(encoding="utf-8")
     return re.findall(r"^  - (?:optional )?(\w+): ?(\w+)", page, flags=re.MULTILINE)
 
 

@@ -5,6 +5,7 @@ functions refuse both before anything reads them. Reading follows links. Writing
 """
 
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from utils.errors import UserError
+from utils.terminal import tell
 from utils.text import one_line
 
 # The name of a file or folder starts with this prefix until it is whole.
@@ -52,6 +54,32 @@ def read_plain_yaml(file: Path) -> str:
         if depth > _DEEPEST_YAML or getattr(event, "anchor", None):
             raise yaml.YAMLError("has anchors, or is nested deeper than any config")
     return text
+
+
+def remove_replaced(path: Path) -> None:
+    """Remove what something new has replaced, which is in place already.
+
+    What can't be removed is named in a warning, because the whole is no failure.
+    """
+    try:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    except OSError as error:
+        tell(f"WARNING: {path} has been replaced, but could not be removed ({error.strerror}); remove it")
+
+
+def require_utf8(words: Iterable[str]) -> None:
+    """Check paths and other words that may get into a config, before any work.
+
+    Configs, checkpoints and pages are UTF-8 and can't hold a name in another encoding.
+
+    Raises:
+        UserError: A word is not UTF-8, or Python can't read it as that in this locale.
+    """
+    for word in words:
+        try:
+            word.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(f"{word!r} is no UTF-8, as configs have to be; rename it, or set LC_ALL=C.UTF-8") from error
 
 
 def refuse_links(paths: Iterable[Path]) -> None:

@@ -165,7 +165,7 @@ def choices_with(key: str) -> list[str]:
     A variant of such a choice, which names it in its defaults, is left out.
     """
     group, _, name = key.partition(".")
-    texts = {choice: (CONFIG_DIR / group / f"{choice}.yaml").read_text() for choice in choices(group)}
+    texts = {choice: (CONFIG_DIR / group / f"{choice}.yaml").read_text(encoding="utf-8") for choice in choices(group)}
     found = {choice: text for choice, text in texts.items() if re.search(rf"(?m)^{re.escape(name)}:", text)}
     variants = {choice for choice, text in found.items() if found.keys() & set(re.findall(r"(?m)^  - (\w+)$", text))}
     return [f"{group}={choice}" for choice in found if choice not in variants]

@@ -17,6 +17,7 @@ from utils.dist.rendezvous import MissingRank, require_meeting_point
 from utils.dist.setup import join_ranks
 from utils.dist.world import World
 from utils.errors import UserError
+from utils.files import require_utf8
 from utils.shell import tell_mistake, wants_traceback
 from utils.terminal import leave, tell
 
@@ -29,6 +30,7 @@ def run(main: Callable[[World], None]) -> NoReturn:
     """
     faulthandler.enable()  # SIGBUS and SIGSEGV raise no exception, and print where they struck
     try:
+        require_utf8([os.getcwd(), *sys.argv[1:]])
         meeting = MeetingConfig.typed(sys.argv[1:])
         launch = Launch.from_environment(meeting.launcher)
         require_meeting_point(launch, meeting)

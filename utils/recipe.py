@@ -66,7 +66,7 @@ def differences_from_groups(wanted: Container) -> tuple[dict[str, str], Containe
 
 def _interpolated_names() -> set[str]:
     """Return the last names of the keys whose values in config/ are interpolations."""
-    texts = (file.read_text() for file in CONFIG_DIR.glob("*/*.yaml"))
+    texts = (file.read_text(encoding="utf-8") for file in CONFIG_DIR.glob("*/*.yaml"))
     return {name for text in texts for name in re.findall(r"^\s*(\w+):\s*\$\{", text, re.MULTILINE)}
 
 

@@ -4,10 +4,12 @@ utils/program.py does the same for programs of several ranks.
 """
 
 import os
+import sys
 import traceback
 from collections.abc import Callable
 
 from utils.errors import UserError
+from utils.files import require_utf8
 from utils.terminal import show, tell
 from utils.text import for_a_terminal, one_line
 
@@ -42,6 +44,7 @@ def run_command(
         The exit status: the program's or 0; 2 after a mistake of the user, 130 after Ctrl-C.
     """
     try:
+        require_utf8([os.getcwd(), *(sys.argv[1:] if argv is None else argv)])
         done = program(argv)
         summary, status = (done, 0) if isinstance(done, str) else done
         if summary:

@@ -60,8 +60,12 @@ def save_missing_answers(run: Path, settings: Settings) -> list[str]:
     with temporary as folder:
         failed = _evaluate([*typed, f"out={as_override(str(folder))}"])
         if failed is None:
-            _move(Path(folder), outputs)
-            return []
+            try:
+                _move(Path(folder), outputs)
+            except OSError as error:
+                failed = f"{error.filename2 or error.filename} can't be written ({error.strerror}); {elsewhere}"
+            else:
+                return []
     return [f"{nothing}: {failed}"]
 
 

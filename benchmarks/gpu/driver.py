@@ -65,7 +65,7 @@ class Stopped(Exception):
 def read_records(output: Path) -> dict[str, Record] | None:
     """Return what became of the parts in earlier calls; None if that can't be read."""
     try:
-        stored = json.loads((output / STATE).read_text())
+        stored = json.loads((output / STATE).read_text(encoding="utf-8"))
         return {key: Record(**record) for key, record in stored.items()}
     except FileNotFoundError:
         return {}
@@ -258,7 +258,7 @@ def run_process(
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT).unlink(missing_ok=True)  # an earlier one is no result of this command
-    with open(folder / LOG, "w") as log:
+    with open(folder / LOG, "w", encoding="utf-8") as log:
         process = subprocess.Popen(
             command,
             cwd=REPOSITORY,

@@ -45,7 +45,7 @@ def environment() -> dict[str, Any]:
 def _differing() -> dict[str, str]:
     """Return the packages of requirements.txt that are missing or of another version."""
     found = {}
-    for line in (REPOSITORY / "requirements.txt").read_text().splitlines():
+    for line in (REPOSITORY / "requirements.txt").read_text(encoding="utf-8").splitlines():
         if match := re.match(r"([\w.-]+)==(\S+)", line):
             name, wanted = match.groups()
             has = _version(name)
@@ -63,7 +63,7 @@ def _version(package: str) -> str | None:
 
 def _cpu() -> str:
     try:
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     except OSError:
         found = None
     return found[1] if found else platform.processor() or platform.machine()

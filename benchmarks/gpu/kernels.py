@@ -233,7 +233,7 @@ def trace(trainer: OurTrainer, num_steps: int) -> list[Event]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "trace.json")
         recorded.export_chrome_trace(str(file))
-        events: list[Event] = json.loads(file.read_text())["traceEvents"]
+        events: list[Event] = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
     return events
 
 

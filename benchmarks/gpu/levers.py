@@ -55,7 +55,7 @@ def measure(
     with ExitStack() as stack:
 
         def start(arm: str) -> None:
-            errors = stack.enter_context(open(_log(file, arm), "w"))
+            errors = stack.enter_context(open(_log(file, arm), "w", encoding="utf-8"))
             with _ends_of(arm, file):
                 program = Asked(commands[arm], environment if arm == WITH else None, errors)
             programs[arm] = stack.enter_context(program)
@@ -118,7 +118,7 @@ def _log(file: Path, arm: str) -> Path:
 
 
 def _write(found: dict[str, Any], file: Path) -> None:
-    file.write_text(json.dumps(found, indent=1) + "\n")
+    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -85,7 +85,7 @@ class Settings:
 def read_result(folder: Path) -> Any:
     """Return what a part has written so far; None if that is nothing, or half a file."""
     try:
-        return json.loads((folder / RESULT).read_text())
+        return json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 

@@ -753,20 +753,8 @@ def test_offline_needs_neither_an_account_nor_a_network(
     run = tmp_path / "run"
     # Without its list of the machine's fonts, matplotlib would search for them again.
     hook = runs.with_arguments(_without_account, str(tmp_path / "home"), matplotlib.get_cachedir())
-    options = {
-        "wandb.mode": "offline",
-        "wandb.artifacts": "best",
-        "wandb.pictures": 2,
-        "wandb.group": "1_0",
-        "run_name": "1e3",
-    }
-    often = {
-        "run_name": "1e3",
-        "max_steps": 4,
-        "log_interval": 1,
-        "eval_every_n_steps": 2,
-        "checkpoint_every_n_steps": 1,
-    }
+    options = {"wandb.mode": "offline", "wandb.artifacts": "best", "wandb.pictures": 2, "wandb.group": "1_0"}
+    often = {"max_steps": 4, "log_interval": 1, "eval_every_n_steps": 2, "checkpoint_every_n_steps": 1}
     runs.train([*runs.settings(data, run, **options, **often), "run_name=1e3"], log, hook=hook).ok()
     assert [row["step"] for row in _rows(run)] == [1, 2, 3, 4]
     (file,) = run.glob("wandb/offline-run-*/run-*.wandb")

@@ -141,6 +141,6 @@ def read_state(step_folder: Path) -> RunState:
         UserError: The file is missing or damaged.
     """
     try:
-        return RunState.model_validate_json(plain(step_folder / "state.json").read_text())
+        return RunState.model_validate_json(plain(step_folder / "state.json").read_text(encoding="utf-8"))
     except (ValidationError, UnicodeDecodeError) as error:
         raise UserError(f"checkpoint {step_folder} is damaged: state.json isn't the state of a run") from error

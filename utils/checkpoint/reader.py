@@ -77,7 +77,9 @@ class Checkpoint:
             UserError: A file is missing, truncated or altered; the message names the file.
         """
         try:
-            manifest = Manifest.model_validate_json(plain(path / "manifest.json").read_text())
+            manifest = Manifest.model_validate_json(plain(path / "manifest.json").read_text(encoding="utf-8"))
+        except PermissionError:  # somebody else may read the checkpoint, which is whole
+            raise
         except (OSError, ValidationError, UnicodeDecodeError) as error:
             raise UserError(f"checkpoint {path} is damaged: manifest.json can't be read") from error
         if "optimizer.safetensors" in manifest.files:

@@ -266,7 +266,7 @@ def _daemon() -> int:
     process = parent = os.getppid()
     with suppress(OSError, ValueError):  # systems without /proc
         while process > 1:
-            _, _, rest = Path(f"/proc/{process}/stat").read_text().partition("(")
+            _, _, rest = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").partition("(")
             program, _, fields = rest.rpartition(")")
             if re.match(r"hydra_pmi|pmi_proxy|orted|prted|mpirun|mpiexec", program):
                 return process

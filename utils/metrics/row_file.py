@@ -79,7 +79,7 @@ def keep_rows(path: Path, last_step: int) -> list[dict[str, Any]]:
     if not plain(path).exists():
         return []
     kept, lines = [], []
-    for line in path.read_text(errors="replace").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):

@@ -116,7 +116,7 @@ class StepProfiler:
         tables = self._tables(operations)
         for table in tables:
             self._say(table)
-        (self._folder / f"{self._name}.txt").write_text("\n\n".join(tables) + "\n")
+        (self._folder / f"{self._name}.txt").write_text("\n\n".join(tables) + "\n", encoding="utf-8")
         memory = ""
         if self._on_cuda:
             snapshot = self._folder / f"{self._name}.memory.pickle"

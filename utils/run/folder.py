@@ -110,7 +110,7 @@ def _draw_name(project: str, launch: Launch) -> str:
             # The note is from an earlier launch with the same identity, and names another run.
             note.unlink(missing_ok=True)
         elif note.is_file():
-            return note.read_text(errors="replace").strip()
+            return note.read_text(encoding="utf-8", errors="replace").strip()
     return coolname.generate_slug(2)
 
 

@@ -117,11 +117,11 @@ def _git_state() -> str:
 def _noted_commit() -> str:
     """Return the commit that the build of an image has written into the file COMMIT."""
     file = ROOT / "COMMIT"
-    noted = file.read_text(errors="replace").strip() if file.is_file() else ""
+    noted = file.read_text(encoding="utf-8", errors="replace").strip() if file.is_file() else ""
     return f"commit {noted}" if noted else "not under git"
 
 
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(ROOT), "--no-optional-locks", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_TIMEOUT_S)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=_GIT_TIMEOUT_S)
     return done.stdout.strip()
