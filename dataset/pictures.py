@@ -296,16 +296,18 @@ def draw_answers(
     """
     wrong_TS = np.stack([wrong_cells(answer_S, label_S) for answer_S in answers_TS])
     cells_T = [_cells_of(drawing, answer_S, question_S) for answer_S in answers_TS]
-    solution, num_labels = _cells_of(drawing, label_S, question_S), int((label_S >= 0).sum())
+    solution, is_scored_S = _cells_of(drawing, label_S, question_S), label_S >= 0
     # Cells without a label are not scored, so the window may leave their colours out.
-    shown_S = _inside(solution) if num_labels else np.any([_inside(cells) for cells in cells_T], axis=0)
-    window = _window_of(drawing, shown_S | wrong_TS.any(0))
+    inside_S = _inside(solution) if is_scored_S.any() else np.any([_inside(cells) for cells in cells_T], axis=0)
+    shown_S = inside_S | wrong_TS.any(0)
+    window = _window_of(drawing, shown_S)
+    num_scored = int((is_scored_S & shown_S).sum())  # the end of an ARC grid is scored too, but not shown
     boards = [whole_board(drawing, "puzzle", question_S, question_S)]
     changed = [t for t in range(1, len(answers_TS)) if not np.array_equal(answers_TS[t], answers_TS[t - 1])]
     for t in sorted({0, *changed[:_MOST_CHANGES], len(answers_TS) - 1}):
         heading = f"step {t + 1}" if len(answers_TS) > 1 else "answer"
-        if num_labels:
-            heading += f": {num_labels - wrong_TS[t].sum()} of {num_labels} right"
+        if num_scored:
+            heading += f": {num_scored - wrong_TS[t].sum()} of {num_scored} right"
         if confidence_T is not None:
             heading += f"\nhalting confidence {confidence_T[t] or 0:.0%}"
         boards.append(Board(heading, cells_T[t], wrong_TS[t], window))
