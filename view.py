@@ -47,7 +47,7 @@ examples:
 
   # answers to every test puzzle, or to other data than the run's own: evaluate.py saves them
   python evaluate.py checkpoint=checkpoints/my-project/my-run \\
-      "save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]"
+      "save_outputs=[inputs,labels,puzzle_identifiers,predictions_at_step,q_halt_at_step]"
   python view.py checkpoints/my-project/my-run/eval_outputs/step_00001000_other
 
 The page is one file, which any current browser opens without a network. Press `?` in it for a list of

@@ -522,7 +522,7 @@ def test_a_run_without_predictions_names_the_command(tmp_path: Path) -> None:
     write_metrics(run)
     page = page_of(run, tmp_path / "view.html")
     assert page["examples"] == [] and len(page["curves"]) == 3
-    saved = '"save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]"'
+    saved = '"save_outputs=[inputs,labels,puzzle_identifiers,predictions_at_step,q_halt_at_step]"'
     assert page["command"] == f"python evaluate.py checkpoint='{run}' {saved}"
     outputs = run / "eval_outputs" / "step_00000500"
     outputs.mkdir(parents=True)
@@ -581,7 +581,8 @@ def write_runs(folder: Path, data: Path) -> Path:
 
     The TRM solves rows 0, 2 and 4 (NUM_WRONG_NT), the HRM solves rows 0 to 4 but row 1.
     """
-    for name, change in (("hrm", {"arch": {"name": "hrm"}, "lr": 0.0002}), ("trm-0", {}), ("trm-1", {"seed": 1})):
+    hrm = {"arch": {"name": "hrm", "no_ACT_continue": False}, "lr": 0.0002}
+    for name, change in (("hrm", hrm), ("trm-0", {}), ("trm-1", {"seed": 1})):
         run = write_run(folder / name, data)
         config = json.loads((run / "config.yaml").read_text())
         (run / "config.yaml").write_text(json.dumps(config | change))
@@ -1316,11 +1317,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_reasoning_plays_and_can_be_stepped_through(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["run"])
-    assert browser.text("#heading") == "Row 0" and "solved" in browser.text("#verdict")
-    browser.click("#next")
+    assert browser.text("#heading") == "Row 4", "the page must open with the row of puzzle.png"
+    assert "solved from step 4" in browser.text("#verdict") and "step 1 of 4 · 3 wrong" in browser.text("#said")
+    browser.click("#items li:nth-of-type(2) .item")
     assert browser.text("#heading") == "Row 1" and "1 wrong cell in the end" in browser.text("#verdict")
     # The model is confident at step 3 too, but its answer has just changed.
-    assert "halts at step 4" in browser.text("#confidence-card")
+    assert "Halts at step 4" in browser.text("#confidence-card")
+    browser.click("#last")
     assert "step 4 of 4 · nothing changed · 1 wrong · confidence 0.95" in browser.text("#said")
     browser.click("#first")
     assert browser.get("document.querySelector('#slider').value") == "0"
@@ -1378,7 +1381,7 @@ def test_the_keyboard_can_do_everything(browser: Browser, pages: dict[str, Path]
     from selenium.webdriver import Keys
 
     browser.open(pages["run"])
-    browser.keys("j", Keys.ARROW_DOWN, Keys.ARROW_DOWN, "k")
+    browser.keys("k", Keys.ARROW_UP, Keys.ARROW_UP, "j")
     assert browser.text("#heading") == "Row 2"
     browser.keys(Keys.HOME)
     assert "4 reasoning steps to come" in browser.text("#said")
@@ -1415,12 +1418,12 @@ def test_the_keyboard_can_do_everything(browser: Browser, pages: dict[str, Path]
     assert browser.get("document.activeElement.matches(':focus-visible')")
     browser.keys(Keys.ARROW_LEFT)
     assert browser.get("document.activeElement.id") == "tab-examples"
-    assert "step 4 of 4" in browser.text("#said"), "arrows on the tabs must not move the player"
+    assert "steps to come" in browser.text("#said"), "arrows on the tabs must not move the player"
 
 
 def test_a_name_that_looks_like_a_script_is_text(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["run"])
-    browser.keys("j")
+    browser.keys("k", "k", "k")
     assert browser.get("document.title") == "run"
     assert EVIL in browser.get("document.querySelector('#verdict').textContent")
     assert browser.get("document.querySelectorAll('img').length") == 0
@@ -1513,6 +1516,8 @@ def test_runs_are_compared(browser: Browser, pages: dict[str, Path]) -> None:
     ]
     browser.click(".tally button:nth-of-type(4)")
     assert browser.rows() == [3] and browser.text("#heading") == "Row 3 · hrm"
+    assert "alts at step" not in browser.text("#confidence-card"), "the page cannot know when an HRM halts"
+    browser.click("#last")
     verdicts = "[...document.querySelectorAll('#rivals button')].map((button) => button.innerText)"
     assert browser.get(verdicts) == ["hrm\nstep 4: ✓ solved", "trm-0\nstep 4: ✗ 4 wrong"]
     assert browser.picture("#rivals button:nth-of-type(1) canvas") != browser.picture(
@@ -1663,12 +1668,10 @@ def test_a_task_without_a_drawing_is_shown_by_its_tokens(browser: Browser, pages
     legend = browser.text("#legend").splitlines()
     assert legend == ["as in the puzzle", "answered", "changed in this step", "wrong"]
     pictures_T = [browser.picture()]
-    for key in ("\ue012", "\ue012"):  # the left arrow
+    for key in ("\ue010", "\ue011"):  # End, Home
         browser.keys(key)
         pictures_T.append(browser.picture())
-    assert len(set(pictures_T)) == 3, (
-        "the last answer, the wrong answer before it and the puzzle must be three pictures"
-    )
+    assert len(set(pictures_T)) == 3, "the first answer, the last one and the puzzle must be three pictures"
     browser.keys("t")
     assert browser.picture() != pictures_T[-1]
     browser.run("localStorage.clear()")

@@ -629,6 +629,7 @@ const axisText = (value) =>
  *   x, label     the name of the x axis, and the name of the plot for screen readers
  *   low?, high?  the ends of the y axis, unless the data determines them
  *   log?         true for a logarithmic y axis
+ *   whole?       true if all y are whole numbers
  *   marks?       [{x, strong?}], vertical lines
  *   threshold?   the y of a horizontal line
  *   pick?        the function that takes a clicked x
@@ -667,7 +668,7 @@ function plotArea(shown, options, width) {
   let [xLow, xHigh] = [xs[0], xs.at(-1)];
   if (xLow === xHigh) [xLow, xHigh] = [xLow - 0.5, xHigh + 0.5];
   const [low, high] = plotRange([...all, ...edges.filter(([, y]) => !options.log || y > 0)], options);
-  const yTicks = options.log ? logTicks(low, high) : ticks(low, high, height < 160 ? 3 : 5);
+  const yTicks = options.log ? logTicks(low, high) : ticks(low, high, height < 160 ? 3 : 5, options.whole);
   const left = 10 + 6.8 * Math.max(3, ...yTicks.map((value) => axisText(value).length));
   const right = 14,
     top = 12,
@@ -860,13 +861,17 @@ function smoothed(points, reach) {
 // -------------------------------------------------------------------------------------------------
 // The views
 
-/** Scroll a list to one of its buttons. The page itself does not scroll. */
+/**
+ * Scroll a list to one of its buttons, unless it is in view. The page itself does not scroll.
+ *
+ * The button comes to the middle, because its neighbours may grow when they are drawn.
+ */
 function scrollListTo(button) {
   const list = button.closest(".items"),
     place = button.getBoundingClientRect(),
     frame = list.getBoundingClientRect();
-  if (place.top < frame.top) list.scrollTop -= frame.top - place.top + 8;
-  if (place.bottom > frame.bottom) list.scrollTop += place.bottom - frame.bottom + 8;
+  if (place.top < frame.top || place.bottom > frame.bottom)
+    list.scrollTop += (place.top + place.bottom - frame.top - frame.bottom) / 2;
 }
 
 /**
@@ -953,14 +958,17 @@ class Examples {
     this.all = this.byRun ? this.byRun.get(this.run) : page.examples;
     const every = this.byRun ? [...this.byRun.values()].flat() : page.examples;
     every.forEach((example) => study(example, boardOf(page, example)));
-    this.current = null;
+    const opens = page.examples[page.opens];
+    this.current = this.all.find((example) => opens === (example.puzzle ?? example)) ?? this.all[0];
     this.tokens = drawingOf(this.board).namesTokens ? usedTokens(every) : [];
     this.filter = "all";
     this.shown = [];
-    this.step = 0;
+    this.step = this.isRun ? 1 : 0;
     this.timer = null;
     this.buildControls();
     this.refill();
+    this.markCurrent(true);
+    this.build();
   }
 
   /** The board of the example that is looked at. */
@@ -980,7 +988,6 @@ class Examples {
     );
     $("set").hidden = sets.length < 2;
     $("sort").hidden = !this.isRun;
-    $("search").classList.toggle("wide", !this.isRun);
     if (this.all.some((example) => example.name)) $("search").placeholder = "search…";
     for (const id of ["set", "sort", "agreement"]) $(id).addEventListener("change", () => this.refill());
     $("search").addEventListener("input", () => this.refill());
@@ -1149,7 +1156,7 @@ class Examples {
           make(
             "span",
             { class: "quiet small" },
-            `${settled === answers.length ? "still changing" : `settled at step ${settled}`}`,
+            settled === answers.length ? "not settled" : `settled at step ${settled}`,
           ),
         );
     } else if (!this.isRun) {
@@ -1178,13 +1185,12 @@ class Examples {
   }
 
   select(example, reveal = true) {
-    const at = this.step,
-      wasLast = this.current !== null && at === this.current.studied.answers.length;
+    const wasLast = this.step === this.current?.studied.answers.length;
     this.pause();
     this.current = example;
-    // An example opens on its last answer, unless the reader was looking at an earlier step.
+    // The reader stays at the same step, or at the last one.
     const last = example.studied.answers.length;
-    this.step = this.isRun ? (at === 0 || wasLast ? last : Math.min(at, last)) : 0;
+    this.step = wasLast ? last : Math.min(this.step, last);
     this.markCurrent(reveal);
     this.build();
   }
@@ -1268,8 +1274,13 @@ class Examples {
     $("confidence-card").hidden = !confidence || answers.length < 2;
     $("errors-card").hidden = answers.length < 2;
     $("errors-title").textContent = scored ? "Wrong cells" : "Changed cells";
-    this.halt = halt;
-    $("halt").textContent = halt ? `: halts at step ${halt}` : "";
+    const goesOn = (this.byRun ? this.page.runs[this.run] : this.page).values_going_on;
+    this.halt = goesOn ? 0 : halt;
+    $("halt").textContent = goesOn
+      ? "This model halts where it values halting above going on, and that value was not saved."
+      : halt
+        ? `Halts at step ${halt}: confident (above 0.5), and the same answer as at step ${halt - 1}.`
+        : "Does not halt early: never confident (above 0.5) with the same answer as a step before.";
     this.buildLegend();
     this.buildStrip();
     this.buildRivals();
@@ -1495,7 +1506,6 @@ class Examples {
         height: 150,
         low: 0,
         high: 1,
-        whole: true,
         threshold: 0.5,
         x: "step",
         label: "Halting confidence over reasoning steps",
@@ -1686,7 +1696,7 @@ class Votes {
       (task) => (this.filter === "all" || task.state === this.filter) && task.task.toLowerCase().includes(query),
     );
     $("vote-count").textContent = this.shown.length
-      ? `${plural(this.shown.length, "task")}. A test is solved if one of its first two candidates is right.`
+      ? `${plural(this.shown.length, "task")}. A task is solved if each test has the right answer among its first two candidates.`
       : "Nothing matches. Change the filters.";
     this.items = new Map(
       this.shown.map((task) => {
@@ -1798,7 +1808,7 @@ class Votes {
         { class: "quiet small" },
         `${plural(test.num_votes, "vote")}` +
           (test.num_empty ? `, ${plural(test.num_empty, "prediction")} without a grid` : "") +
-          `. The first ${plural(test.candidates.length, "candidate")}:`,
+          (test.candidates.length === 1 ? ". The candidate:" : `. The first ${test.candidates.length} candidates:`),
       ),
       test.candidates.length ? list : make("p", {}, "No prediction holds a grid."),
     );
@@ -2146,7 +2156,6 @@ class Curves {
       series,
       height: 260,
       low: 0,
-      whole: true,
       x: "reasoning step",
       label: "Exact accuracy over reasoning steps",
     });
@@ -2531,8 +2540,7 @@ function showHelp(page, tabs) {
   $("keys-note").textContent = page.texts
     ? "The samples are spread evenly over the data. A token has a ground of its own, unless tokens are bytes."
     : page.kind !== "dataset"
-      ? "The model writes the whole board anew in every step. Adaptive evaluation halts at the first step that " +
-        "changes nothing and has a confidence above 0.5."
+      ? "The model writes the whole board anew in every step."
       : "The puzzles are spread evenly over the dataset. A group is a puzzle and its augmentations.";
   $("keys").showModal();
 }

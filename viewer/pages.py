@@ -102,6 +102,11 @@ def from_text(text: str | list[int]) -> np.ndarray:
     return np.array([ALPHABET.find(character) for character in text], dtype=np.int64)
 
 
+def label_of(example: Page) -> np.ndarray:
+    """Return the solution, int64 (S,); -1 where none is known."""
+    return from_text(example["label"]) if "label" in example else np.full(len(example["input"]), -1)
+
+
 def board_for(page: Page, example: Page) -> Any:
     """Return how an example is drawn: as its set, if sets have boards of several sizes."""
     return page.get("boards", {}).get(example["set"], page["board"])

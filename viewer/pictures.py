@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dataset.pictures import Board, draw_answers, draw_boards, names_of_tokens, whole_board, wrong_cells
+from dataset.pictures import Board, draw_answers, draw_boards, names_of_tokens, whole_board
 from utils.drawing import BLUE, GREY, pyplot, save_figure
-from viewer.pages import Page, board_for, from_text, spread
+from viewer.pages import Page, board_for, from_text, label_of, spread
 
 _NUM_EXAMPLES = 4
 
@@ -60,33 +60,18 @@ def draw_curves(page: Page, path: Path) -> bool:
 
 
 def draw_puzzle(page: Page, path: Path) -> None:
-    """Draw the most telling puzzle of a run, and the answer after each step that changed something.
-
-    The most telling puzzle is the solved puzzle whose answers had the most wrong cells in total. If
-    no puzzle is solved, the first one is drawn.
-    """
-    example = max(page["examples"], key=_how_telling)
+    """Draw the puzzle that the page opens with, and the answer after each step that changed it."""
+    example = page["examples"][page["opens"]]
+    named = f", {example['name']}" if "name" in example else ""
     draw_answers(
         board_for(page, example),
         from_text(example["input"]),
-        _label_of(example),
+        label_of(example),
         np.stack([from_text(answer) for answer in example["answers"]]),
-        f"{page['title']}: row {example['row']} of {example['set']}",
+        f"{page['title']}: row {example['row']} of {example['set']}{named}",
         path,
         confidence_T=example.get("confidence"),
     )
-
-
-def _label_of(example: Page) -> np.ndarray:
-    """Return the solution (S,), -1 where none is known."""
-    return from_text(example["label"]) if "label" in example else np.full(len(example["input"]), -1)
-
-
-def _how_telling(example: Page) -> int:
-    """Return how many cells were wrong over all steps; -1 if the last answer is wrong."""
-    label_S = _label_of(example)
-    num_wrong_T = [int(wrong_cells(from_text(answer), label_S).sum()) for answer in example["answers"]]
-    return sum(num_wrong_T) if num_wrong_T[-1] == 0 and (label_S >= 0).any() else -1
 
 
 def draw_examples(page: Page, path: Path) -> None:
@@ -101,5 +86,5 @@ def draw_examples(page: Page, path: Path) -> None:
         example = groups[place]
         question_S = from_text(example["input"])
         boards.append(whole_board(shape, f"{example['set']}, row {example['row']}", question_S, question_S))
-        boards.append(whole_board(shape, "solution", _label_of(example), question_S))
+        boards.append(whole_board(shape, "solution", label_of(example), question_S))
     draw_boards(shape, boards, page["title"], names_of_tokens(shape), path, in_pairs=True)

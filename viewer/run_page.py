@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dataset.builder import SPLITS
-from dataset.pictures import board_of
+from dataset.pictures import board_of, wrong_cells
 from dataset.schema import open_split
 from dataset.tasks import TASKS, task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
@@ -17,11 +17,11 @@ from utils.errors import UserError
 from utils.run.folder import located_paths
 from utils.run.history import History, read_run_config
 from viewer.arc_votes import read_votes
-from viewer.pages import ALPHABET, Page, Settings, finite, names_of, read_json
+from viewer.pages import ALPHABET, Page, Settings, finite, from_text, label_of, names_of, read_json
 from viewer.saved_examples import holds_answers, read_examples
 from viewer.text_page import answers_of, is_text_run
 
-SAVE_OUTPUTS = "[inputs,labels,predictions_at_step,q_halt_at_step]"
+SAVE_OUTPUTS = "[inputs,labels,puzzle_identifiers,predictions_at_step,q_halt_at_step]"
 # No screen shows more points, and a run may have logged a million.
 MAX_POINTS = 1500
 _OUTPUTS = re.compile(r"step_(?P<step>\d+)(?:_.+)?")  # evaluate.py appends the name of other data
@@ -37,6 +37,7 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
         UserError: a file in the folder is damaged.
     """
     config = read_run_config(run_folder)
+    arch = config.get("arch")
     curves = read_curves(run_folder / "metrics.jsonl")
     is_text = is_text_run(config)
     # The answers of a run of text are not saved outputs.
@@ -66,6 +67,8 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
         "step": step_of(outputs),
         "sets": sets,
         "examples": examples,
+        "opens": max(range(len(examples)), key=lambda n: _how_telling(examples[n]), default=0),
+        "values_going_on": isinstance(arch, dict) and arch.get("no_ACT_continue") is False,
         "curves": curves["metrics"],
         "over_steps": curves["over_steps"],
         "results": results,
@@ -73,6 +76,19 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
         **({"texts": answers_of(run_folder, settings.step)} if is_text else {}),
         "summary": f"{len(curves['metrics'])} curves" + (f", votes on {len(votes)} ARC tasks" if votes else ""),
     }
+
+
+def _how_telling(example: Page) -> tuple[bool, int]:
+    """Return a key that is larger the more the answers of an example teach.
+
+    Solved examples come first, by the number of wrong cells over all steps. Then come failed
+    examples and those solved at once, by how many cells the steps mend.
+    """
+    label_S = label_of(example)
+    num_wrong_T = [int(wrong_cells(from_text(answer), label_S).sum()) for answer in example["answers"]]
+    if num_wrong_T[-1] == 0 and any(num_wrong_T):
+        return True, sum(num_wrong_T)
+    return False, num_wrong_T[0] - num_wrong_T[-1]
 
 
 def facts_of(config: Page, tasks: Sequence[BoardTask], outputs: Path | None, results: Page | None) -> Page:

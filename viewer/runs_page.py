@@ -71,6 +71,7 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
                 "label": label_of.get(folder, ""),
                 "command": page and page["command"],
                 "step": page and page["step"],
+                "values_going_on": page and page["values_going_on"],
             }
             for name, folder, page in zip(names, folders, pages, strict=True)
         ],
@@ -93,6 +94,7 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         ],
         "command": f"python view.py {shlex.join([*map(str, folders), '-o', str(settings.output)])}",
         "examples": puzzles,
+        "opens": next((answered[number]["opens"] for number in examples), 0),
         "curves": _curves(groups, metrics),
         "over_steps": [],
         "summary": f"{len(folders)} runs, {len(metrics)} metrics",
