@@ -861,11 +861,7 @@ function smoothed(points, reach) {
 // -------------------------------------------------------------------------------------------------
 // The views
 
-/**
- * Scroll a list to one of its buttons, unless it is in view. The page itself does not scroll.
- *
- * The button comes to the middle, because its neighbours may grow when they are drawn.
- */
+/** Scroll a list to one of its buttons, unless it is in view. The page itself does not scroll. */
 function scrollListTo(button) {
   const list = button.closest(".items"),
     place = button.getBoundingClientRect(),
