@@ -97,7 +97,7 @@ CASES = {
     "rewind_2": Case({**SPIKES, "check_replicas_every_n_steps": 10}, ranks=2, shows=rewound),
     "pending": Case({}, stopped_in=1),
     "pending_2": Case({**TRM, "optim": "muon", "parallel": "fsdp"}, ranks=2, stopped_in=2),
-    "branch": Case({"lr": 5e-3}, branch_of="rewind", shows=rewound),
+    "branch": Case({"lr": 2e-2}, branch_of="rewind", shows=rewound),
     "float16": Case({**FLOAT16, "ema": "true"}, shows=overflowed),
     "float16_2": Case({**TRM, **FLOAT16, "parallel": "fsdp"}, ranks=2, shows=overflowed),
     "share": Case({"eval_max_share": 0.99}),  # there is time for every example
