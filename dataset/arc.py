@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from utils.errors import UserError
+from utils.json_files import parse_json
 from utils.text import one_line
 
 SIDE = 30  # of the published canvas, and of the largest grid
@@ -34,6 +35,7 @@ IDENTITY_C = np.arange(NUM_COLOURS, dtype=np.uint8)
 
 SEPARATOR = "|||"  # between the parts of an identifier's name, as in TRM
 _AUGMENTATION = re.compile(r"t([0-7])\|\|\|(\d{10})")
+_ENDING = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
 _FIX = "correct the file"
 # Far more than any published file. The limit is needed because a gzipped file can expand to a
 # thousand times its size.
@@ -83,7 +85,7 @@ def read_tasks(file: Path, solutions_file: Path | None = None) -> list[Task]:
     Raises:
         UserError: Something is wrong; the message names the file, the ARC task and the place.
     """
-    name = file.name.removesuffix(".gz").removesuffix(".json")
+    name = _ENDING.sub("", file.name)
     if solutions_file is None:
         return parse_tasks(_read_json(file), str(file), name)
     solutions = _read_json(solutions_file)
@@ -117,7 +119,7 @@ def parse_tasks(value: Any, where: str, name: str) -> list[Task]:
 
 def _read_json(file: Path) -> Any:
     try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+        with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as stream:
             text = stream.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         raise UserError(f"there is no file {file}; correct the name") from None
@@ -127,11 +129,7 @@ def _read_json(file: Path) -> Any:
         raise UserError(f"{file}: is empty; get the file again")
     if len(text) > _MOST_BYTES:
         raise UserError(f"{file}: holds more than {_MOST_BYTES >> 20} MiB of JSON, no ARC tasks; give a smaller file")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        # Text that isn't UTF-8 and numbers with thousands of digits are ValueErrors too.
-        raise UserError(f"{file}: is no JSON ({one_line(error)}); {_FIX}") from None
+    return parse_json(text, file, _FIX)
 
 
 def _task(value: Any, name: str, where: str) -> Task:

@@ -7,7 +7,8 @@ predictions, and sends the counts to rank 0 for a few ARC tasks at a time.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ from dataset.arc import (
     score,
     undo,
 )
-from dataset.schema import Split
+from dataset.schema import Split, read_names
 from dataset.tasks.arc import ArcTask
 from utils.dist.world import World
 from utils.errors import UserError
-from utils.files import file_errors, plain, write_atomically
+from utils.files import file_errors, write_atomically
+from utils.json_files import read_json
 
 KS = (1, 2, 5, 10, 100, 1000)
 # The number of answers per test input in arc_votes.json.
@@ -185,9 +187,8 @@ class ArcVotes:
 
         They are kept as arrays, because a million Python objects would take much memory.
         """
-        names = _read_json(file)
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UserError(f"{file}: is no list of names; rebuild the dataset")
+        with _needed():
+            names = read_names(file.parent)
         if len(names) <= self._identifiers_U[-1]:
             raise UserError(
                 f"{file}: has {len(names)} names, but the test split has identifier {self._identifiers_U[-1]}; "
@@ -214,22 +215,23 @@ class ArcVotes:
 
 
 def _read_puzzles(file: Path) -> list[Task]:
-    tasks = parse_tasks(_read_json(file), str(file), "")
+    with _needed():
+        tasks = parse_tasks(read_json(file, "rebuild the dataset"), str(file), "")
     if tasks[0].name == "":
         raise UserError(f"{file}: holds one ARC task without its name; rebuild the dataset")
     return tasks
 
 
-def _read_json(file: Path) -> Any:
+@contextmanager
+def _needed() -> Iterator[None]:
+    """Turn the error of a missing file into a UserError that says what it is for."""
     try:
-        return json.loads(plain(file).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        yield
+    except FileNotFoundError as error:
         raise UserError(
-            f"{file} is missing, without which votes can't be counted; rebuild the dataset with "
+            f"{error} is missing, without which votes can't be counted; rebuild the dataset with "
             "dataset/build_arc_dataset.py, or give evaluators=[]"
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file}: cannot be read ({' '.join(str(error).split())}); rebuild the dataset") from None
 
 
 def _merged(shares: Iterable[Votes]) -> Votes:

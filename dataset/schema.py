@@ -26,6 +26,7 @@ from dataset.canvas import Corner, common_side, shape_of, side_of
 from utils.config import Float, Int
 from utils.errors import UserError
 from utils.files import file_errors, plain
+from utils.json_files import read_json
 from utils.programs import command_words
 
 SplitName = Literal["train", "test"]
@@ -317,18 +318,7 @@ def read_described(file: Path, kind: type[Described]) -> Described:
         FileNotFoundError: There is no such file.
         UserError: The file is wrong.
     """
-    try:
-        text = plain(file).read_text(encoding="utf-8")
-    except NotADirectoryError as error:
-        raise FileNotFoundError(file) from error
-    except FileNotFoundError:
-        raise
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read ({_one_line(error)}); rebuild the dataset") from None
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: not JSON ({_one_line(error)}); rebuild the dataset") from None
+    values = read_json(file, "rebuild the dataset")
     if isinstance(values, dict) and values.get("kind", kind.kind_of_data) != kind.kind_of_data:
         raise UserError(
             f"{file}: holds {values['kind']!r}, not {kind.kind_of_data}; give a dataset of {kind.kind_of_data} instead"
@@ -340,6 +330,20 @@ def read_described(file: Path, kind: type[Described]) -> Described:
             f"{'.'.join(map(str, problem['loc'])) or 'the file'}: {problem['msg']}" for problem in error.errors()
         )
         raise UserError(f"{file}: {problems}; correct it or rebuild the dataset") from None
+
+
+def read_names(data_path: Path) -> list[str]:
+    """Return the names of the puzzle identifiers, from number 0, from identifiers.json.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UserError: The file is no list of names.
+    """
+    file = data_path / "identifiers.json"
+    names = read_json(file, "rebuild the dataset")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{file}: is no list of names; rebuild the dataset")
+    return names
 
 
 def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
@@ -630,13 +634,9 @@ def compare_with_builder(folder: Path, fingerprint: str) -> None:
     """Raise UserError if fingerprint.json holds another fingerprint of the split in this folder."""
     file = folder.parent / "fingerprint.json"
     try:
-        recorded = json.loads(plain(file).read_text(encoding="utf-8"))
+        recorded = read_json(file, "rebuild the dataset or delete the file")
     except FileNotFoundError:  # datasets that other programs built have no such file
         return
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{file}: cannot be read ({_one_line(error)}); rebuild the dataset or delete the file"
-        ) from None
     if not isinstance(recorded, dict) or recorded.get(folder.name) != fingerprint:
         raise UserError(
             f"{folder} changed after it was built (its fingerprint is {fingerprint[:12]}, not the one in {file}); "

@@ -1,12 +1,12 @@
 """Show a dataset: counts, fingerprints, how it was built, and some examples with their labels."""
 # N = examples, S = tokens of an example, P = puzzles, G = groups
 
-import json
 import math
 import re
 import shutil
 import sys
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -19,14 +19,14 @@ if not __package__:
 import numpy as np
 
 from dataset.builder import SPLITS
-from dataset.schema import PuzzleSet, Split, SplitName, check_contents, open_split
+from dataset.schema import PuzzleSet, Split, SplitName, check_contents, open_split, read_names
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, joined
 from dataset.text.schema import check_text_contents, has_split, is_text, open_text_split
 from dataset.text.show import describe_text, show_samples
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
-from utils.files import plain
+from utils.json_files import read_json
 from utils.shell import run_command
 
 # The fingerprint of a larger dataset is only computed on request, because it takes long.
@@ -105,7 +105,7 @@ def describe(settings: Settings) -> str:
     shown = splits[settings.split]
     metadata = shown.metadata
     task = task_of_shape(metadata.seq_len, metadata.vocab_size)
-    record = _read_json(settings.path / "fingerprint.json", dict)
+    record = _record(settings.path)
     labels = "all labels count" if metadata.ignore_label_id is None else f"label {metadata.ignore_label_id} is ignored"
     lines = [
         str(settings.path),
@@ -115,15 +115,17 @@ def describe(settings: Settings) -> str:
         *(f"  sha256   {line}" for line in _fingerprints(settings, splits, record)),
         *_builder(record.get("builder")),
     ]
+    names: list[str] = []
     if settings.num:
-        names = _read_json(settings.path / "identifiers.json", list)
+        with suppress(FileNotFoundError):
+            names = read_names(settings.path)
         for row in _rows(settings, shown):
             lines += ["", *_example(shown, row, task, names, settings.color or sys.stdout.isatty())]
     return "\n".join(lines)
 
 
 def _describe_text(settings: Settings) -> str:
-    record = _read_json(settings.path / "fingerprint.json", dict)
+    record = _record(settings.path)
     lines = [str(settings.path), *describe_text(settings.path)]
     for name in SPLITS:
         if settings.fingerprint and has_split(settings.path, name):
@@ -180,17 +182,16 @@ def _builder(settings: object) -> list[str]:
     return [" ".join([f"  built by {settings.get('program')}", *given])]
 
 
-def _read_json(file: Path, kind: type) -> Any:
-    """Read a list or a dict from JSON. A missing file gives an empty one."""
+def _record(path: Path) -> dict[str, Any]:
+    """Return fingerprint.json, or an empty record if there is none."""
+    file = path / "fingerprint.json"
     try:
-        value = json.loads(plain(file).read_text(encoding="utf-8"))
+        record = read_json(file, "python -m dataset.validate checks the rest")
     except FileNotFoundError:
-        return kind()
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file}: cannot be read ({error}); python -m dataset.validate checks the rest") from None
-    if not isinstance(value, kind):
-        raise UserError(f"{file}: is no {kind.__name__}; rebuild the dataset")
-    return value
+        return {}
+    if not isinstance(record, dict):
+        raise UserError(f"{file}: is no dict; rebuild the dataset")
+    return record
 
 
 # --------------------------------------------------------------------------------------------------

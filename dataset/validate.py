@@ -6,7 +6,6 @@ each example, by which test examples are found in the training split.
 # N = examples (of a set, or of a chunk of it), S = tokens of an example, L = side of a grid
 
 import hashlib
-import json
 import math
 import sys
 import textwrap
@@ -34,6 +33,7 @@ from dataset.schema import (
     open_array,
     open_split,
     read_metadata,
+    read_names,
 )
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, Fault, joined
@@ -41,7 +41,6 @@ from dataset.text.schema import is_text
 from dataset.text.validate import validate_text
 from utils.arguments import Parser, typed_path
 from utils.errors import UserError
-from utils.files import plain
 from utils.shell import run_command
 from utils.text import one_line
 
@@ -310,15 +309,12 @@ def _compare(train: Split, test: Split, findings: Findings) -> None:
 def _check_names(file: Path, metadata: DatasetMetadata, findings: Findings) -> None:
     """Check identifiers.json, which holds the name of each identifier."""
     try:
-        names = json.loads(plain(file).read_text(encoding="utf-8"))
+        names = read_names(file.parent)
     except FileNotFoundError:
         findings.warnings.append(f"{file}: is missing, so nobody can tell which puzzle an identifier means")
         return
-    except (OSError, ValueError, RecursionError) as error:
-        findings.errors.append(f"{file}: cannot be read ({one_line(error)}); rebuild the dataset")
-        return
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        findings.errors.append(f"{file}: is no list of names; rebuild the dataset")
+    except UserError as error:
+        findings.errors.append(str(error))
         return
     num = metadata.num_puzzle_identifiers
     if len(names) != num:

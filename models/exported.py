@@ -5,7 +5,6 @@ with the architecture and all its options, the sizes of the data, and where the 
 Files come from strangers: the description is read like any config, and can't name code.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -19,6 +18,7 @@ from utils.checkpoint.names import folder_around
 from utils.command_line import read_config, validate
 from utils.config import Int, StrictModel
 from utils.errors import UserError
+from utils.json_files import parse_json
 from utils.run.resume import completed
 from utils.safetensors_files import weights_in
 from utils.weights_file import is_text, read_metadata, read_weights
@@ -161,10 +161,7 @@ def read_exported(where: str) -> Exported | None:
     text = _own_text(where)
     if text is None:
         return _published(where)
-    try:
-        described: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        described = None
+    described = parse_json(text, f"{where}: its description", "copy or export it again")
     if not isinstance(described, dict):
         raise UserError(f"{where} is damaged: the description of its model is no JSON object; copy or export it again")
     if described.get("format") != FORMAT:

@@ -345,7 +345,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (lambda d: _truncate(d / "train" / "all__labels.npy"), "it is truncated, damaged or needs pickle"),
     "no array": (lambda d: (d / "test" / "all__labels.npy").unlink(), "all__labels.npy is missing; rebuild"),
     "no split": (lambda d: shutil.rmtree(d / "test"), "dataset.json is missing; build it"),
-    "no JSON": (lambda d: (d / "train" / "dataset.json").write_text("{"), "dataset.json: not JSON"),
+    "no JSON": (lambda d: (d / "train" / "dataset.json").write_text("{"), "dataset.json: is no JSON"),
     "groups": (lambda d: _set_json(d, "train", total_groups=1), "total_groups is 1, but the sets hold"),
     "seq_len": (lambda d: _set_json(d, "test", seq_len=81), "but seq_len in dataset.json is 81; rebuild"),
     "vocabulary": (

@@ -1113,7 +1113,7 @@ OUTPUTS = "eval_outputs/step_00000500"
         ("metrics.jsonl", b'{"step": 1}\n[1]\n{"step": 2}\n', ":2: is no JSON object"),
         ("config.yaml", b"a: [", "cannot be read"),
         ("config.yaml", b"- a", "is no config of a run"),
-        (f"{OUTPUTS}/results.json", b"{", "not JSON"),
+        (f"{OUTPUTS}/results.json", b"{", "no JSON"),
         (f"{OUTPUTS}/results.json", b'{"metrics": 3}', "isn't what evaluate.py writes"),
         (f"{OUTPUTS}/arc_votes.json", b'{"a": [{}]}', "isn't what evaluation writes"),
         (f"{OUTPUTS}/all_rank1_0000.safetensors", b"\x10", "is damaged"),

@@ -206,7 +206,7 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
     (make_run(tmp_path / "bad", []) / "metrics.jsonl").write_text("[1]\n")
     make_run(tmp_path / "good", rows_of(3))
     text = "\n".join(shown_at(tmp_path, 120, 24))
-    assert "bad damaged" in text and "metrics.jsonl:1: is no JSON object" in text and "good dead" in text
+    assert "bad damaged" in text and "metrics.jsonl:1: is no JSON" in text and "good dead" in text
 
 
 def test_names_tell_runs_apart_and_reach_the_terminal_clean(tmp_path: Path) -> None:

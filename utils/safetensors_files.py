@@ -6,13 +6,12 @@ beside it each tensor is.
 This module does not import PyTorch, so that programs that only look at runs start at once.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.errors import UserError
-from utils.files import plain
+from utils.json_files import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,10 +46,7 @@ def read_index(path: Path) -> dict[str, str]:
     Raises:
         UserError: It is no such index.
     """
-    try:
-        index = json.loads(plain(path).read_bytes())
-    except (ValueError, RecursionError) as error:  # no JSON, or no text
-        raise UserError(f"{path} is no index of weights; copy or download it again") from error
+    index = read_json(path, "copy or download it again")
     file_of = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(file_of, dict) or not file_of:
         raise UserError(f"{path} has no weight_map, which says where each tensor is; copy or download it again")

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from dataset.schema import read_names
+from utils import json_files
 from utils.errors import UserError
-from utils.files import plain
 from utils.text import one_line
 
 FOLDER = Path(__file__).parent
@@ -121,20 +122,20 @@ def read_json(file: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        UserError: the file holds no JSON.
+        UserError: The file is missing, or holds no JSON.
     """
     try:
-        return json.loads(plain(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file}: not JSON ({one_line(error)}); remove it or write it again") from None
+        return json_files.read_json(file, "remove it or write it again")
+    except FileNotFoundError:
+        raise UserError(f"{file} is missing; write it again") from None
 
 
 def names_of(data: Path) -> list[str]:
     """Return the names of puzzle identifiers, an empty list if the dataset has none."""
-    file = data / "identifiers.json"
-    names = read_json(file) if file.exists() else []
-    if not isinstance(names, list):
-        raise UserError(f"{file}: is no list of names; rebuild the dataset or delete the file")
+    try:
+        names = read_names(data)
+    except FileNotFoundError:
+        return []
     return names if len(names) > 1 else []  # a single name is <blank>
 
 

@@ -33,6 +33,7 @@ from dataset.schema import (
 from utils.config import Int
 from utils.errors import UserError
 from utils.files import file_errors, plain
+from utils.json_files import read_json
 from utils.programs import command_words
 
 # The value of `tokenizer` in dataset.json if each byte is a token, and if nobody knows it.
@@ -189,8 +190,8 @@ def is_text(data_path: str | Path) -> bool:
             return True
     for folder in folders[1:]:
         try:
-            described = json.loads(plain(folder / "dataset.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            described = read_json(folder / "dataset.json", REBUILD)
+        except (OSError, UserError):  # what opens the dataset says what is wrong
             continue
         if isinstance(described, dict) and described.get("kind") == TextMetadata.kind_of_data:
             return True
@@ -322,12 +323,12 @@ def _published_special_tokens(tokenizer: Path, info: dict[str, Any]) -> SpecialT
     names = [info.get(key) for key in ("boq", "eoq", "eoa")]
     if not tokenizer.is_file():
         return None
+    described = read_json(tokenizer, "copy it again")
     try:
-        added = json.loads(tokenizer.read_text(encoding="utf-8"))["added_tokens"]
-        numbers = {token["content"]: token["id"] for token in added}
+        numbers = {token["content"]: token["id"] for token in described["added_tokens"]}
         start, end_of_instruction, end = (numbers[name] for name in names)
         return SpecialTokens(start=start, end_of_instruction=end_of_instruction, end=end)
-    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return None
 
 

@@ -3,7 +3,6 @@
 import codecs
 import csv
 import gzip
-import json
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import BinaryIO, NamedTuple
 
 from utils.errors import UserError
 from utils.files import plain
+from utils.json_files import parse_json
 from utils.text import one_line
 
 # A plain text has no marks between documents. It is cut into documents of so many bytes at most, at
@@ -126,11 +126,8 @@ def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Document]:
         place = f"{file}:{number}"
         if not line.strip():
             continue
-        try:
-            values = json.loads(line.decode())
-        except (ValueError, RecursionError) as error:
-            fix = "write one object on each line" if line.strip() in (b"[", b"{") else "correct or remove the line"
-            raise UserError(f"{place}: is no line of JSON ({one_line(error)}); {fix}") from None
+        fix = "write one object on each line" if line.strip() in (b"[", b"{") else "correct or remove the line"
+        values = parse_json(line, place, fix)
         if not isinstance(values, dict):
             raise UserError(f"{place}: is no object with {KEYS}; correct or remove the line")
         yield _document(place, values)

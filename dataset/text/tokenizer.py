@@ -6,7 +6,6 @@ needs no token, because it counts nowhere.
 """
 
 import hashlib
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 from dataset.text.schema import BYTES, UNKNOWN, SpecialTokens, TextSplit
 from utils.errors import UserError
 from utils.files import plain
+from utils.json_files import parse_json
 from utils.text import one_line
 
 NUM_SPECIAL = 3
@@ -103,11 +103,11 @@ class FileTokenizer(Tokenizer):
         tokenizers = _library(f"{file}: such a tokenizer")
         try:
             contents = plain(file).read_bytes()
-            described = json.loads(contents)
         except FileNotFoundError:
             raise UserError(f"{file} is missing; correct --tokenizer") from None
-        except (OSError, ValueError, RecursionError) as error:
+        except OSError as error:
             raise UserError(f"{file}: is no tokenizer.json ({one_line(error)}); give another --tokenizer") from None
+        described = parse_json(contents, file, "give another --tokenizer")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(contents)
         except Exception as error:  # the library raises nothing narrower

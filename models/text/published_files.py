@@ -13,7 +13,6 @@ Hub:
     model.safetensors       the weights, or several files with an index
 """
 
-import json
 import math
 import os
 import re
@@ -30,6 +29,7 @@ from utils.dcp_folder import METADATA, is_dcp_folder, read_index, read_tensors
 from utils.errors import UserError
 from utils.files import file_errors, plain, read_plain_yaml
 from utils.hub import is_address, path_of, with_file
+from utils.json_files import RepeatedKey, read_json
 from utils.safetensors_files import FILE, INDEX, INDEX_ENDING
 from utils.weights_file import read_names, read_weights
 
@@ -295,11 +295,17 @@ def _number(config: dict[str, Any], key: str, default: float) -> float:
 
 
 def _json(file: Path) -> dict[str, Any] | None:
-    """Return the object in a file of JSON; None if it holds something else, or is missing."""
+    """Return the object in a file of JSON; None if it holds another value, or is missing.
+
+    Raises:
+        RepeatedKey: An object in the file has a key twice.
+    """
     if not os.path.isfile(file) or plain(file).stat().st_size > _MOST_JSON_BYTES:
         return None
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
+        values = read_json(file, "copy or download it again")
+    except RepeatedKey:
+        raise
+    except UserError:
         return None
     return values if isinstance(values, dict) else None

@@ -316,7 +316,7 @@ def test_files_that_do_not_belong_to_the_split_are_refused(tmp_path: Path, data:
 
     assert "is missing, without which votes can't be counted" in mistake("test_puzzles.json", None)
     assert "is missing" in mistake("identifiers.json", None)
-    assert "cannot be read" in mistake("identifiers.json", "[")
+    assert "is no JSON" in mistake("identifiers.json", "[")
     assert "is no list of names" in mistake("identifiers.json", '{"a": 1}')
     assert "is no list of names" in mistake("identifiers.json", json.dumps([0] * len(names)))
     assert f"has 3 names, but the test split has identifier {len(names) - 1}" in mistake(

@@ -196,7 +196,7 @@ def test_a_change_after_the_build_is_found(tmp_path: Path) -> None:
     _edit(tmp_path, "labels", lambda array: array[::-1])
     assert "changed after it was built" in _error(tmp_path)
     (tmp_path / "fingerprint.json").write_text("{")
-    assert "fingerprint.json: cannot be read" in _error(tmp_path)
+    assert "fingerprint.json: is no JSON" in _error(tmp_path)
 
 
 def test_the_error_for_a_missing_dataset_names_the_command_that_builds_it(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_mistakes_are_one_line(
 @pytest.mark.parametrize(
     "file, content, expected",
     [
-        ("fingerprint.json", "{", "cannot be read"),
+        ("fingerprint.json", "{", "is no JSON"),
         ("identifiers.json", "{}", "no list"),
         ("train/all__inputs.npy", "", "cannot be mapped"),
     ],

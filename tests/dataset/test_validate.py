@@ -200,7 +200,7 @@ def test_a_change_after_the_build_is_found(tmp_path: Path, capsys: pytest.Captur
     assert "test changed after it was built" in error
 
 
-@pytest.mark.parametrize("text, expected", [("", "cannot be read"), ("{}", "no list of names"), ("[1]", "no list")])
+@pytest.mark.parametrize("text, expected", [("", "is no JSON"), ("{}", "no list of names"), ("[1]", "no list")])
 def test_wrong_lists_of_names_are_refused(
     data: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str
 ) -> None:

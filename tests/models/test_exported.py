@@ -93,8 +93,8 @@ def test_options_that_were_added_since_get_their_defaults(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no JSON object"),
-        ("[" * 100_000, "is no JSON object"),
+        ("{", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
         ("[]", "is no JSON object"),
         (_described(format=2), "a description of format 2, and this version reads 1"),
         ({}, "a description of format None"),

@@ -1,6 +1,5 @@
 """Read the config of a run, and what it has logged, also while the run writes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import yaml
 
 from utils.errors import UserError
 from utils.files import plain, read_plain_yaml
+from utils.json_files import parse_json
 from utils.text import one_line
 
 METRICS_FILE = "metrics.jsonl"
@@ -71,14 +71,16 @@ class History:
             return b"", bool(self._last_line)
 
     def _row(self, line: str, number: int) -> dict[str, Any]:
+        fix = "correct or remove the line"
+        # A stranger's integer may be too large for a float.
+        row = parse_json(line, f"{self.file}:{number}", fix, parse_int=float)
         try:
-            row = json.loads(line, parse_int=float)  # a stranger's integer may be too large for a float
             step = row["step"]
             if isinstance(step, float) and 0 <= step < _MOST_STEPS and step.is_integer():
                 return row | {"step": int(step)}
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (TypeError, KeyError):
             pass
-        raise UserError(f"{self.file}:{number}: is no JSON object with a step; correct or remove the line")
+        raise UserError(f"{self.file}:{number}: is no JSON object with a step; {fix}")
 
 
 def read_run_config(run: Path) -> dict[str, Any]:

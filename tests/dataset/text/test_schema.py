@@ -95,7 +95,7 @@ def _truncated(name: str, num_bytes: int) -> Callable[[Path], object]:
         (_truncated("tokens.npy", 200), "tokens.npy: cannot be mapped as a plain array .*rebuild"),
         (_truncated("tokens.npy", 0), "tokens.npy: cannot be mapped as a plain array .*rebuild"),
         (_truncated("samples.npy", 300), "samples.npy: cannot be mapped as a plain array .*rebuild"),
-        (_truncated("dataset.json", 30), "dataset.json: not JSON .*rebuild"),
+        (_truncated("dataset.json", 30), "dataset.json: is no JSON .*rebuild"),
         (lambda path: (path / "train" / "samples.npy").unlink(), "samples.npy is missing; rebuild"),
         (lambda path: _change(path, num_tokens=12345), "tokens.npy: has .* rows, but num_tokens .* is 12,345"),
         (lambda path: _change(path, num_samples=3), "samples.npy: has 20 rows, but num_samples .* is 3"),

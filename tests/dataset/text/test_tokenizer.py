@@ -95,7 +95,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, contents: bytes) -> None:
     pytest.importorskip("tokenizers", reason="needs pip install -r requirements-text.txt")
     (tmp_path / "tokenizer.json").write_bytes(contents)
-    with pytest.raises(UserError, match=r"tokenizer.json: is no tokenizer.json .*; give another --tokenizer"):
+    with pytest.raises(UserError, match=r"tokenizer.json: is no .*; give another --tokenizer"):
         FileTokenizer(tmp_path / "tokenizer.json")
 
 

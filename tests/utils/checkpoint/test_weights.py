@@ -104,8 +104,8 @@ def _index(change: dict[str, Any] | str) -> Any:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_index("{"), "is no index of weights"),
-        (_index("[" * 100_000), "is no index of weights"),
+        (_index("{"), "is no JSON"),
+        (_index("[" * 100_000), "is no JSON"),
         (_index({"weight_map": []}), "has no weight_map"),
         (_index({"weight_map": {"a": "../../etc/passwd.safetensors"}}), "no safetensors file beside it; refused"),
         (_index({"weight_map": {"a": 3}}), "no safetensors file beside it; refused"),

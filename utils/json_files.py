@@ -1,0 +1,68 @@
+"""Read JSON that somebody else may have written. A key that stands twice in an object is an error.
+
+The JSON readers of Python and pydantic keep the last of equal keys, so that the others are lost.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from utils.errors import UserError
+from utils.files import plain
+from utils.text import for_a_terminal, one_line
+
+
+class RepeatedKey(UserError):
+    """An object has a key twice."""
+
+
+def read_json(file: Path, fix: str) -> Any:
+    """Return the value in a file of JSON.
+
+    Args:
+        fix: the end of a message, which says what to do.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UserError: The file can't be read, is no JSON, or has a key twice in one object.
+    """
+    try:
+        contents = plain(file).read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(file) from error
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror or one_line(error)}); {fix}") from None
+    return parse_json(contents, file, fix)
+
+
+def parse_json(
+    text: str | bytes, where: object, fix: str, *, parse_int: Callable[[str], int | float] | None = None
+) -> Any:
+    """Return the value of a JSON text.
+
+    Args:
+        where: the beginning of a message, such as the path of the file.
+        fix: the end of a message, which says what to do.
+        parse_int: reads the digits of an integer in place of `int`.
+
+    Raises:
+        UserError: The text is no JSON, or has a key twice in one object.
+    """
+    twice: list[str] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs) and not twice:
+            twice.append(Counter(key for key, _ in pairs).most_common(1)[0][0])
+        return values
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique, parse_int=parse_int)
+    except (ValueError, RecursionError) as error:  # no text, or a number of thousands of digits, too
+        raise UserError(f"{where}: is no JSON ({one_line(error)}); {fix}") from None
+    if twice:
+        key = for_a_terminal(twice[0])[:80]
+        raise RepeatedKey(f"{where}: has the key {key!r} twice in one object; rename or remove one of them")
+    return value
