@@ -46,10 +46,21 @@ from dataset.arc import (
     side_of,
     transform,
 )
-from dataset.builder import MAX_ROWS, SPLITS, SplitWriter, finish, new_dataset, progress, record_of, summary
+from dataset.builder import (
+    MAX_ROWS,
+    SPLITS,
+    SplitWriter,
+    finish,
+    new_dataset,
+    progress,
+    record_of,
+    summary,
+    what_was_left_out,
+)
 from dataset.schema import SplitName
 from utils.arguments import Parser, check_at_least, check_exclusive, given, typed_path
 from utils.errors import UserError
+from utils.files import files_below
 from utils.shell import run_command
 from utils.terminal import tell
 
@@ -276,17 +287,26 @@ def _read_folders(dataset_dirs: Sequence[Path]) -> list[Source]:
     for folder in dataset_dirs:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}; get the ARC tasks or correct --dataset-dirs")
-        found = []
-        for subfolder in sorted(path for path in folder.iterdir() if path.is_dir()):
-            # Files are sorted by name, because the order in which a disk lists files must not
-            # matter.
-            files = sorted(file for file in subfolder.iterdir() if file.name.endswith((".json", ".json.gz")))
+        files_of: dict[Path, list[Path]] = {}
+        left_out: dict[str, list[Path]] = {}
+        for file in files_below(folder):
+            if not file.name.lower().endswith((".json", ".json.gz")):
+                left_out.setdefault("without .json", []).append(file)
+            elif file.parent == folder:
+                left_out.setdefault("beside the subfolders", []).append(file)
+            elif file.parent.parent != folder:
+                left_out.setdefault("in deeper folders", []).append(file)
+            else:
+                files_of.setdefault(file.parent, []).append(file)
+        others = f"; left out: {what_was_left_out(folder, left_out)}" if left_out else ""
+        if not files_of:
+            raise UserError(f"{folder}: no subfolder of it holds a .json file{others}; correct --dataset-dirs")
+        if others:
+            num = sum(map(len, files_of.values()))
+            tell(f"note: {folder}: {num:,} files of its subfolders are read{others}")
+        for subfolder, files in files_of.items():
             tasks = [task for file in files for task in read_tasks(file)]
-            if tasks:
-                found.append(Source(str(subfolder), subfolder.name == TEST_FOLDER, tasks))
-        if not found:
-            raise UserError(f"{folder}: no subfolder of it holds a .json file; correct --dataset-dirs")
-        sources += found
+            sources.append(Source(str(subfolder), subfolder.name == TEST_FOLDER, tasks))
     return sources
 
 

@@ -1,4 +1,4 @@
-"""Build a dataset of text from plain text, JSONL, CSV and problems that are generated here.
+"""Build a dataset of text from plain text, JSONL, CSV, TSV and problems that are generated here.
 
 Files are read as a stream, so a file of GBs needs little memory. The documents and the settings,
 with the seed, decide every byte of the dataset. It appears under its name only when it is whole.
@@ -7,6 +7,7 @@ with the seed, decide every byte of the dataset. It appears under its name only 
 import dataclasses
 import hashlib
 import itertools
+import os
 import shutil
 import sys
 import time
@@ -24,14 +25,16 @@ import numpy as np
 
 from dataset.builder import SPLITS, new_dataset, progress, record_of, summary, write_fingerprints
 from dataset.schema import SplitName
+from dataset.tasks.base import count
 from dataset.text.generated import generate
 from dataset.text.schema import check_text_contents, open_text_split
-from dataset.text.sources import Document, read_documents
+from dataset.text.sources import Document, files_of, read_documents
 from dataset.text.tokenizer import LEAST_BPE, ByteTokenizer, FileTokenizer, Tokenizer, train_bpe
 from dataset.text.writer import TextSplitWriter
 from utils.arguments import Parser, check_at_least, check_exclusive, typed_path
 from utils.errors import UserError
 from utils.shell import run_command
+from utils.terminal import tell
 from utils.text import one_line
 
 DEFAULT_TEST_SHARE, DEFAULT_NUM = 0.05, 1000
@@ -42,6 +45,8 @@ DOCUMENT_BYTES = 256
 # If all documents have fewer bytes than this, the test share is exact.
 FEW_BYTES = 1 << 21
 MOST_TASKS = 1000
+# Published files of text have this between their documents.
+END_OF_TEXT = "<|endoftext|>"
 
 EXAMPLES = """
 examples:
@@ -64,8 +69,12 @@ examples:
   python dataset/build_text_dataset.py --output-dir data/mixed --max-len 512 --source book.txt \\
       --generate basic_arithmetic number_sorting --generate-num 10000 --skip-long
 
-JSONL and CSV hold `text`, or `instruction` and `response`, and may name a `task`. Any other file is
-plain text, which is cut into documents of 16 KiB at most, at blank lines. Each file may end with
+  # a folder, whose plain texts have a line between their documents
+  python dataset/build_text_dataset.py --output-dir data/stories --source stories \\
+      --separator '<|endoftext|>'
+
+JSONL, CSV and TSV hold `text`, or `instruction` and `response`, and may name a `task`. Any other file
+is plain text, which is cut into documents of 16 KiB at most, at blank lines. Each file may end with
 .gz. A text is cut into samples of --max-len tokens. A problem is one sample.
 """
 
@@ -84,6 +93,7 @@ class Settings:
     generate_num: int | None
     test_source: list[Path] | None
     test_share: float | None
+    separator: str | None
     max_len: int
     skip_long: bool
     tokenizer: Path | None
@@ -108,7 +118,8 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     )
     add = parser.add_argument
     add("--output-dir", type=typed_path, metavar="DIR", default=Path("data/text"), help="default: %(default)s")
-    add("--source", type=typed_path, metavar="FILE", nargs="+", help="text, .jsonl or .csv")
+    add("--source", type=typed_path, metavar="FILE", nargs="+", help="text, .jsonl, .csv, .tsv, or folders")
+    add("--separator", metavar="TEXT", help="what divides the documents of plain text, such as '<|endoftext|>'")
     add("--generate", metavar="TASK", nargs="+", help="problems of these tasks of reasoning-gym")
     add("--generate-num", type=int, metavar="N", help=f"problems of each task (default: {DEFAULT_NUM:,})")
     add("--max-len", type=int, metavar="N", default=1024, help="most tokens to read of a sample (default: %(default)s)")
@@ -127,9 +138,10 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     check_at_least(settings, max_len=2, seed=0, train_bpe=LEAST_BPE, generate_num=1)
     if settings.seed >= 2**64:
         raise UserError(f"--seed is {settings.seed}; give a number below 2^64")
-    for option, named in (("--source", settings.source), ("--generate", settings.generate)):
-        if twice := [each for each, num in Counter(map(str, named or [])).items() if num > 1]:
-            raise UserError(f"{option} names {twice[0]} more than once; name it once")
+    if settings.separator == "":
+        raise UserError("--separator is empty; give the text between two documents, or leave it out")
+    if twice := [each for each, num in Counter(settings.generate or []).items() if num > 1]:
+        raise UserError(f"--generate names {twice[0]} more than once; name it once")
     check_exclusive(settings, "test_share", "test_source")
     check_exclusive(settings, "tokenizer", "train_bpe")
     if settings.test_share is not None and not 0 < settings.test_share < 1:
@@ -176,7 +188,7 @@ def split_documents(settings: Settings, left_out: Counter[str]) -> Iterator[tupl
             yield "test" if _key(document, settings.seed) < limit else "train", document
         return
     in_test: set[int] = set()
-    for document in _with_text(_of_files(settings.test_source), left_out):
+    for document in _with_text(_of_files(settings.test_source, settings), left_out):
         in_test.add(_key(document))
         yield "test", document
     for document in _with_text(_main_documents(settings), left_out):
@@ -188,11 +200,12 @@ def split_documents(settings: Settings, left_out: Counter[str]) -> Iterator[tupl
 
 def _main_documents(settings: Settings) -> Iterator[Document]:
     problems = generate(settings.generate or [], settings.generate_num or DEFAULT_NUM, settings.seed)
-    return itertools.chain(_of_files(settings.source or []), problems)
+    return itertools.chain(_of_files(settings.source or [], settings), problems)
 
 
-def _of_files(files: list[Path]) -> Iterator[Document]:
-    return itertools.chain.from_iterable(map(read_documents, files))
+def _of_files(files: list[Path], settings: Settings) -> Iterator[Document]:
+    separator = None if settings.separator is None else os.fsencode(settings.separator)
+    return itertools.chain.from_iterable(read_documents(file, separator) for file in files)
 
 
 def _with_text(documents: Iterator[Document], left_out: Counter[str]) -> Iterator[Document]:
@@ -274,6 +287,7 @@ def _characters(document: Document, text: bytes) -> bytes:
 def write_splits(folder: Path, settings: Settings, tokenizer: Tokenizer, left_out: Counter[str]) -> list[str]:
     """Write both splits, and return lines that describe them."""
     tasks: dict[str, int] = {}
+    num_marked, first_marked = 0, ""
     with ExitStack() as stack:
         writers: dict[SplitName, TextSplitWriter] = {
             split: stack.enter_context(TextSplitWriter(folder / split, tokenizer, settings.max_len)) for split in SPLITS
@@ -283,6 +297,8 @@ def write_splits(folder: Path, settings: Settings, tokenizer: Tokenizer, left_ou
             if settings.tokenizer or settings.train_bpe:
                 for _, document in batch:
                     _characters(document, document.text)  # JSON and CSV have been decoded already
+            marked = [document.place for _, document in batch if END_OF_TEXT.encode() in document.text]
+            num_marked, first_marked = num_marked + len(marked), first_marked or "".join(marked[:1])
             instructions = tokenizer.encode([document.instruction or b"" for _, document in batch])
             texts = tokenizer.encode([document.text for _, document in batch])
             for (split, document), instruction, text in zip(batch, instructions, texts, strict=True):
@@ -300,6 +316,11 @@ def write_splits(folder: Path, settings: Settings, tokenizer: Tokenizer, left_ou
                 if _fits(writers[split], document, instruction, text, settings, left_out):
                     _add(writers[split], document, instruction, text, task)
             bar.update(len(batch))
+    if num_marked and settings.separator is None:
+        tell(
+            f"note: {END_OF_TEXT} is read as text in {count(num_marked, 'document')}, first in {first_marked}; "
+            f"--separator '{END_OF_TEXT}' divides plain text there"
+        )
     for split, writer in writers.items():
         if not writer.num_samples:
             raise UserError(f"no document is for {split}ing; {_how_to_fill(split, settings, left_out)}")
@@ -354,8 +375,13 @@ def build(settings: Settings) -> str:
     started = time.perf_counter()
     left_out: Counter[str] = Counter()
     with new_dataset(settings.output_dir) as folder:
-        tokenizer = make_tokenizer(folder, settings)
-        lines = write_splits(folder, settings, tokenizer, left_out)
+        expanded = dataclasses.replace(
+            settings,
+            source=settings.source and files_of(settings.source),
+            test_source=settings.test_source and files_of(settings.test_source),
+        )
+        tokenizer = make_tokenizer(folder, expanded)
+        lines = write_splits(folder, expanded, tokenizer, left_out)
         # This is the code with which training reads the dataset.
         splits = {split: open_text_split(folder, split) for split in SPLITS}
         fingerprints = {split: check_text_contents(opened) for split, opened in splits.items()}

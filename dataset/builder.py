@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -23,6 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from dataset.schema import DatasetMetadata, SplitName, check_contents, open_split
+from dataset.tasks.base import joined
 from utils.arguments import Parser, check_exclusive, given, typed_path
 from utils.errors import UserError
 from utils.files import remove_replaced
@@ -225,6 +226,11 @@ def _check_replaceable(target: Path, shown: Path) -> None:
     is_dataset = any((target / split / "dataset.json").is_file() for split in SPLITS)
     if any(target.iterdir()) and not is_dataset:
         raise UserError(f"{shown} is neither empty nor a dataset; choose another --output-dir")
+
+
+def what_was_left_out(folder: Path, left_out: Mapping[str, Sequence[Path]]) -> str:
+    """Return a phrase with the number and the first of the files that were not read, by reason."""
+    return joined([f"{len(files):,} {why} ({files[0].relative_to(folder)})" for why, files in left_out.items()])
 
 
 # --------------------------------------------------------------------------------------------------

@@ -126,6 +126,28 @@ def file_errors() -> Iterator[None]:
         raise UserError(f"{one_line(error)} in the name of a file; correct the name") from error
 
 
+@file_errors()
+def files_below(folder: Path) -> list[Path]:
+    """Return every file in a folder and its subfolders, in order. Links are followed, each once.
+
+    Raises:
+        UserError: A folder can't be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found: list[Path] = []
+    seen: set[str] = set()
+    for parent, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        if (real := os.path.realpath(parent)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        found += [Path(parent, name) for name in names]
+    return sorted(found)
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn an OSError inside into a UserError that names the file and says what to do."""

@@ -1,8 +1,9 @@
-"""Read documents from plain text, JSONL and CSV, as a stream: a file of GBs needs little memory."""
+"""Read documents from plain text, JSONL, CSV and TSV, as a stream. GBs need little memory."""
 
 import codecs
 import csv
 import gzip
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from dataset.builder import what_was_left_out
+from dataset.tasks.base import count
 from utils.errors import UserError
-from utils.files import plain
+from utils.files import files_below, plain
 from utils.json_files import parse_json
+from utils.terminal import tell
 from utils.text import one_line
 
 # A plain text has no marks between documents. It is cut into documents of so many bytes at most, at
@@ -21,6 +25,8 @@ from utils.text import one_line
 PASSAGE_BYTES = 1 << 14
 # The longest line of a JSONL file and the longest field of a CSV file.
 MOST_BYTES = 1 << 26
+_TAB = "\t"
+_REFUSED = (".json", ".parquet", ".arrow", ".zip", ".zst", ".xz", ".bz2", ".pdf")
 KEYS = "text, or instruction and response"
 # What JSON calls the values that are no text.
 _KINDS = {dict: "an object", list: "a list", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
@@ -39,23 +45,79 @@ class Document(NamedTuple):
         return len(self.text) + len(self.instruction or b"")
 
 
-def read_documents(file: Path) -> Iterator[Document]:
-    """Yield the documents of a file: .jsonl, .csv, or else plain text; each perhaps with .gz.
+def files_of(sources: Sequence[Path]) -> list[Path]:
+    """Return the files of sources, and for a folder all files of text in it, in order.
+
+    Prints for each folder how many files are read, and what is left out and why.
+
+    Raises:
+        UserError: A folder holds no text, or a file is named twice.
+    """
+    files: list[Path] = []
+    for source in sources:
+        files += _files_in(source) if source.is_dir() else [source]
+    if twice := [file for file, num in Counter(files).items() if num > 1]:
+        raise UserError(f"{twice[0]} is named twice, itself or by its folder; name it once")
+    return files
+
+
+def _files_in(folder: Path) -> list[Path]:
+    read: list[Path] = []
+    left_out: dict[str, list[Path]] = {}
+    for file in files_below(folder):
+        why = "hidden" if "/." in f"/{file.relative_to(folder)}" else _why_no_text(file)
+        (left_out.setdefault(why, []) if why else read).append(file)
+    others = f"; left out: {what_was_left_out(folder, left_out)}" if left_out else ""
+    if not read:
+        raise UserError(f"{folder} holds no file of text{others}; give files of text")
+    tell(f"note: {folder}: {count(len(read), 'file')} read (from {read[0].relative_to(folder)} on){others}")
+    return read
+
+
+def _why_no_text(file: Path) -> str:
+    """Return why a file in a folder is left out; an empty text if it is read."""
+    if not file.is_file():
+        return "no regular files"
+    if _name(file).endswith(_REFUSED):
+        return "of a kind that can't be read"
+    with _opened(file) as stream:
+        beginning = stream.read(PASSAGE_BYTES)
+    if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "in UTF-16"
+    if b"\0" in beginning:
+        return "binary"
+    return "" if len(beginning) == PASSAGE_BYTES or beginning.strip() else "empty"
+
+
+def read_documents(file: Path, separator: bytes | None = None) -> Iterator[Document]:
+    """Yield the documents of a file: .jsonl, .csv, .tsv, or else plain text; each perhaps with .gz.
+
+    Args:
+        separator: divides plain text into documents, where the line ends around it are dropped.
 
     Raises:
         UserError: The file is missing, empty, binary or malformed. The message names the line.
     """
-    name = file.name.lower().removesuffix(".gz")
-    if name.endswith((".json", ".parquet", ".arrow", ".zip", ".zst", ".xz", ".bz2")):
+    name = _name(file)
+    if name.endswith(_REFUSED):
         raise UserError(f"{file}: can't be read; convert it to .jsonl, .csv or plain text, perhaps with .gz")
-    reader = _jsonl if name.endswith((".jsonl", ".ndjson")) else _csv if name.endswith(".csv") else _plain
     is_empty = True
     with _opened(file) as stream:
-        for document in reader(file, stream):
+        if name.endswith((".jsonl", ".ndjson")):
+            documents = _jsonl(file, stream)
+        elif name.endswith((".csv", ".tsv")):
+            documents = _csv(file, stream, _TAB if name.endswith(".tsv") else ",")
+        else:
+            documents = _plain(file, stream, separator)
+        for document in documents:
             is_empty = False
             yield document
     if is_empty:
         raise UserError(f"{file}: holds no text; give a file with text, or leave it out")
+
+
+def _name(file: Path) -> str:
+    return file.name.lower().removesuffix(".gz")
 
 
 @contextmanager
@@ -66,13 +128,14 @@ def _opened(file: Path) -> Iterator[BinaryIO]:
             yield stream  # type: ignore[misc]
     except FileNotFoundError:
         raise UserError(f"{file} is missing; correct --source or --test-source") from None
-    except IsADirectoryError:
-        raise UserError(f"{file} is a folder; give its files") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{file}: cannot be read on ({one_line(error)}); get the file again") from None
 
 
-def _plain(file: Path, stream: BinaryIO) -> Iterator[Document]:
+def _plain(file: Path, stream: BinaryIO, separator: bytes | None) -> Iterator[Document]:
+    mark = re.compile(rb"(?:\r?\n)?" + re.escape(separator) + rb"(?:\r?\n)?") if separator else None
+    # A separator that begins in a passage ends within so many bytes.
+    longest = PASSAGE_BYTES + (len(separator) + 4 if separator else 0)
     rest, offset = b"", 0
     for block in iter(partial(stream.read, PASSAGE_BYTES), b""):
         if not offset:
@@ -82,13 +145,20 @@ def _plain(file: Path, stream: BinaryIO) -> Iterator[Document]:
             raise UserError(f"{file}: is binary (byte {offset + zero:,} is 0); give text, .jsonl or .csv")
         offset += len(block)
         rest += block
-        while len(rest) > PASSAGE_BYTES:
-            cut = _cut(rest[:PASSAGE_BYTES])
-            if rest[:cut].strip():
-                yield Document(f"{file}, before byte {offset:,}", None, rest[:cut], "text")
-            rest = rest[cut:]
-    if rest.strip():
-        yield Document(f"{file}, before byte {offset:,}", None, rest, "text")
+        start = 0
+        while len(rest) - start > longest:
+            found = mark.search(rest, start, start + longest) if mark else None
+            if found and found.start() <= start + PASSAGE_BYTES:
+                text, start = rest[start : found.start()], found.end()
+            else:
+                text = rest[start : start + _cut(rest[start : start + PASSAGE_BYTES])]
+                start += len(text)
+            if text.strip():
+                yield Document(f"{file}, before byte {offset:,}", None, text, "text")
+        rest = rest[start:]
+    for text in mark.split(rest) if mark else [rest]:
+        if text.strip():
+            yield Document(f"{file}, before byte {offset:,}", None, text, "text")
 
 
 def _cut(passage: bytes) -> int:
@@ -133,7 +203,7 @@ def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Document]:
         yield _document(place, values)
 
 
-def _csv(file: Path, stream: BinaryIO) -> Iterator[Document]:
+def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Document]:
     num_read, first = 0, 1  # lines, and the line of the row under way
 
     def lines() -> Iterator[str]:
@@ -144,12 +214,13 @@ def _csv(file: Path, stream: BinaryIO) -> Iterator[Document]:
     limit = csv.field_size_limit(MOST_BYTES)
     try:
         # strict: a quote that is not closed would else swallow all rows behind it.
-        rows = csv.reader(lines(), strict=True)
+        rows = csv.reader(lines(), strict=True, delimiter=delimiter)
         header = next(rows, [])
         if twice := [name for name, num in Counter(header).items() if num > 1]:
             raise UserError(f"{file}:1: has two columns named {twice[0]}; rename or remove one")
         if header:
-            _used_keys(f"{file}:1", header, "name the columns so, and separate them by commas")
+            between = "tabs" if delimiter == _TAB else "commas"
+            _used_keys(f"{file}:1", header, f"name the columns so, and separate them by {between}")
         first = num_read + 1
         for row in rows:
             if row and len(row) != len(header):

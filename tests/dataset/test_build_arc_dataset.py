@@ -3,6 +3,7 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -486,6 +487,33 @@ def test_missing_files_and_folders_are_named(
     no_test = _write_folders(tmp_path / "no_test", training=TRAINING)
     message = _error(capsys, tmp_path / "data", "--dataset-dirs", no_test)
     assert "so there is no test set" in message
+
+
+def test_every_file_of_a_folder_is_read_or_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path
+) -> None:
+    tasks = tasks_dir / "training"
+    _build(tmp_path / "before", "--dataset-dirs", tasks_dir, "--num-aug", 0)
+    names = _names(tmp_path / "before")
+    assert "left out" not in capsys.readouterr().err
+    (tasks / "UPPER.JSON").write_text(json.dumps(_task(40)))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "linked.json").write_text(json.dumps(_task(41)))
+    os.symlink(tmp_path / "elsewhere", tasks_dir / "more")
+    (tasks / "deeper").mkdir()
+    for path in (tasks_dir / "top.json", tasks / "deeper" / "two.json", tasks / "README.md"):
+        path.write_text("not read")
+    _build(tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 0)
+    assert sorted(_names(tmp_path / "data")) == sorted([*names, "UPPER", "linked"])
+    (note,) = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    for left_out in (
+        "1 beside the subfolders (top.json)",
+        "1 in deeper folders (training/deeper/two.json)",
+        "1 without .json (training/README.md)",
+    ):
+        assert left_out in note
+    message = _error(capsys, tmp_path / "other", "--dataset-dirs", tmp_path / "elsewhere")
+    assert "no subfolder of it holds a .json file; left out: 1 beside the subfolders (linked.json)" in message
 
 
 @pytest.mark.parametrize(

@@ -196,8 +196,9 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             ["--source", source, "--test-source", source],
             "no document is for training; left out are 100 for training that are in --test-",
         ),
-        (["--source", source, source], f"--source names {source} more than once; name it once"),
+        (["--source", source, source], f"{source} is named twice"),
         (["--generate", "a", "b", "a"], "--generate names a more than once; name it once"),
+        (["--source", source, "--separator", ""], "--separator is empty; give the text between two documents"),
         (["--source", source, "--seed", 10**80], "; give a number below 2^64"),
         (["--source", source, "--tokenizer", tmp_path / "no.json"], "no.json is missing; correct --tokenizer"),
         (["--source", source, "--train-bpe", 256], "--train-bpe is 256; it must be at least 260"),
@@ -208,6 +209,25 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         found = _mistake(capsys, "--output-dir", data, *options)
         assert message in found, found
         assert not data.exists(), "nothing may be left of a failed build"
+
+
+def test_a_mark_between_documents_divides_them_or_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "stories").mkdir()
+    stories = tmp_path / "stories" / "all.txt"
+    stories.write_text("One story.\n<|endoftext|>\nTwo stories.\n<|endoftext|>\nThree stories.\n")
+    other = _write(tmp_path / "a.jsonl", *_texts(20))
+    glued = _build(tmp_path / "data", "--source", stories, other)
+    (note,) = [line for line in capsys.readouterr().err.splitlines() if "<|endoftext|>" in line]
+    assert "1 document, first in" in note and "stories/all.txt" in note and "--separator '<|endoftext|>'" in note
+    assert stories.read_text() in [each for split in glued.values() for each in _documents(split)]
+    divided = _build(tmp_path / "data", "--source", stories.parent, other, "--separator", "<|endoftext|>")
+    assert "<|endoftext|>" not in capsys.readouterr().err
+    found = {each for split in divided.values() for each in _documents(split)}
+    assert {"One story.", "Two stories.", "Three stories.\n"} < found
+    record = json.loads((tmp_path / "data" / "fingerprint.json").read_text())["builder"]
+    assert (record["separator"], record["source"][0]) == ("<|endoftext|>", str(stories.parent))
 
 
 def test_files_and_generated_problems_make_one_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

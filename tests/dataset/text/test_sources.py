@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dataset.text import sources
-from dataset.text.sources import PASSAGE_BYTES, read_documents
+from dataset.text.sources import PASSAGE_BYTES, files_of, read_documents
 from utils.errors import UserError
 
 
@@ -39,6 +39,69 @@ def test_csv(tmp_path: Path) -> None:
         (b"c", long.encode(), "instruction"),
     ]
     assert [each.place.rsplit(":")[-1] for each in found] == ["2", "5"]
+
+
+def test_tsv(tmp_path: Path) -> None:
+    found = list(read_documents(_written(tmp_path / "rows.tsv.gz", 'text\ttask\nfirst, row\ta\n"a\tb"\tb\n')))
+    assert [each[1:] for each in found] == [(None, b"first, row", "a"), (None, b"a\tb", "b")]
+    with pytest.raises(UserError, match=r"rows.tsv:1: has text,task; .*separate them by tabs"):
+        list(read_documents(_written(tmp_path / "rows.tsv", "text,task\nfirst row,a\n")))
+
+
+@pytest.mark.parametrize("separator, between", [(b"<|endoftext|>", b"\r\n<|endoftext|>\n"), (b"\n\n\n", b"\n\n\n")])
+@pytest.mark.parametrize("length", [3, 700, 16_300, PASSAGE_BYTES - 1, PASSAGE_BYTES])
+def test_a_separator_divides_plain_text_wherever_it_stands(
+    tmp_path: Path, separator: bytes, between: bytes, length: int
+) -> None:
+    documents = [(b"%d " % n + b"word " * length)[: length + n % 7] for n in range(3, 200)]
+    documents = [each[:PASSAGE_BYTES].strip() for each in documents]
+    file = tmp_path / "stories.txt"
+    file.write_bytes(between.join(documents) + between)
+    assert [each.text for each in read_documents(file, separator)] == documents
+
+
+def test_a_document_between_separators_is_cut_as_a_text_is(tmp_path: Path) -> None:
+    long = b"".join(b"word %d\n" % n for n in range(9000))
+    file = tmp_path / "a.txt"
+    file.write_bytes(long + b"<end>" + b"short")
+    *parts, short = (each.text for each in read_documents(file, b"<end>"))
+    assert short == b"short" and len(parts) > 5 and b"".join(parts) == long.rstrip()
+
+
+def test_every_file_of_a_folder_is_read_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    contents: dict[str, bytes] = {
+        "b.txt": b"text",
+        "deep/er/a.JSONL": b'{"text": "a"}',
+        "deep/b.json": b"[]",
+        "deep/c.parquet": b"PAR1",
+        "empty.txt": b"\n",
+        "picture.png": b"PNG\0",
+        "wide.txt": "text".encode("utf-16"),
+        ".git/HEAD": b"ref",
+    }
+    for name, text in contents.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(text)
+    os.mkfifo(tmp_path / "pipe")
+    os.symlink(tmp_path, tmp_path / "deep" / "loop")
+    os.symlink(tmp_path / "nowhere", tmp_path / "lost")
+    assert files_of([tmp_path]) == [tmp_path / "b.txt", tmp_path / "deep/er/a.JSONL"]
+    (note,) = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path}: 2 files read (from b.txt on)" in note
+    for left_out in (
+        "1 hidden (.git/HEAD)",
+        "2 of a kind that can't be read (deep/b.json)",
+        "1 empty (empty.txt)",
+        "2 no regular files (lost)",
+        "1 binary (picture.png)",
+        "1 in UTF-16 (wide.txt)",
+    ):
+        assert left_out in note
+    with pytest.raises(UserError, match=r"b.txt is named twice, itself or by its folder"):
+        files_of([tmp_path, tmp_path / "b.txt"])
+    with pytest.raises(UserError, match=r"\.git holds no file of text.*1 empty \(HEAD\)"):
+        (tmp_path / ".git/HEAD").write_bytes(b"")
+        files_of([tmp_path / ".git"])
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a", "a.md.gz"])
@@ -104,13 +167,12 @@ def test_bytes_that_are_no_utf8_are_read_as_they_are(tmp_path: Path) -> None:
         ("a.csv", "text\na\n".encode("utf-16"), "a.csv: is UTF-16; convert it to UTF-8"),
         ("a.txt", "text".encode("utf-16"), "a.txt: is UTF-16; convert it to UTF-8"),
         ("a.jsonl", b"[\n{}\n]\n", r"a.jsonl:1: is no JSON \(.*\); write one object on each line"),
-        ("", b"", " is a folder; give its files"),
         ("a.csv", b"text\n\xff\n", "a.csv:2: cannot be read .*; correct or remove the row"),
         ("a.txt.gz", None, "a.txt.gz is missing; correct --source"),
     ],
 )
 def test_a_bad_file_is_refused(tmp_path: Path, name: str, contents: bytes | None, message: str) -> None:
-    if contents is not None and name:
+    if contents is not None:
         (tmp_path / name).write_bytes(contents)
     with pytest.raises(UserError, match=message):
         list(read_documents(tmp_path / name))
