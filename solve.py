@@ -23,13 +23,10 @@ From Python, with any number of puzzles at once:
 
 from utils import openmp  # isort: skip # noqa: F401 - before torch
 
-import csv
-import gzip
 import json
 import os
 import sys
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -39,13 +36,13 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from dataset.arc import Task, parse_tasks, read_tasks, to_tokens
+from dataset.arc import Task, read_tasks
 from dataset.canvas import PADDING, Corner
-from dataset.puzzle_csv import lines_of
+from dataset.puzzle_input import Puzzle, PuzzleReader, PuzzleTable, read_stdin
 from dataset.schema import open_split
-from dataset.tasks import KNOWN_SHAPES, task_of_shape
+from dataset.tasks import task_of_shape
 from dataset.tasks.base import BoardTask, Plain, TextTask, Verdict, count
-from dataset.tasks.sizes import split_sizes
+from dataset.tasks.tokens import TokensTask
 from dataset.tta import Variations
 from models.base import CommonConfig, RecursiveModel
 from models.text.model import TextModel
@@ -69,13 +66,14 @@ solve.py: solve puzzles with a trained model, and show how it reaches its answer
 
 One puzzle:
   python solve.py checkpoint=checkpoints/<project>/<run> puzzle=53..7....6..195....98....6.8...6...34..8.3..17...
-The puzzles of a file with a column question and, if answers are known, a column answer:
+The puzzles of a file with a column question (or puzzle) and, if answers are known, a column answer (or solution):
   python solve.py checkpoint=<run> csv=puzzles.csv
 The test inputs of an ARC task:
   python solve.py checkpoint=<run> task=0a1b2c3d.json
 Eight passes with noise over each puzzle, of which the most confident one answers:
   python solve.py checkpoint=<run> csv=puzzles.csv trajectories=8 noise=0.5
-Puzzles from standard input:
+The puzzles of a text, one on each line or in rows, or of a .sdk or .ss file; - is standard input:
+  python solve.py checkpoint=<run> puzzle=sudokus.txt
   cat mazes.txt | python solve.py checkpoint=<run> puzzle=-
 With a file or a folder that python -m models.export wrote, here or on the Hugging Face Hub:
   python solve.py checkpoint=model.safetensors puzzle=...
@@ -100,9 +98,6 @@ Exit status: 0 if all puzzles are solved (an ARC task without outputs only has t
 _VERBATIM = ("puzzle", "csv", "task", "prompt")
 # The boards of all steps of this many puzzles fill some pages.
 _MOST_IN_STEPS = 4
-# In the published datasets, puzzles without a row of their own in the puzzle table have this
-# number.
-_BLANK_IDENTIFIER = 0
 # The keys that one kind of model reads alone, without those that say what to solve.
 _KEYS_OF_KIND: dict[str, tuple[str, ...]] = {
     "puzzles": (
@@ -136,21 +131,6 @@ class SolveConfig(TrainedConfig, PromptConfig, MoreCompute):
 
 
 # ---- puzzles and solutions ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, repr=False)
-class Puzzle:
-    """One board to be solved, and its solution if that is known."""
-
-    name: str  # its source: "puzzle", "puzzles.csv:2", "0a1b2c3d test 1"
-    question_S: np.ndarray
-    solution_S: np.ndarray | None = None
-    identifier: int = _BLANK_IDENTIFIER  # its row in the puzzle table
-    notes: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        known = "" if self.solution_S is None else ", solution known"
-        return f"Puzzle({self.name!r}, {len(self.question_S)} cells{known})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -289,8 +269,8 @@ class Solver:
             device: "cuda", "mps" or "cpu"; "auto" takes the first of these that the machine has.
 
         Raises:
-            UserError: The checkpoint is missing or damaged, its kind of puzzle is not known here,
-                or there is no such device. The message has one line.
+            UserError: The checkpoint is missing or damaged, or there is no such device. The message
+                has one line.
         """
         # Hydra needs quotes around paths with special characters, so it gets a placeholder instead.
         typed = read_config("solve", ["checkpoint=_", *overrides]) | {"checkpoint": str(checkpoint), "device": device}
@@ -310,14 +290,14 @@ class Solver:
         parsed: list[Puzzle] = []
         for number, puzzle in enumerate(puzzles, start=1):
             if isinstance(puzzle, Task):
-                parsed += self.source.puzzles_of_tasks([puzzle], f"puzzle {number}")
+                parsed += self.source.reader.of_tasks([puzzle], f"puzzle {number}")
             elif not isinstance(puzzle, str):
                 raise UserError(
                     f"puzzle {number} is of the type {type(puzzle).__name__}; give a text with a character for each "
                     "cell, or for ARC a task as JSON"
                 )
             else:
-                parsed += self.source.puzzles_of_text(puzzle, f"puzzle {number}")
+                parsed += self.source.reader.of_text(puzzle, f"puzzle {number}")
         return list(self.solutions(parsed))
 
     def solutions(self, puzzles: Sequence[Puzzle]) -> Iterator[Solution]:
@@ -359,7 +339,7 @@ class Solver:
         predictions_TNS = seen.predictions_TNS
         if corner is not None and variations is None:  # votes are cropped when they are turned back
             predictions_TNS = corner.crop_answers(predictions_TNS)
-        answers_TNS = predictions_TNS.cpu().numpy().astype(np.uint8)
+        answers_TNS = predictions_TNS.cpu().numpy().astype(board.dtype)
         confidence_TN, settled_at_N = seen.confidence_TN.float().cpu().numpy(), seen.settled_at_N.cpu().numpy()
         return [
             _solution(board, puzzle, answers_TNS[:, n], confidence_TN[:, n], int(settled_at_N[n]))
@@ -409,7 +389,7 @@ class Source:
         """Find the model and its kind of board.
 
         Raises:
-            UserError: There is no such model, or its kind of board is not known here.
+            UserError: There is no such model.
         """
         return Source.of(config, find_model(config, world), world)
 
@@ -418,18 +398,14 @@ class Source:
         """Find the kind of board of a model.
 
         Raises:
-            UserError: It is not known here.
+            UserError: The data are not those of the model's task, or an option does not suit it.
         """
         with world.shared_errors():
             if config.data_path:
                 trained = trained.on(open_split(config.data_path, "test"))
             _, sizes = trained.of_puzzles()
-            board = task_of_shape(sizes.seq_len, sizes.vocab_size)
-            if board is None:
-                raise UserError(
-                    f"{config.checkpoint} reads {sizes.seq_len} tokens of {sizes.vocab_size} kinds, a task whose "
-                    f"boards are not known ({KNOWN_SHAPES}); score it with evaluate.py"
-                )
+            shape = sizes.seq_len, sizes.vocab_size
+            board = task_of_shape(*shape) or TokensTask(*shape)
             config.require_noise_for_seed()
         if config.data_path:
             data_paths = [config.data_path]
@@ -455,10 +431,6 @@ class Source:
     def arch(self) -> CommonConfig:
         return self.trained.of_puzzles()[0]
 
-    @property
-    def has_puzzle_table(self) -> bool:
-        return self.arch.puzzle_emb_ndim > 0
-
     def board_of(self, num_cells: int) -> BoardTask:
         """Return the boards with so many cells, or the training's if the model reads none."""
         return self._other_board(num_cells) or self.board
@@ -481,11 +453,19 @@ class Source:
         """Return whether the trained weights fit a model for boards of another size."""
         return self.arch.weights_fit(same_vocabulary=len(board.symbols) == len(self.board.symbols))
 
-    def _parse(self, text: str, where: str) -> Puzzle:
-        """Return a puzzle of text, of any size that the model reads."""
-        assert isinstance(self.board, TextTask)
-        board = self._other_board(len(self.board.cells_in(text))) or self.board
-        return Puzzle(where, board.parse(text, where))
+    @cached_property
+    def reader(self) -> PuzzleReader:
+        """Return what reads puzzles for this model."""
+        board, sizes = self.board, self.trained.of_puzzles()[1]
+        return PuzzleReader(
+            board,
+            self._other_board,
+            mixes_sizes=bool(board.symbols) and (self.arch.is_free_of_seq_len or self.arch.reads_boards_of_any_size),
+            is_for=f"{self.config.checkpoint} was trained on {board.name}",
+            table=PuzzleTable(
+                self.data_paths, self.trained.data, sizes.num_puzzle_identifiers if self.arch.puzzle_emb_ndim > 0 else 0
+            ),
+        )
 
     def puzzles(self) -> list[Puzzle]:
         """Return the puzzles that the command line names.
@@ -493,198 +473,19 @@ class Source:
         Raises:
             UserError: A puzzle can't be read. The message says where the first such puzzle is.
         """
-        config, board = self.config, self.board
+        config, reader = self.config, self.reader
         if config.prompt is not None:
-            raise UserError(f"prompt= is for models of text, but {self._is_for}; give puzzle=, csv= or task=")
+            raise UserError(f"prompt= is for models of text, but {reader.is_for}; give puzzle=, csv= or task=")
         if config.task is not None:
-            return self.puzzles_of_tasks(read_tasks(Path(config.task)), config.task)
+            return reader.of_tasks(read_tasks(Path(config.task)), config.task)
         if config.csv is not None:
-            if not isinstance(board, TextTask):
-                raise UserError(f"csv={config.csv} has boards of text, but {self._is_for}; give task=<file>.json")
-            return _read_csv(Path(config.csv), lambda text: self._other_board(len(board.cells_in(text))) or board)
+            return reader.of_csv(Path(config.csv))
         assert config.puzzle is not None
-        if config.puzzle != STDIN:
-            if os.path.isfile(config.puzzle):
-                key = "task" if config.puzzle.endswith((".json", ".json.gz")) else "csv"
-                raise UserError(f"puzzle={config.puzzle} is a file; give {key}={config.puzzle}")
-            return self.puzzles_of_text(config.puzzle, "puzzle")
-        text = _read_stdin()
-        if isinstance(board, TextTask) and not _is_json(text):
-            return [self._parse(cells, place) for place, cells in self._split(text, "stdin")]
-        return self.puzzles_of_text(text, "stdin")
-
-    def puzzles_of_text(self, text: str, where: str) -> list[Puzzle]:
-        """Return one board or, for ARC, the test inputs of a task as JSON.
-
-        Raises:
-            UserError: The text is not such a puzzle. The message begins with `where`.
-        """
-        if not isinstance(self.board, TextTask):
-            try:
-                value = json.loads(text)
-            except (ValueError, RecursionError):
-                start = " ".join(text.split())[:20]
-                raise UserError(
-                    f"{where} begins with {start!r} and is no JSON, but {self._is_for}; give a task as JSON, "
-                    "or task=<file>.json"
-                ) from None
-            return self.puzzles_of_tasks(parse_tasks(value, where, where), where)
-        if _is_json(text):
-            raise UserError(f"{where} is JSON, as ARC tasks are, but {self._is_for}; give the cells of a board")
-        return [self._parse(text, where)]
-
-    def _split(self, text: str, where: str) -> Iterator[tuple[str, str]]:
-        """Split a text into puzzles, as `TextTask.split`."""
-        assert isinstance(self.board, TextTask)
-        if self.arch.is_free_of_seq_len or self.arch.reads_boards_of_any_size:
-            return split_sizes(text, where, self.board, self._other_board)
-        return self.board.split(text, where)
-
-    def puzzles_of_tasks(self, tasks: Sequence[Task], where: str) -> list[Puzzle]:
-        """Return the test inputs of ARC tasks, with their outputs if these are known.
-
-        Raises:
-            UserError: The model was not trained on ARC, or a grid is larger than its canvas.
-        """
-        if isinstance(self.board, TextTask):
-            raise UserError(
-                f"{where} is an ARC task, but {self._is_for}; give its boards with puzzle= or csv=, or a checkpoint "
-                "that was trained on ARC"
-            )
-        puzzles, side = [], self.board.rows
-        for task in tasks:
-            identifier = self._rows.get(task.name, _BLANK_IDENTIFIER)
-            notes: tuple[str, ...] = ()
-            if (
-                self.has_puzzle_table
-                and not _BLANK_IDENTIFIER < identifier < self.trained.of_puzzles()[1].num_puzzle_identifiers
-            ):
-                identifier, notes = _BLANK_IDENTIFIER, (self._not_seen(task),)
-            for number, pair in enumerate(task.test, start=1):
-                name = f"{task.name} test {number}"
-                for grid in pair.grids:
-                    if max(grid.shape) > side:
-                        raise UserError(
-                            f"{name} of {where} has a grid of {grid.shape[0]}x{grid.shape[1]}, but this model's canvas "
-                            f"has {side}x{side} cells; leave the ARC task out, or train with data of a larger --side"
-                        )
-                output_S = None if pair.output is None else to_tokens(pair.output, side=side)
-                puzzles.append(Puzzle(name, to_tokens(pair.input, side=side), output_S, identifier, notes))
-        return puzzles
-
-    @cached_property
-    def _rows(self) -> dict[str, int]:
-        """Return the row in the puzzle table of every puzzle that has a name."""
-        return _rows_of_names(self.data_paths) if self.has_puzzle_table else {}
-
-    def _not_seen(self, task: Task) -> str:
-        data = " + ".join(self.data_paths) or self.trained.data
-        if not self._rows:
-            return (
-                f"there is no identifiers.json in {data}, which would say whether the model has seen {task.name}; its "
-                "puzzle embedding is the blank one (data_path=... says where the data are)"
-            )
-        return (
-            f"{task.name} is not among the puzzles of {data}: the model has not seen this task, and its puzzle "
-            "embedding is the blank one"
-        )
-
-    @property
-    def _is_for(self) -> str:
-        return f"{self.config.checkpoint} was trained on {self.board.name}"
-
-
-def _read_stdin() -> str:
-    advice = "pipe puzzles into it, or give puzzle=<its cells>"
-    try:
-        # A closed standard input is None; a folder or a terminal that is gone can't be read.
-        contents = sys.stdin.buffer.read() if sys.stdin else b""
-    except OSError as error:
-        raise UserError(f"standard input can't be read ({error.strerror}); {advice}") from error
-    text = contents.decode("utf-8-sig", errors="replace")
-    if not text.strip("\r\n"):
-        raise UserError(f"standard input is empty; {advice}")
-    return text
-
-
-def _is_json(text: str) -> bool:
-    """Return whether a text looks like an ARC task. No board of text does."""
-    return text.lstrip().startswith("{")
-
-
-def _rows_of_names(data_paths: Sequence[str]) -> dict[str, int]:
-    """Return the row in the puzzle table of every puzzle that has a name.
-
-    The result is empty if the data are not on this machine.
-
-    Raises:
-        UserError: An identifiers.json is not a list of names.
-    """
-    rows: dict[str, int] = {}
-    first = 0
-    for path in data_paths:
-        file = Path(path) / "identifiers.json"
-        if not file.is_file():
-            return {}
-        try:
-            names = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            names = None
-        if not isinstance(names, list):
-            raise UserError(f"{file}: is no list of names; rebuild the dataset")
-        rows |= {name: first + index for index, name in enumerate(names) if isinstance(name, str)}
-        first += len(names)  # the rows of the datasets follow one another in the table
-    return rows
-
-
-def _read_csv(file: Path, board_of: Callable[[str], TextTask]) -> list[Puzzle]:
-    """Read puzzles from the column question and, if there is one, the column answer.
-
-    Other columns and empty lines are ignored.
-
-    Args:
-        board_of: returns the board that a question shows.
-
-    Raises:
-        UserError: The file can't be read or a row is wrong. The message names the file and line.
-    """
-    puzzles: list[Puzzle] = []
-    line = 1
-    try:
-        # Bytes that can't be decoded become characters that no board has. utf-8-sig skips the byte
-        # order mark that spreadsheets write.
-        opener = gzip.open if file.suffix == ".gz" else open
-        with opener(file, "rt", encoding="utf-8-sig", errors="replace", newline="") as stream:
-            reader = csv.reader(lines_of(stream))
-            header = next(reader, None)
-            if header is None:
-                raise UserError(f"{file}:1: the file is empty; it needs a header with question, and rows")
-            if "question" not in header:
-                found = ",".join(header)[:80]
-                raise UserError(f"{file}:1: the header is {found!r}, without question; name the columns in it")
-            question, answer = header.index("question"), header.index("answer") if "answer" in header else None
-            for fields in reader:
-                line = reader.line_num
-                if not fields:
-                    continue
-                if len(fields) != len(header):
-                    raise UserError(
-                        f"{file}:{line}: {len(fields)} fields instead of {len(header)}; correct or remove the row"
-                    )
-                board = board_of(fields[question])
-                question_S = board.parse(fields[question], f"{file}:{line}: the question")
-                solution_S = None
-                if answer is not None and fields[answer]:
-                    solution_S = board.parse_solution(fields[answer], f"{file}:{line}: the answer", question_S)
-                puzzles.append(Puzzle(f"{file.name}:{line}", question_S, solution_S))
-    except FileNotFoundError:
-        raise UserError(f"there is no file {file}; correct the name") from None
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{file}:{line}: cannot be read on ({reason}); get the file again") from None
-    if not puzzles:
-        raise UserError(f"{file}:2: no puzzles after the header; give a file with rows")
-    return puzzles
+        if config.puzzle == STDIN:
+            return reader.of_lines(read_stdin(), "stdin")
+        if os.path.isfile(file := os.path.expanduser(config.puzzle)):
+            return reader.of_file(Path(file))
+        return reader.of_text(config.puzzle, "puzzle")
 
 
 # ---- text for people ---------------------------------------------------------------------------

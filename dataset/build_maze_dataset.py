@@ -70,7 +70,7 @@ why --aug is off by default:
   images can't know which path is asked for, but is scored by the search's path. To train on the
   images that keep the label, leave --aug off and train with augment=online.
 
-The CSV files have the header source,question,answer,rating. A maze is a text of L x L characters,
+The CSV files have the columns question and answer. A maze is a text of L x L characters,
 row by row: # is a wall, a blank is free (also at the ends of a row), S the start, G the goal, and o
 in the answer the path. There is no wall around the maze unless the text has one. An old dataset in
 the output folder is replaced once the new dataset is whole.

@@ -66,7 +66,8 @@ examples:
   python dataset/build_sudoku_dataset.py --output-dir data/sudoku-16x16 \\
       --generate 200 --generate-test 100 --box 4x4
 
-The CSV files have the header source,question,answer,rating. A board is a text of 16, 36, 64, 81, 144
+The CSV files have the columns question and answer, and perhaps rating. Kaggle's names, puzzle and
+solution or quizzes and solutions, are read too. A board is a text of 16, 36, 64, 81, 144
 or 256 digits, row by row, with . or 0 for a blank. Digits above 9 are the letters A to G, in upper
 or lower case. The boxes of sides 6, 8 and 12 have 2 rows and 3 columns, 2 and 4, and 3 and 4.
 
@@ -90,7 +91,7 @@ class Boards(NamedTuple):
 class Settings:
     """The options of the command line.
 
-    `generate_test` and `box` are None unless puzzles are generated.
+    `generate_test` is None unless puzzles are generated. `box` is None if the files say it.
     """
 
     output_dir: Path
@@ -130,6 +131,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     )
     add("--num-aug", type=int, metavar="N", default=0, help="random symmetries of each training puzzle (default: 0)")
     add("--seed", type=int, metavar="N", default=0, help="seed of all random choices (default: 0)")
+    add("--box", choices=list(BOXES), help="rows x columns of a box (default: 3x3, or that of the files)")
 
     of_files = add_sources(parser, "puzzles", DEFAULT_REPO, "make N training puzzles with unique solutions")
     add = of_files.add_argument
@@ -137,7 +139,6 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 
     add = parser.add_argument_group("with --generate").add_argument
     add("--generate-test", type=int, metavar="M", help="make M test puzzles (default: a tenth of N, at least 1)")
-    add("--box", choices=list(BOXES), help="rows x columns of a box, whose product is the side (default: 3x3)")
 
     return _complete(Settings(**vars(parser.parse_args(argv))))
 
@@ -145,7 +146,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 def _complete(settings: Settings) -> Settings:
     """Check the options against one another, and fill in defaults that depend on other options."""
     check_at_least(settings, num_aug=0, seed=0, generate=1, generate_test=1, subsample_size=1)
-    of_files, of_generate = ("subsample_size", "min_difficulty"), ("generate_test", "box")
+    of_files, of_generate = ("subsample_size", "min_difficulty"), ("generate_test",)
     check_sources(settings, "puzzles", of_files=of_files, of_generate=of_generate)
     if settings.generate is None:
         source_repo = settings.source_repo or (DEFAULT_REPO if settings.source_dir is None else None)
@@ -172,6 +173,8 @@ def load_boards(settings: Settings) -> tuple[Box, dict[SplitName, Boards]]:
         box, boards[split] = read_csv(file, settings.min_difficulty)
         if boards[split].questions_NS.shape[1] != boards["train"].questions_NS.shape[1]:
             raise UserError(f"{file}: boards have side {box.side}, those of {files['train']} not; give one size")
+        if settings.box not in (None, str(box)):
+            raise UserError(f"{file}: boxes have {box} cells, not --box {settings.box}; correct it or leave it out")
 
     if settings.subsample_size is not None:
         rng = np.random.default_rng([settings.seed, _SUBSAMPLE])
@@ -219,9 +222,11 @@ def read_csv(file: Path, min_difficulty: int | None = None) -> tuple[Box, Boards
         for rows in puzzle_csv.read_rows(file):
             box = box or _box_of(file, rows[0])
             boards = _to_boards(file, rows, box)
-            ratings_N = np.array([row.rating for row in rows])
-            highest = max(highest, int(ratings_N.max()))
             if min_difficulty is not None:
+                if rows[0].rating is None:
+                    raise UserError(f"{file}:1: has no column rating; add it, or leave --min-difficulty out")
+                ratings_N = np.array([row.rating for row in rows])
+                highest = max(highest, int(ratings_N.max()))
                 boards = Boards(*(array_NS[ratings_N >= min_difficulty] for array_NS in boards))
             parts.append(boards)
             bar.update(len(rows))

@@ -1,23 +1,31 @@
-"""Find, read and check the published CSV files of puzzles: source,question,answer,rating."""
+"""Find, read and check CSV files of puzzles, such as the published ones and Kaggle's."""
 # N = rows, S = cells of a puzzle
 
 import csv
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, TextIO
 
 import numpy as np
 
-from dataset.builder import SPLITS
+from dataset.builder import SPLITS, what_was_left_out
 from dataset.schema import SplitName
 from utils.errors import UserError
+from utils.files import plain
 from utils.terminal import tell
 from utils.text import one_line
 
-HEADER = ["source", "question", "answer", "rating"]
+Column = Literal["question", "answer", "rating"]
+# The names that the header may give to a column. Kaggle's files of Sudokus have puzzle,solution or
+# quizzes,solutions.
+COLUMNS: dict[Column, tuple[str, ...]] = {
+    "question": ("question", "puzzle", "quizzes"),
+    "answer": ("answer", "solution", "solutions"),
+    "rating": ("rating",),
+}
 CHUNK_ROWS = 20_000
 MOST_CHARACTERS = 1 << 20
 FIX_ROW = "correct or remove the row"
@@ -31,7 +39,7 @@ class Row(NamedTuple):
     line: int  # the last of its lines in the file, counted from 1
     question: str
     answer: str
-    rating: int
+    rating: int | None  # None: the file has no such column
 
 
 def source_files(source_dir: Path | None, source_repo: str | None) -> dict[SplitName, Path]:
@@ -41,7 +49,10 @@ def source_files(source_dir: Path | None, source_repo: str | None) -> dict[Split
         UserError: A file is missing or can't be downloaded.
     """
     if source_dir is not None:
-        return {split: find_csv(source_dir, split) for split in SPLITS}
+        files = {split: find_csv(source_dir, split) for split in SPLITS}
+        if others := [file for file in _csvs_in(source_dir) if file not in files.values()]:
+            tell(f"note: left out: {what_was_left_out(source_dir, {'other CSV files': others})}")
+        return files
     assert source_repo is not None
     return download(source_repo)
 
@@ -57,10 +68,18 @@ def find_csv(folder: Path, split: SplitName) -> Path:
     if folder.is_file():
         raise UserError(f"--source-dir {folder} is a file; give its folder, --source-dir {folder.parent}")
     if not found:
-        raise UserError(f"{folder}: holds neither {split}.csv nor {split}.csv.gz; correct --source-dir")
+        others = f", but {what_was_left_out(folder, {'other CSV files': csvs})}" if (csvs := _csvs_in(folder)) else ""
+        raise UserError(
+            f"{folder}: holds neither {split}.csv nor {split}.csv.gz{others}; correct --source-dir, or call the "
+            f"file with the puzzles for {split}ing {split}.csv"
+        )
     if len(found) == 2:
         raise UserError(f"{folder}: holds both {split}.csv and {split}.csv.gz; remove one of them")
     return found[0]
+
+
+def _csvs_in(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.glob("*") if file.name.lower().endswith((".csv", ".csv.gz")))
 
 
 def download(repo: str) -> dict[SplitName, Path]:
@@ -99,50 +118,80 @@ def lines_of(stream: TextIO) -> Iterator[str]:
     return iter(partial(stream.readline, MOST_CHARACTERS), "")
 
 
-def read_rows(file: Path) -> Iterator[list[Row]]:
-    """Yield the rows of a .csv or .csv.gz file, in lists of up to CHUNK_ROWS rows.
+def read_fields(file: Path, needed: Sequence[Column]) -> Iterator[tuple[int, dict[Column, str]]]:
+    """Yield each row of a .csv or .csv.gz file: its line, and the fields that `COLUMNS` lists.
 
-    So a file of millions of rows needs little memory. Blanks are kept, because they are cells of
-    some puzzles. Empty lines are skipped.
+    Blanks are kept, because they are cells of some puzzles. Empty lines and other columns are
+    ignored.
+
+    Args:
+        needed: columns without which the file is refused.
 
     Raises:
-        UserError: The file can't be read, its header is wrong, it has no rows, or a row is
-            malformed. The message names the file and the line.
+        UserError: The file can't be read, its header is wrong, it has no rows, or a row has another
+            number of fields. The message names the file and the line.
     """
     opener = gzip.open if file.suffix == ".gz" else open
-    rows: list[Row] = []
-    line = 1
-    is_empty = True
+    line, num_rows = 1, 0
     try:
         # Undecodable bytes become characters that no puzzle has. The codec "utf-8-sig" drops the
         # byte order mark that spreadsheets write.
-        with opener(file, "rt", encoding="utf-8-sig", errors="replace", newline="") as stream:
+        with opener(plain(file), "rt", encoding="utf-8-sig", errors="replace", newline="") as stream:
             reader = csv.reader(lines_of(stream))
-            header = next(reader, None)
-            if header is None:
-                raise UserError(f"{file}:1: the file is empty; it needs the header {','.join(HEADER)} and rows")
-            if header != HEADER:
-                found = ",".join(header)[:80]
-                raise UserError(f"{file}:1: the header is {found!r}; it must be {','.join(HEADER)}")
+            header = next(reader, [])
+            index_of = _columns(file, header, needed)
             for fields in reader:
                 line = reader.line_num
                 if not fields:
                     continue
-                if len(fields) != len(HEADER):
-                    raise UserError(f"{file}:{line}: {len(fields)} fields instead of 4; {FIX_ROW}")
-                _, question, answer, rating = fields
-                try:
-                    rows.append(Row(line, question, answer, int(rating)))
-                except ValueError:
-                    raise UserError(f"{file}:{line}: the rating is {rating[:40]!r}, no integer; {FIX_ROW}") from None
-                is_empty = False
-                if len(rows) == CHUNK_ROWS:
-                    yield rows
-                    rows = []
+                if len(fields) != len(header):
+                    raise UserError(f"{file}:{line}: {len(fields)} fields instead of {len(header)}; {FIX_ROW}")
+                num_rows += 1
+                yield line, {column: fields[index] for column, index in index_of.items()}
+    except FileNotFoundError:
+        raise UserError(f"there is no file {file}; correct the name") from None
     except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise UserError(f"{file}:{line}: cannot be read on ({one_line(error)}); get the file again") from None
-    if is_empty:
+    if not num_rows:
         raise UserError(f"{file}:2: no puzzles after the header; give a file with rows")
+
+
+def _columns(file: Path, header: Sequence[str], needed: Sequence[Column]) -> dict[Column, int]:
+    """Return the places of the columns. Raise UserError if one is missing or there twice."""
+    if not header:
+        raise UserError(f"{file}:1: the file is empty; it needs a header with {' and '.join(needed)}, and rows")
+    index_of: dict[Column, int] = {}
+    for column, names in COLUMNS.items():
+        found = [index for index, name in enumerate(header) if name.strip().lower() in names]
+        if len(found) > 1:
+            both = " and ".join(header[index] for index in found[:2])
+            raise UserError(f"{file}:1: {both} both name the {column}; rename or remove one of these columns")
+        if found:
+            index_of[column] = found[0]
+        elif column in needed:
+            typed = ",".join(header)[:80]
+            raise UserError(f"{file}:1: the header is {typed!r}, without {column}; name a column {' or '.join(names)}")
+    return index_of
+
+
+def read_rows(file: Path) -> Iterator[list[Row]]:
+    """Yield the rows of a file of puzzles with answers, in lists of up to CHUNK_ROWS rows.
+
+    So a file of millions of rows needs little memory.
+
+    Raises:
+        UserError: As `read_fields`, or a rating is no integer.
+    """
+    rows: list[Row] = []
+    for line, fields in read_fields(file, ("question", "answer")):
+        rating = fields.get("rating")
+        try:
+            rows.append(Row(line, fields["question"], fields["answer"], None if rating is None else int(rating)))
+        except ValueError:
+            raise UserError(f"{file}:{line}: the rating is {str(rating)[:40]!r}, no integer; {FIX_ROW}") from None
+        if len(rows) == CHUNK_ROWS:
+            yield rows
+            rows = []
     if rows:
         yield rows
 

@@ -47,12 +47,12 @@ from dataset.arc import read_tasks
 from dataset.arc_votes import ArcVotes
 from dataset.augment import BOXES
 from dataset.loader import EvalLoader
+from dataset.puzzle_input import PuzzleReader, PuzzleTable
 from dataset.schema import check_contents, open_datasets
 from dataset.tasks.maze import MazeTask
 from dataset.tasks.sudoku import SudokuTask
 from dataset.validate import validate as validate_dataset
 from models import build_on_meta
-from solve import _read_csv, _rows_of_names
 from tests import runs
 from tests.in_process import SINGLE, begin, load_run
 from tests.test_view import write_arc, write_run
@@ -202,7 +202,7 @@ def _read_arc(folder: Path, rng: Random) -> None:
     if reader == 0:
         ArcVotes(open_datasets([data], "test", numbered_by=[data]))
     elif reader == 1:
-        _rows_of_names([data])
+        _ = PuzzleTable([data], data, 1).rows
     elif reader == 2:
         validate_dataset(Path(data))
     else:
@@ -234,7 +234,7 @@ def _read_csvs(folder: Path, rng: Random) -> None:
     task = SudokuTask(BOXES["2x2"]) if name == "sudoku" else MazeTask(6)
     for file in sorted((folder / name).iterdir()):
         if rng.random() < 0.5:
-            _read_csv(file, lambda _: task)
+            PuzzleReader(task, lambda _: task, False, "", PuzzleTable([], "", 0)).of_csv(file)
         else:
             builder.read_csv(file)
 

@@ -22,6 +22,8 @@ import solve as program
 from dataset import arc, maze, sudoku
 from dataset.augment import BOXES
 from dataset.builder import SPLITS, SplitWriter
+from dataset.puzzle_input import PuzzleReader, PuzzleTable
+from dataset.tasks.sudoku import SudokuTask
 from dataset.tta import Variations, winner
 from models import export
 from models.act import initial_carry, segment
@@ -467,6 +469,66 @@ def test_standard_input(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
+IN_FILES = {
+    "list.txt": f"# two of them\n{QUESTION}\n{OTHER.replace('.', '0')}\n",
+    "one.sdk": "#AMe\n[Puzzle]\n1..4\n....\n4...\n.3.1\n[State]\n1234\n3412\n4123\n2341\n",
+    "plain.sdk.gz": "1..4\n....\n4...\n.3.1\n",
+    "frame.ss": "*-------*\n|1X|X4|\n|XX|XX|\n|--+--|\n|4X|XX|\n|X3|X1|\n*-------*\n",
+    "spaces.SS": "1 . | . 4\n0 0 | 0 0\n----+----\n4 . | . .\n. 3 | . 1\n",
+    "kaggle.csv": f"id,puzzle,solution,clues\n1,{QUESTION.replace('.', '0')},{SOLUTION},5\n",
+    "quizzes.CSV": f"quizzes,solutions\n{QUESTION.replace('.', '0')},{SOLUTION}\n",
+}
+
+
+@pytest.mark.parametrize("name", IN_FILES)
+def test_files_of_puzzles_as_other_programs_write_them(
+    run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setattr(more_compute, "trace", solved_by_search)
+    contents = IN_FILES[name].encode()
+    (tmp_path / name).write_bytes(gzip.compress(contents) if name.endswith(".gz") else contents)
+    status, text = call(f"checkpoint={run}", f"puzzle={tmp_path / name}", "--json")
+    found = [json.loads(line) for line in text.splitlines()]
+    assert (status, [each["question"] for each in found]) == (0, [QUESTION, OTHER][: 2 if name == "list.txt" else 1])
+    assert {each["expected"] for each in found} == {SOLUTION if "csv" in name.lower() else None}
+    assert all(each["name"].startswith(f"{name}:") for each in found)
+
+
+def test_all_sizes_that_a_model_reads_are_named() -> None:
+    table = PuzzleTable([], "", 0)
+    reader = PuzzleReader(SudokuTask(BOXES["3x4"]), SudokuTask(BOXES["3x4"]).of_other_size, True, "", table)
+    assert [len(puzzle.question_S) for puzzle in reader.of_lines(f"{'.' * 81}\n{QUESTION}", "stdin")] == [81, 16]
+    for text, nearest in (("." * 80, 81), ("." * 9, 16), ("." * 300, 256)):
+        with pytest.raises(UserError, match=f"have 16, 36, 64, 81, 144 or 256, and {nearest} is the nearest"):
+            reader.of_text(text, "puzzle")
+
+
+# ---- token numbers -----------------------------------------------------------------------------
+
+
+def test_a_task_without_a_class_takes_and_prints_token_numbers(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = _board_run(tmp_path / "other", 4, 300, ["<blank>"])
+    answer_S = np.array([1, 299, 0, 7])
+    monkeypatch.setattr(more_compute, "trace", _answering([answer_S]))
+    for puzzle, stdin in (("1 2 3 299", ""), ("1,2\n3,299", ""), ("-", "1 2\n3 299\n"), ("-", "1 2 3 299")):
+        status, text = call(f"checkpoint={run}", f"puzzle={puzzle}", "--json", stdin=stdin)
+        found = json.loads(text)
+        assert (status, found["question"], found["answer"]) == (0, "1 2 3 299", "1 299 0 7")
+        assert (found["task"], found["solved"]) == ("4 tokens of 300 kinds", None)
+    status, text = call(f"checkpoint={run}", "puzzle=1 2 3 299")
+    assert "  1   2\n  3 299\n" in text and "  1 299\n  0   7\n" in text
+    file = tmp_path / "rows.csv"
+    file.write_text('question,answer\n1 2 3 4,1 299 0 7\n1 2 3 4,"1,299,0,8"\n')
+    monkeypatch.setattr(more_compute, "trace", _answering([answer_S, answer_S]))
+    status, text = call(f"checkpoint={run}", f"csv={file}", "--json")
+    assert [json.loads(line)["solved"] for line in text.splitlines()] == [True, False] and status == 1
+    for puzzle, expected in (("1 2 3", "has 3 characters"), ("1 2 3 300", "'300' in cell 4"), ("a b c d", "'a'")):
+        with pytest.raises(UserError, match=expected):
+            call(f"checkpoint={run}", f"puzzle={puzzle}")
+
+
 # ---- ARC ---------------------------------------------------------------------------------------
 
 
@@ -556,12 +618,12 @@ def test_rows_of_several_datasets_are_numbered_in_sequence(tmp_path: Path) -> No
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "identifiers.json").write_text(json.dumps(names))
     paths = [str(tmp_path / folder) for folder in "ab"]
-    rows = program._rows_of_names(paths)
+    rows = PuzzleTable(paths, "", 5).rows
     assert [rows[name] for name in "xyz"] == [1, 3, 4]
-    assert program._rows_of_names([*paths, str(tmp_path / "c")]) == {}
-    (tmp_path / "b" / "identifiers.json").write_text("{")
+    assert PuzzleTable([*paths, str(tmp_path / "c")], "", 5).rows == {}
+    (tmp_path / "b" / "identifiers.json").write_text("{}")
     with pytest.raises(ValueError, match=r"b/identifiers\.json: is no list of names"):
-        program._rows_of_names(paths)
+        _ = PuzzleTable(paths, "", 5).rows
 
 
 # ---- mistakes ----------------------------------------------------------------------------------
@@ -573,7 +635,11 @@ FILES = {
     "fields.csv": f"source,question\nx,{QUESTION}\nx,{QUESTION},3\n",
     "short.csv": f"question\n{QUESTION}\n{QUESTION[1:]}\n",
     "answer.csv": f"question,answer\n{QUESTION},{SOLUTION[::-1]}\n",
+    "twice.csv": f"puzzle,question\n{QUESTION},{OTHER}\n",
+    "short.sdk": "#A me\n[Puzzle]\n1..4\n...\n4...\n.3.1\n",
+    "comments.sdk": "#A me\n[Puzzle]\n[State]\n1..4\n",
     "damaged.csv.gz": "no gzip",
+    "damaged.txt.gz": "no gzip",
     "empty.json": "",
     "text.json": "hello",
     "list.json": "[1]",
@@ -586,15 +652,19 @@ SUDOKU_MISTAKES = [
     ("puzzle=" + QUESTION[1:], "puzzle has 15 characters, this model's puzzles have 16 (sudoku 2x2); give one for"),
     ("puzzle=" + QUESTION.replace("3", "5"), "puzzle has '5' in cell 14 (row 4, column 2), where only 1 to 4"),
     ("puzzle=44" + "." * 14, "puzzle has the digit 4 twice in row 1 (columns 1 and 2); correct it"),
-    ("puzzle=" + MAZE, "puzzle has 19 characters, this model's puzzles have 16"),
+    ("puzzle=" + MAZE, "puzzle has 11 characters, this model's puzzles have 16"),
     ("puzzle=" + json.dumps(TASK), "puzzle is JSON, as ARC tasks are, but {run} was trained on sudoku 2x2; give"),
     ("puzzle=-", "standard input is empty; pipe puzzles into it, or give puzzle=<its cells>"),
-    ("puzzle={files}/short.csv", "short.csv is a file; give csv=/"),
-    ("puzzle={files}/task.json", "task.json is a file; give task=/"),
+    ("puzzle={files}/short.csv", "short.csv:3: the question has 15 characters"),
+    ("puzzle={files}/task.json", "task.json is an ARC task, but {run} was trained on sudoku 2x2"),
+    ("puzzle={files}/short.sdk", "short.sdk:4 has 3 characters, but row 2 of this board needs 4"),
+    ("puzzle={files}/comments.sdk", "comments.sdk holds no puzzle; give one on each line, or in rows"),
+    ("puzzle={files}/damaged.txt.gz", "damaged.txt.gz: cannot be read (Not a gzipped file"),
     ("csv=nowhere.csv", "there is no file nowhere.csv; correct the name"),
     ("csv={files}/empty.csv", "empty.csv:1: the file is empty; it needs a header with question, and rows"),
     ("csv={files}/header.csv", "header.csv:2: no puzzles after the header"),
     ("csv={files}/no_question.csv", "no_question.csv:1: the header is 'answer', without question"),
+    ("csv={files}/twice.csv", "twice.csv:1: puzzle and question both name the question; rename or remove one"),
     ("csv={files}/fields.csv", "fields.csv:3: 3 fields instead of 2; correct or remove the row"),
     ("csv={files}/short.csv", "short.csv:3: the question has 15 characters, this model's puzzles have 16"),
     ("csv={files}/answer.csv", "answer.csv:2: the answer is no solution of its question: "),
@@ -678,7 +748,7 @@ def test_wrong_models_are_refused(run: Path, call: Call, tmp_path: Path) -> None
     for typed, expected in (
         ([question], "checkpoint is not set; give checkpoint=..."),
         (["checkpoint=nowhere", question], "there is no checkpoint at nowhere; give the folder of a run"),
-        ([f"checkpoint={other}", question], f"{other} reads 10 tokens of 7 kinds, a task whose boards are not known"),
+        ([f"checkpoint={other}", "tta=2", question], "10 tokens of 7 kinds"),
         (
             [f"checkpoint={weights}", question],
             f"a part of a checkpoint; give the step folder above it, {weights.parent}",

@@ -8,7 +8,7 @@ shape of a dataset, its number of tokens and of kinds of tokens, tells which tas
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -34,6 +34,9 @@ Cell = Callable[[int, str, str], str]
 Its arguments are the cell's number, its text, and its own colour as an ANSI code ("": none). The
 texts of all cells are equally wide, and end in a column for a mark.
 """
+
+Line = tuple[int, str]
+"""The number of a line, from 1, and its text."""
 
 Fault = tuple[str, str]
 """The name of the wrong array ("inputs" or "labels"), and a phrase such as "has no path"."""
@@ -150,6 +153,7 @@ class BoardTask(ABC):
     symbols: str = ""  # a character for each token; empty if boards are shown as numbers
     rows: int  # a sequence has one row
     columns: int
+    dtype: np.dtype[Any] = np.dtype(np.uint8)  # of a board's tokens
     has_one_solution = True  # true: a cell that differs from the solution is wrong
     blank: int | None = None  # the token of a cell that the puzzle leaves open; None: there is none
     _added_mark = ""  # the mark behind a cell that the answer adds
@@ -319,6 +323,8 @@ class BoardTask(ABC):
 class TextTask(BoardTask):
     """A task whose boards can be written as texts with one character for each cell: `symbols`."""
 
+    _between = ""  # what stands between two rows of a board in one line
+
     def plain(self, tokens_S: np.ndarray) -> str:
         return "".join(self.symbols[token] for token in tokens_S)
 
@@ -350,43 +356,49 @@ class TextTask(BoardTask):
         """Return the same kind of task with boards of so many cells; None if there is none."""
         return self.of_shape(num_cells, len(self.symbols))
 
-    def cells_in(self, text: str) -> str:
-        """Return the characters of the cells in a text, without line ends."""
-        return "".join(self._clean(line) for line in text.splitlines())
+    def lines_in(self, text: str) -> list[Line]:
+        """Return the lines of a text with their numbers, without characters that are no cells.
 
-    def split(self, text: str, where: str, first_line: int = 1) -> Iterator[tuple[str, str]]:
-        """Split a text into puzzles. A puzzle takes one line, or a line for each of its rows.
+        An empty line is kept, because it ends a board. A line without a part in a board is not.
+        """
+        return list(enumerate(text.splitlines(), start=1))
 
-        Args:
-            first_line: the number of the text's first line, for places.
+    def cells_in(self, text: str) -> Sequence[str]:
+        """Return the cells in a text, without line ends."""
+        return "".join(line for _, line in self.lines_in(text))
+
+    def split(self, text: str, where: str) -> Iterator[tuple[str, str]]:
+        """Split a text into puzzles, as `split_lines`."""
+        return self.split_lines(self.lines_in(text), where)
+
+    def split_lines(self, lines: Iterable[Line], where: str) -> Iterator[tuple[str, str]]:
+        """Split lines into puzzles. A puzzle takes one line, or a line for each of its rows.
 
         Yields:
-            The place where the puzzle begins, as <where>:<line>, and the characters of its cells.
+            The place where the puzzle begins, as <where>:<line>, and the text of its cells.
 
         Raises:
             UserError: A board of several lines is incomplete, or a line has another length.
         """
         rows: list[str] = []
-        for number, line in enumerate(text.splitlines(), start=first_line):
-            line = self._clean(line)
-            if len(line) == self.columns:
+        first = 0
+        for number, line in lines:
+            num_cells = len(self.cells_in(line))
+            if num_cells == self.columns:
+                first = first if rows else number
                 rows.append(line)
                 if len(rows) == self.rows:
-                    yield f"{where}:{number - self.rows + 1}", "".join(rows)
+                    yield f"{where}:{first}", self._between.join(rows)
                     rows = []
             elif rows:
                 raise UserError(
-                    f"{where}:{number} has {len(line)} characters, but row {len(rows) + 1} of this board needs "
+                    f"{where}:{number} has {num_cells} characters, but row {len(rows) + 1} of this board needs "
                     f"{self.columns}; correct the row, or give each puzzle on one line"
                 )
             elif line:
                 yield f"{where}:{number}", line
         if rows:
             raise UserError(f"{where} ends after row {len(rows)} of a board of {self.rows} rows; add the missing rows")
-
-    def _clean(self, line: str) -> str:
-        """Return the line without characters that are not cells, such as spaces at its ends."""
-        return line
 
     def _parse_cells(self, text: str, where: str, token_of: dict[str, int], only: str) -> np.ndarray:
         cells = self.cells_in(text)
@@ -402,7 +414,7 @@ class TextTask(BoardTask):
                     f"{where} has {symbol!r} in cell {number + 1} (row {number // self.columns + 1}, column "
                     f"{number % self.columns + 1}), where only {only} can be; correct the cell"
                 )
-        return np.array([token_of[symbol] for symbol in cells], dtype=np.uint8)
+        return np.array([token_of[symbol] for symbol in cells], dtype=self.dtype)
 
 
 def joined(names: Sequence[str], last: str = "and") -> str:

@@ -21,23 +21,24 @@ def split_sizes(text: str, where: str, own: TextTask, board_of: BoardOf) -> Iter
         board_of: finds the boards that the model can read.
 
     Yields:
-        The place where the puzzle begins, as <where>:<line>, and the characters of its cells.
+        The place where the puzzle begins, as <where>:<line>, and the text of its cells.
 
     Raises:
         UserError: A board of several lines is incomplete, or a line has another length.
     """
-    lines = [own.cells_in(line) for line in text.splitlines()]
+    lines = own.lines_in(text)
     first = 0
     while first < len(lines):
-        length = len(lines[first])
+        number, line = lines[first]
+        length = len(line)
         board = board_of(length * length) if length else None
-        if board is not None and _is_row(lines[first : first + length], own, board, board_of(length)):
-            rows = "\n".join(lines[first : first + board.rows])
-            yield from board.split(rows, where, first_line=first + 1)
+        rows = [row for _, row in lines[first : first + length]]
+        if board is not None and _is_row(rows, own, board, board_of(length)):
+            yield from board.split_lines(lines[first : first + board.rows], where)
             first += board.rows
             continue
         if length:
-            yield f"{where}:{first + 1}", lines[first]
+            yield f"{where}:{number}", line
         first += 1
 
 
@@ -57,7 +58,7 @@ def _is_row(lines: Sequence[str], own: TextTask, rows_of: TextTask, whole: TextT
         return rows_of.rows == own.rows
     # Small Sudokus have small digits only. A row of a large one may have no others, but then the
     # board has, and no digit occurs twice in the row.
-    small = {*whole.symbols, "0"}
+    small = {*whole.symbols, "0", "X"}
     if not set(lines[0].upper()) <= small:
         return True
     if set("".join(lines).upper()) <= small:

@@ -13,7 +13,7 @@ import numpy as np
 from dataset.augment import BOXES, Box, box_of, draws_per_symmetry, symmetries_from
 from dataset.schema import PuzzleSet
 from dataset.sudoku import DIGITS, digits_in_words, unit_ids, valid_solutions
-from dataset.tasks.base import GREY, Cell, Fault, Symmetries, TextTask, Verdict, count, some
+from dataset.tasks.base import GREY, Cell, Fault, Line, Symmetries, TextTask, Verdict, count, some
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 _FIRST_DIGIT = 2
 # Keeps the random numbers of variations independent of other random numbers.
 _VARIATIONS_STREAM = 0x77A
+# Simple Sudoku writes blanks as X.
+_BLANKS = ".0Xx"
+# The section of a .sdk file that holds the clues, and what frames the boxes of a .ss file.
+_PUZZLE, _FRAME = "[puzzle]", set(" |+-*=")
+_WITHOUT_FRAME = str.maketrans("", "", " |")
 _UNITS = ("row", "column", "box")
 _SHAPES = ", ".join(f"{box.num_cells} of {box.side + 2}" for box in BOXES.values())
 
@@ -60,7 +65,7 @@ class SudokuTask(TextTask):
         return next((SudokuTask(box) for box in BOXES.values() if box.num_cells == num_cells), None)
 
     def parse(self, text: str, where: str) -> np.ndarray:
-        token_of = self._token_of | {".": 1, "0": 1}
+        token_of = self._token_of | dict.fromkeys(_BLANKS, 1)
         tokens_S = self._parse_cells(text, where, token_of, f"{digits_in_words(self.side)}, and . or 0 for a blank,")
         for unit, number, digit, places in self._repeated(tokens_S):
             across = {"row": "columns", "column": "rows", "box": "its cells"}[unit]
@@ -129,8 +134,19 @@ class SudokuTask(TextTask):
             lines.append(f"│{'│'.join(stacks)}│")
         return [*lines, bottom]
 
-    def _clean(self, line: str) -> str:
-        return line.strip()
+    def lines_in(self, text: str) -> list[Line]:
+        """Return the lines of boards, also of those that SadMan and Simple Sudoku write.
+
+        Comments, frames and the sections behind that of the puzzle are left out.
+        """
+        lines, section = [], _PUZZLE
+        for number, line in super().lines_in(text):
+            line = line.strip()
+            if line.startswith("["):
+                section = line.lower()
+            elif section == _PUZZLE and not line.startswith("#") and (not line or set(line) - _FRAME):
+                lines.append((number, line.translate(_WITHOUT_FRAME)))
+        return lines
 
     @property
     def drawing(self) -> dict[str, Any]:

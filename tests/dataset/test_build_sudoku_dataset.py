@@ -173,7 +173,6 @@ def test_the_generated_test_split_is_a_tenth_of_the_training_split(tmp_path: Pat
     [
         (["--generate", 5, "--source-dir", "x"], "--source-dir and --generate exclude each other"),
         (["--source-repo", "a/b", "--source-dir", "x"], "--source-repo and --source-dir exclude each other"),
-        (["--box", "2x2"], "--box needs --generate"),
         (["--source-dir", "x", "--generate-test", 3], "--generate-test needs --generate"),
         (["--generate", 5, "--min-difficulty", 3], "--min-difficulty is for puzzles from files"),
         (["--generate", 5, "--subsample-size", 3], "--subsample-size is for puzzles from files"),
@@ -203,7 +202,7 @@ GOOD_ROW = f"x,{QUESTION},{ANSWER},3"
     [
         ("", "train.csv:1: the file is empty"),
         (HEADER + "\n", "train.csv:2: no puzzles after the header"),
-        (f"question,answer\n{GOOD_ROW}\n", "train.csv:1: the header is 'question,answer'"),
+        (f"question,answer\n{GOOD_ROW}\n", "train.csv:2: 4 fields instead of 2"),
         (f"{HEADER}\nx,{QUESTION},{ANSWER}\n", "train.csv:2: 3 fields instead of 4"),
         (f"{HEADER}\nx,{QUESTION[1:]},{ANSWER},3\n", "train.csv:2: the question has 15 characters; boards have 16, 36"),
         (f"{HEADER}\n{GOOD_ROW}\nx,{QUESTION[1:]},{ANSWER},3\n", "train.csv:3: the question has 15 characters, not 16"),
@@ -229,6 +228,19 @@ def test_malformed_csv_files_are_refused(
     (source / "train.csv").write_text(text, encoding="utf-8")
     (source / "test.csv").write_text(f"{HEADER}\n{GOOD_ROW}\n")
     assert expected in _error(capsys, tmp_path / "data", "--source-dir", source)
+
+
+@pytest.mark.parametrize("header", ["question,answer", "quizzes,solutions", "puzzle,solution"])
+def test_files_with_the_columns_of_kaggle_are_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], header: str
+) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.csv").write_text(f"{header}\n{QUESTION.replace('.', '0')},{ANSWER}\n")
+    options = ("--source-dir", tmp_path)
+    built = _build(tmp_path / "data", *options, "--box", "2x2")["train"]
+    assert "".join(".1234"[token - 1] for token in built.sets["all"].inputs[0]) == QUESTION
+    assert "boxes have 2x2 cells, not --box 2x3" in _error(capsys, tmp_path / "other", *options, "--box", "2x3")
+    assert "has no column rating" in _error(capsys, tmp_path / "other", *options, "--min-difficulty", 3)
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataset import puzzle_csv
-from dataset.puzzle_csv import NO_TOKEN, Row, find_csv, read_rows, to_tokens
+from dataset.puzzle_csv import NO_TOKEN, Row, find_csv, read_rows, source_files, to_tokens
 
 HEADER = "source,question,answer,rating"
 
@@ -40,9 +40,11 @@ def test_rows_keep_their_blanks_and_their_lines(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "train.csv:1: the file is empty; it needs the header source,question,answer,rating and rows"),
+        ("", "train.csv:1: the file is empty; it needs a header with question and answer, and rows"),
         (f"{HEADER}\n\n", "train.csv:2: no puzzles after the header"),
-        ("a,b\n", "train.csv:1: the header is 'a,b'; it must be source,question"),
+        ("a,b\n", "train.csv:1: the header is 'a,b', without question; name a column question or puzzle or quizzes"),
+        ("question,x\n", "train.csv:1: the header is 'question,x', without answer"),
+        ("answer,solution,puzzle\n", "train.csv:1: answer and solution both name the answer"),
         (f"{HEADER}\nx,a,b\n", "train.csv:2: 3 fields instead of 4; correct or remove the row"),
         (f"{HEADER}\nx,a,b,1\nx,a,b,1,2\n", "train.csv:3: 5 fields instead of 4"),
         (f"{HEADER}\nx,a,b,{'9' * 60}a\n", f"train.csv:2: the rating is '{'9' * 40}', no integer"),
@@ -55,22 +57,33 @@ def test_malformed_files_are_refused(tmp_path: Path, text: str, expected: str) -
     assert expected in str(caught.value)
 
 
+def test_the_columns_of_kaggle_are_found_in_any_order(tmp_path: Path) -> None:
+    (rows,) = read_rows(_file(tmp_path, "id,Solution, puzzle ,clues\n1,12,10,1\n"))
+    assert rows == [Row(2, "10", "12", None)]
+
+
 def test_truncated_and_missing_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "train.csv.gz"
     file.write_bytes(gzip.compress(f"{HEADER}\n{'x,a,b,1' * 100}".encode())[:-9])
     with pytest.raises(ValueError, match=r"train\.csv\.gz:1: cannot be read on \(Compressed file ended"):
         list(read_rows(file))
-    with pytest.raises(ValueError, match=r"none\.csv:1: cannot be read on \(.*No such file"):
+    with pytest.raises(ValueError, match=r"there is no file .*none\.csv; correct the name"):
         list(read_rows(tmp_path / "none.csv"))
 
 
-def test_a_folder_has_one_file_for_a_split(tmp_path: Path) -> None:
+def test_a_folder_has_one_file_for_a_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match=r"holds neither test\.csv nor test\.csv\.gz"):
         find_csv(tmp_path, "test")
     compressed = _file(tmp_path, HEADER, "test.csv.gz")
     with pytest.raises(ValueError, match=f"{compressed} is a file; give its folder, --source-dir {tmp_path}$"):
         find_csv(compressed, "test")
     assert find_csv(tmp_path, "test") == compressed
+    _file(tmp_path, HEADER, "sudoku.csv")
+    with pytest.raises(ValueError, match=r"neither train\.csv nor .*, but 2 other CSV files \(sudoku\.csv\)"):
+        find_csv(tmp_path, "train")
+    _file(tmp_path, HEADER, "train.csv")
+    assert source_files(tmp_path, None) == {"train": tmp_path / "train.csv", "test": compressed}
+    assert "left out: 1 other CSV files (sudoku.csv)" in capsys.readouterr().err
     _file(tmp_path, HEADER, "test.csv")
     with pytest.raises(ValueError, match=r"holds both test\.csv and test\.csv\.gz; remove one of them"):
         find_csv(tmp_path, "test")

@@ -50,7 +50,7 @@ def test_sudoku_text_and_tokens(box: Box) -> None:
             "1..4....4....3.5",
             "here has '5' in cell 16 (row 4, column 4), where only 1 to 4, and . or 0 for a blank, can",
         ),
-        ("1..4...x4....3.1", "here has 'x' in cell 8 (row 2, column 4)"),
+        ("1..4...y4....3.1", "here has 'y' in cell 8 (row 2, column 4)"),
         ("1..4...٤4....3.1", "here has '٤' in cell 8"),
         ("14.4............", "here has the digit 4 twice in row 1 (columns 2 and 4); correct it"),
         (".3......" + ".3......", "here has the digit 3 twice in column 2 (rows 1 and 3); correct it"),

@@ -1,0 +1,238 @@
+"""Read the puzzles that a model is to solve: from texts, files, standard input and ARC tasks."""
+# S = cells of a board
+
+import gzip
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from dataset.arc import Task, parse_tasks, read_tasks, to_tokens
+from dataset.puzzle_csv import read_fields
+from dataset.schema import read_names
+from dataset.tasks.base import BoardTask, TextTask, joined
+from dataset.tasks.sizes import split_sizes
+from utils.errors import UserError
+from utils.files import plain
+from utils.json_files import parse_json
+from utils.text import one_line
+
+# In the published datasets, puzzles without a row of their own in the puzzle table have this
+# number.
+BLANK_IDENTIFIER = 0
+# No board has more cells.
+_MOST_CELLS = 1600
+# Far more than a list of a million Sudokus has.
+_MOST_CHARACTERS = 1 << 28
+
+
+@dataclass(frozen=True, repr=False)
+class Puzzle:
+    """One board to be solved, and its solution if that is known."""
+
+    name: str  # its source: "puzzle", "puzzles.csv:2", "0a1b2c3d test 1"
+    question_S: np.ndarray
+    solution_S: np.ndarray | None = None
+    identifier: int = BLANK_IDENTIFIER  # its row in the puzzle table
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        known = "" if self.solution_S is None else ", solution known"
+        return f"Puzzle({self.name!r}, {len(self.question_S)} cells{known})"
+
+
+@dataclass(frozen=True)
+class PuzzleTable:
+    """Says which row of a model's puzzle table belongs to an ARC task.
+
+    Attributes:
+        data_paths: the folders of the training data; none if they are unknown.
+        data: what the data are called if there are no folders.
+        num_rows: of the table; 0 if the model has none.
+    """
+
+    data_paths: Sequence[str]
+    data: str
+    num_rows: int
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """Return the row of every puzzle that has a name; nothing if the data are not here.
+
+        Raises:
+            UserError: An identifiers.json is not a list of names.
+        """
+        rows: dict[str, int] = {}
+        first = 0
+        for path in self.data_paths:
+            try:
+                names = read_names(Path(path))
+            except FileNotFoundError:
+                return {}
+            rows |= {name: first + index for index, name in enumerate(names)}
+            first += len(names)  # the rows of the datasets follow one another in the table
+        return rows
+
+    def find(self, task: Task) -> tuple[int, tuple[str, ...]]:
+        """Return the row of an ARC task, and a note if it has none."""
+        if not self.num_rows:
+            return BLANK_IDENTIFIER, ()
+        row = self.rows.get(task.name, BLANK_IDENTIFIER)
+        if BLANK_IDENTIFIER < row < self.num_rows:
+            return row, ()
+        data = " + ".join(self.data_paths) or self.data
+        if not self.rows:
+            note = (
+                f"there is no identifiers.json in {data}, which would say whether the model has seen {task.name}; its "
+                "puzzle embedding is the blank one (data_path=... says where the data are)"
+            )
+        else:
+            note = (
+                f"{task.name} is not among the puzzles of {data}: the model has not seen this task, and its puzzle "
+                "embedding is the blank one"
+            )
+        return BLANK_IDENTIFIER, (note,)
+
+
+@dataclass(frozen=True)
+class PuzzleReader:
+    """Reads puzzles for a model. If a puzzle is wrong, a UserError names its place.
+
+    Attributes:
+        board: the boards on which the model was trained.
+        other_board: returns the boards with so many cells; None if the model reads none.
+        mixes_sizes: whether boards of several sizes may follow one another.
+        is_for: a phrase such as "checkpoints/a was trained on sudoku 3x3".
+        table: the model's puzzle table.
+    """
+
+    board: BoardTask
+    other_board: Callable[[int], TextTask | None]
+    mixes_sizes: bool
+    is_for: str
+    table: PuzzleTable
+
+    def of_text(self, text: str, where: str) -> list[Puzzle]:
+        """Return one board or, for ARC, the test inputs of ARC tasks as JSON."""
+        is_json = text.lstrip().startswith("{")  # no board of text begins so
+        if isinstance(self.board, TextTask):
+            if is_json:
+                raise UserError(f"{where} is JSON, as ARC tasks are, but {self.is_for}; give the cells of a board")
+            return [Puzzle(Path(where).name, self._board_of(text, where).parse(text, where))]
+        if not is_json:
+            start = " ".join(text.split())[:20]
+            raise UserError(
+                f"{where} begins with {start!r} and is no JSON, but {self.is_for}; give a task as JSON, "
+                "or task=<file>.json"
+            )
+        return self.of_tasks(parse_tasks(parse_json(text, where, "correct the task"), where, where), where)
+
+    def of_lines(self, text: str, where: str) -> list[Puzzle]:
+        """Return boards, each on one line or in rows, or the test inputs of ARC tasks as JSON."""
+        if not isinstance(self.board, TextTask) or text.lstrip().startswith("{"):
+            return self.of_text(text, where)
+        if self.mixes_sizes:
+            boards = split_sizes(text, where, self.board, self.other_board)
+        else:
+            boards = self.board.split(text, where)
+        puzzles = [puzzle for place, cells in boards for puzzle in self.of_text(cells, place)]
+        if not puzzles:
+            raise UserError(f"{where} holds no puzzle; give one on each line, or in rows")
+        return puzzles
+
+    def of_file(self, file: Path) -> list[Puzzle]:
+        """Return the puzzles of a file: .json, .csv, or else text, each perhaps with .gz.
+
+        A text has one board on each line, or boards in rows, as in .sdk and .ss files of Sudokus.
+        """
+        name = file.name.lower().removesuffix(".gz")
+        if name.endswith(".json"):
+            return self.of_tasks(read_tasks(file), str(file))
+        return self.of_csv(file) if name.endswith(".csv") else self.of_lines(_read_text(file), str(file))
+
+    def of_csv(self, file: Path) -> list[Puzzle]:
+        """Return the puzzles of a CSV file with a question and, if they are known, an answer."""
+        if not isinstance(self.board, TextTask):
+            raise UserError(f"{file} has boards of text, but {self.is_for}; give task=<file>.json")
+        return list(self._rows_of(file))
+
+    def _rows_of(self, file: Path) -> Iterator[Puzzle]:
+        for line, fields in read_fields(file, ("question",)):
+            question, answer = fields["question"], fields.get("answer")
+            where = f"{file}:{line}: the question"
+            board = self._board_of(question, where)
+            question_S = board.parse(question, where)
+            solution_S = board.parse_solution(answer, f"{file}:{line}: the answer", question_S) if answer else None
+            yield Puzzle(f"{file.name}:{line}", question_S, solution_S)
+
+    def _board_of(self, text: str, where: str) -> TextTask:
+        """Return the board that a text shows."""
+        assert isinstance(self.board, TextTask)
+        num_cells = len(self.board.cells_in(text))
+        if board := self.other_board(num_cells):
+            return board
+        sizes = [num for num in range(1, _MOST_CELLS + 1) if self.other_board(num)]
+        if len(sizes) < 2:
+            return self.board  # which says how many cells it has
+        nearest = min(sizes, key=lambda size: abs(size - num_cells))
+        raise UserError(
+            f"{where} has {num_cells} characters, this model's puzzles have {joined(list(map(str, sizes)), 'or')}, and "
+            f"{nearest} is the nearest; give one for every cell, row by row"
+        )
+
+    def of_tasks(self, tasks: Sequence[Task], where: str) -> list[Puzzle]:
+        """Return the test inputs of ARC tasks, with their outputs if these are known."""
+        if isinstance(self.board, TextTask):
+            raise UserError(
+                f"{where} is an ARC task, but {self.is_for}; give its boards with puzzle= or csv=, or a checkpoint "
+                "that was trained on ARC"
+            )
+        puzzles, side = [], self.board.rows
+        for task in tasks:
+            identifier, notes = self.table.find(task)
+            for number, pair in enumerate(task.test, start=1):
+                name = f"{task.name} test {number}"
+                for grid in pair.grids:
+                    if max(grid.shape) > side:
+                        raise UserError(
+                            f"{name} of {where} has a grid of {grid.shape[0]}x{grid.shape[1]}, but this model's canvas "
+                            f"has {side}x{side} cells; leave the ARC task out, or train with data of a larger --side"
+                        )
+                output_S = None if pair.output is None else to_tokens(pair.output, side=side)
+                puzzles.append(Puzzle(name, to_tokens(pair.input, side=side), output_S, identifier, notes))
+        return puzzles
+
+
+def _read_text(file: Path) -> str:
+    try:
+        with gzip.open(file) if file.suffix.lower() == ".gz" else plain(file).open("rb") as stream:
+            contents = stream.read(_MOST_CHARACTERS + 1)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {file}; correct the name") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{file}: cannot be read ({one_line(error)}); get the file again") from None
+    if len(contents) > _MOST_CHARACTERS:
+        raise UserError(f"{file}: holds more than {_MOST_CHARACTERS:,} characters; give a smaller file")
+    return contents.decode("utf-8-sig", errors="replace")
+
+
+def read_stdin() -> str:
+    """Return the text of standard input.
+
+    Raises:
+        UserError: Standard input is empty, or can't be read.
+    """
+    advice = "pipe puzzles into it, or give puzzle=<its cells>"
+    try:
+        # A closed standard input is None; a folder or a terminal that is gone can't be read.
+        contents = sys.stdin.buffer.read() if sys.stdin else b""
+    except OSError as error:
+        raise UserError(f"standard input can't be read ({error.strerror}); {advice}") from error
+    text = contents.decode("utf-8-sig", errors="replace")
+    if not text.strip("\r\n"):
+        raise UserError(f"standard input is empty; {advice}")
+    return text
