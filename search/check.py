@@ -16,6 +16,7 @@ from training.config import PretrainConfig
 from training.evaluation_text import text_eval_metrics
 from utils.command_line import read_config, validate
 from utils.errors import UserError
+from utils.mistakes import Origin
 from utils.terminal import tell
 
 _MANY = 30  # points, whose check takes seconds
@@ -46,8 +47,9 @@ def check_point(sweep: Sweep, point: Point) -> str:
         UserError: The config refuses the point, or runs there do not log the metric.
     """
     typed = " ".join(overrides_of(point)) or "the sweep's overrides"
+    overrides = sweep.overrides(point, sweep.config.seeds[0])
     try:
-        config = validate(PretrainConfig, read_config("pretrain", sweep.overrides(point, sweep.config.seeds[0])))
+        config = validate(PretrainConfig, read_config("pretrain", overrides), Origin("pretrain", overrides))
     except UserError as error:
         raise UserError(f"the config refuses {typed}: {error}") from error
     return full_metric(sweep.config.metric, config)

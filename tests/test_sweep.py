@@ -267,6 +267,7 @@ MISTAKES = {
     ),
     "malformed": (["sweep=malformed.yaml"], "malformed.yaml:3: can't be read as YAML ("),
     "a list of keys": (["sweep=list.yaml"], "list.yaml': a list stands where keys belong"),
+    "key in a recipe": (["lr=1,2", "experiment=flat.yaml"], "flat.yaml:2: unknown key 'arch.hidden_size'; write "),
     "parameter that is no key": (["lrr=1,2"], "the config refuses lrr=1: unknown key 'lrr'; did you mean lr?"),
     "value that the config refuses": (["lr=1e-3,-2"], "the config refuses lr=-2: lr: input should be greater than"),
     "last point of a grid": (
@@ -318,6 +319,7 @@ def test_a_mistake_is_one_line_before_the_first_trial(here: Path, case: str) -> 
     Path("unknown.yaml").write_text("trialz: 3" + SWEEP_FILE)
     Path("kind.yaml").write_text(SWEEP_FILE.replace("log_range", "log_rang"))
     Path("malformed.yaml").write_text("trials: 3\nparameters: {lr: [1, 2\n")
+    Path("flat.yaml").write_text("# @package _global_\narch.hidden_size: 64\n")
     Path("list.yaml").write_text("parameters:\n  - lr\n")
     common = [] if not typed or typed[0] in ("status", "again") or "sweep" in typed[0] else ["debug=tiny"]
     data = [] if not common or "data_path" in "".join(typed) else ["data_path=data/4"]

@@ -98,9 +98,11 @@ def _names(container: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 def unknown_key(key: str, origin: Origin) -> str:
     """Return a message for a key that the config does not have."""
-    place = origin.place_of(key)
+    # A file may have the key twice: nested, as it should be, and in one line.
+    flat = origin.line_with(rf"^\s*['\"]?{re.escape(key)}['\"]?\s*:") if "." in key else None
+    place = flat or origin.place_of(key)
     start = f"{_at(place)}unknown key {key!r}"
-    if place is not None and (slip := _slip_in_yaml(key, origin)):
+    if place is not None and (slip := _slip_in_yaml(key, place)):
         return f"{start}; {slip}"
     if key in synonyms.INSTEAD:
         return f"{start}: {synonyms.INSTEAD[key]}"
@@ -125,18 +127,21 @@ def unknown_key(key: str, origin: Origin) -> str:
     return f"{start}; did you mean {named}?"
 
 
-def _slip_in_yaml(key: str, origin: Origin) -> str:
+def _slip_in_yaml(key: str, place: Place) -> str:
     """Say what to write in a YAML file, if the key itself shows it; empty: it does not."""
     group, _, name = key.rpartition(".")
     if name == group and (is_group(name) or name == "sweep"):
         return f"the keys of this file belong to {group} already; remove this line, and unindent those below it"
     if assigned := re.fullmatch(r"([\w.]+)\s*[=:]\s*(.*)", name if ":" in name or "=" in name else key):
         return f"write {assigned[1]}: {assigned[2]}"
-    if group and origin.line_with(rf"^\s*{re.escape(key)}\s*:") is not None:
-        return f"write {name}: indented below a line {group}:"
-    if key.startswith("sweep.") and name in Origin("pretrain").known_keys():
-        return f"{name} is a key of the runs; write it under parameters:, or as {name}=... in overrides:"
-    return ""
+    line = place.file.read_text(encoding="utf-8", errors="replace").splitlines()[place.line - 1]
+    written = line.partition(":")[0].strip(" \t'\"")
+    if key.startswith("sweep.") and written in Origin("pretrain").known_keys():
+        return f"{written} is a key of the runs; write it under parameters:, or as {written}=... in overrides:"
+    *groups, name = written.split(".")
+    belongs = groups and key == f"{groups[0]}.{written}"  # arch.hidden_size in a file of arch/, or below arch:
+    below = "".join(f" indented below a line {each}:" for each in reversed(groups[1:] if belongs else groups))
+    return f"write {name}:{below or ' without ' + groups[0]}" if groups else ""
 
 
 def suggestions(key: str, known: Sequence[str]) -> list[str]:

@@ -69,6 +69,17 @@ MISTAKES = {
         GLOBAL + "arch.hidden_size: 64\n",
         ":2: unknown key 'arch.hidden_size'; write hidden_size: indented below a line arch:",
     ),
+    "dotted beside the key": (
+        "experiment",
+        GLOBAL + "arch:\n  hidden_size: 32\narch.hidden_size: 64\n",
+        ":4: unknown key 'arch.hidden_size'; write hidden_size: indented below a line arch:",
+    ),
+    "dotted below its group": (
+        "experiment",
+        GLOBAL + "arch:\n  loss.loss_type: x\n",
+        ":3: unknown key 'arch.loss.loss_type'; write loss_type: indented below a line loss:",
+    ),
+    "dotted in its own group": ("arch", "defaults: [trm]\narch.hidden_size: 64\n", "write hidden_size: without arch"),
     "not indented": (
         "experiment",
         GLOBAL + "arch:\nhidden_size: 64\n",
