@@ -20,7 +20,7 @@ import yaml
 from training.config import PretrainConfig
 from utils.arguments import Parser, check_at_least
 from utils.command_line import read_config, validate
-from utils.config_files import names_file
+from utils.config_files import as_override, names_file
 from utils.errors import UserError
 from utils.programs import under_torchrun
 from utils.secrets import secret_in
@@ -186,7 +186,7 @@ def overrides_of(request: Request) -> tuple[list[str], str, int]:
     for key, path in paths:
         if not normpath(path).startswith(f"{VOLUME}/"):
             raise UserError(f"{key} is {path}, which the pods don't share; give a path below {VOLUME}, the volume")
-    added = [] if config.checkpoint_path else [f"checkpoint_path={run}"]
+    added = [] if config.checkpoint_path else [f"checkpoint_path={as_override(run)}"]
     overrides = [*request.overrides, *added, *([] if config.resume else ["resume=auto"])]
     return overrides, run, max(MEETING_S, ceil(config.dist.start_timeout_s))
 

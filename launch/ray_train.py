@@ -35,6 +35,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from launch.ray_job import RayJob
 from launch.ray_rank import Desk, Outcome, TellFailures, run_rank
+from utils.config_files import typed_override
 from utils.errors import UserError
 from utils.programs import ENVIRONMENT, ROOT
 from utils.run.stop import StopSignal
@@ -118,7 +119,7 @@ def _run(config: RayConfig, job: RayJob, stop: StopSignal) -> str | tuple[str, i
     except RayActorError:  # Ray itself has told why: this node's Ray ended, or memory ran out
         tell(
             "fault: Ray lost the actor that passes on what the ranks print; the ranks end; "
-            f"resume=auto checkpoint_path={job.run} goes on from their last checkpoint"
+            f"resume=auto {typed_override('checkpoint_path', job.run)} goes on from their last checkpoint"
         )
         return "", 1
     return _told(result, config)

@@ -9,7 +9,7 @@ from search.study import Study
 from search.sweep import Sweep
 from utils.command_line import read_config, with_changes
 from utils.config import flatten
-from utils.config_files import CONFIG_DIR
+from utils.config_files import CONFIG_DIR, as_override
 from utils.errors import UserError
 from utils.files import file_errors, refuse_links, write_atomically
 from utils.programs import PACKAGE
@@ -47,7 +47,7 @@ def write_experiment(study: Study, file: Path | None) -> str:
         file.parent.mkdir(parents=True, exist_ok=True)
         refuse_links([file])
         write_atomically(file, text)
-    return f"{file}\n{build_launcher(sweep.config.launcher).shown([f'experiment={named}'])}"
+    return f"{file}\n{build_launcher(sweep.config.launcher).shown([f'experiment={as_override(named)}'])}"
 
 
 def experiment_text(sweep: Sweep, best: Best, num_trials: int, named: str) -> str:
@@ -70,6 +70,6 @@ def experiment_text(sweep: Sweep, best: Best, num_trials: int, named: str) -> st
         "",
         f"The data are {paths}. Add the command that builds them, python dataset/build_...",
         "",
-        f"  {build_launcher(sweep.config.launcher).shown([f'experiment={named}'])}",
+        f"  {build_launcher(sweep.config.launcher).shown([f'experiment={as_override(named)}'])}",
     ]
     return recipe_text(comment, groups, values)

@@ -37,6 +37,7 @@ from utils.config_files import (
     names_file,
     placed,
     quoted,
+    typed_override,
 )
 from utils.errors import UserError
 from utils.mistakes import Origin, describe, describe_missing, in_one_line, key_of
@@ -414,7 +415,7 @@ def _require_single_value(typed: str, config_name: str, overrides: list[str]) ->
     except (HydraException, ValueError) as error:  # ValueError: a number of thousands of digits
         raise UserError(
             f"{typed!r} can't be read ({' '.join(str(error).split())}); "
-            f"a value with special characters needs quotes of its own: \"{key}='{value}'\""
+            f"a value with special characters needs quotes of its own: {typed_override(key, value)}"
         ) from error
     if override.key_or_group == "hydra" or override.key_or_group.startswith(("hydra.", "hydra/")):
         raise UserError(

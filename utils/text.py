@@ -28,5 +28,5 @@ def for_shell(words: Iterable[str]) -> str:
     would write each single quote as five characters.
     """
     return " ".join(
-        f'"{word}"' if "'" in word and not re.search(r'["$`\\!]', word) else shlex.quote(word) for word in words
+        f'"{word}"' if "'" in word and not re.search(r'["$`!]|\\(?!\')', word) else shlex.quote(word) for word in words
     )

@@ -1,7 +1,6 @@
 """Collect the data for the page of a run: its curves, reasoning, results and votes."""
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,9 +12,11 @@ from dataset.schema import open_split
 from dataset.tasks import TASKS, task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
 from utils.checkpoint.format import read_name, step_folders
+from utils.config_files import typed_override
 from utils.errors import UserError
 from utils.run.folder import located_paths
 from utils.run.history import History, read_run_config
+from utils.text import for_shell
 from viewer.arc_votes import read_votes
 from viewer.pages import ALPHABET, Page, Settings, finite, from_text, label_of, names_of, read_json
 from viewer.saved_examples import holds_answers, read_examples
@@ -51,7 +52,8 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
         examples, sets, missing = read_examples(outputs, settings, names_of(data) if data else [], shared)
         if missing:
             notes.append(missing)
-    command = f'python evaluate.py checkpoint={shlex.quote(str(run_folder))} "save_outputs={SAVE_OUTPUTS}"'
+    saving = for_shell([f"save_outputs={SAVE_OUTPUTS}"])
+    command = f"python evaluate.py {typed_override('checkpoint', str(run_folder))} {saving}"
     votes = read_votes(outputs, data)
     resolved = run_folder.resolve()
     of_sets = [[example for example in examples if example["set"] == name] for name in sets] or [[]]

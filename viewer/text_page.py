@@ -13,6 +13,7 @@ from dataset.text.schema import BYTES, UNKNOWN, TextSplit, has_split, open_text_
 from dataset.text.stream import TextStream
 from dataset.text.tokenizer import Tokenizer, open_tokenizer
 from utils.errors import UserError
+from utils.text import for_shell
 from viewer.pages import Page, Settings, read_json, spread
 
 _MOST_TOKENS = 4000  # of a part of a sample
@@ -70,9 +71,8 @@ def _texts_of(name: str, split: TextSplit, most: int) -> list[Page]:
             for first, length in ((start, prefix_len), (response_start, response_len))
         )
         if len(prefix) != prefix_len or len(response) != response_len or not 0 <= task < len(metadata.tasks):
-            raise UserError(
-                f"{split.path}: sample {row} is wrong; python -m dataset.validate {split.path.parent} says where"
-            )
+            checking = f"python -m dataset.validate {for_shell([str(split.path.parent)])}"
+            raise UserError(f"{split.path}: sample {row} is wrong; {checking} says where")
         # The prefix of a text is its first token.
         parts = {"text": prefix + response} if prefix_len == 1 else {"instruction": prefix, "response": response}
         texts.append(

@@ -13,6 +13,7 @@ from utils.text import for_shell
         ("lr=1e-4", "lr=1e-4"),
         ("a b", "'a b'"),
         ("checkpoint='../my lab/s0'", "\"checkpoint='../my lab/s0'\""),
+        (r"path='it\'s'", r'''"path='it\'s'"'''),
         ("x='$HOME'", None),
         ("x='`id`'", None),
         ("x='!!'", None),

@@ -11,6 +11,7 @@ from pydantic import field_validator
 
 from utils.checkpoint.format import step_folders
 from utils.config import Bool, StrictModel
+from utils.config_files import typed_override
 from utils.dist.launch import Launch
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically, writing
@@ -127,9 +128,9 @@ def same_folder(one: Path, other: Path) -> bool:
 def claim_fresh(run: Path, *, branches_off: bool = False) -> None:
     """Raise UserError if the folder holds checkpoints, which a new run would overwrite."""
     if steps := step_folders(run):
-        goes_on, begins = (
-            (f"resume={run}", "branches off again") if branches_off else ("resume=auto", "starts a new one")
-        )
+        goes_on, begins = "resume=auto", "starts a new one"
+        if branches_off:
+            goes_on, begins = typed_override("resume", str(run)), "branches off again"
         raise UserError(
             f"{run} already holds checkpoints (newest {steps[-1].name}); {goes_on} continues that run, "
             f"another run_name or checkpoint_path {begins}"
