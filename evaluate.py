@@ -36,7 +36,7 @@ from training.evaluation import EvalOptions, evaluate, evaluate_votes
 from training.evaluation_text import TextEvalOptions, evaluate_text
 from training.more_compute import Cost, MoreCompute, costs, evaluate_trajectories, has_state
 from training.trained import Trained, TrainedConfig, open_trained
-from utils.checkpoint.names import is_file_of_weights
+from utils.checkpoint.names import kind_of
 from utils.checkpoint.reader import open_checkpoint
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import Bool, Int, page
@@ -96,7 +96,7 @@ class EvaluateConfig(TrainedConfig, MoreCompute):
 
     @model_validator(mode="after")
     def _files_have_a_folder(self) -> "EvaluateConfig":
-        if not self.is_run and self.out is None and (self.plot or self.save_outputs):
+        if self.kind == "weights" and self.out is None and (self.plot or self.save_outputs):
             raise ValueError(f"{self.checkpoint} has no run folder for plot and save_outputs to write to; give out=...")
         return self
 
@@ -398,7 +398,7 @@ def main(world: World) -> None:
             if config.plot:
                 pyplot()
             for other in config.vote_with:
-                if not is_file_of_weights(other):
+                if kind_of(other) != "weights":
                     open_checkpoint(Path(other), tell)
             if out is not None:
                 out, keeps_results = prepare_folder(out, split, config)

@@ -13,17 +13,19 @@ from pathlib import Path
 from dataset.builder import SPLITS
 from dataset.text.schema import is_text
 from utils.arguments import Parser, check_at_least, typed_path
-from utils.checkpoint.names import step_named
+from utils.checkpoint.names import kind_of, no_checkpoint, step_named
+from utils.config_files import typed_override
 from utils.drawing import pyplot
 from utils.errors import UserError
 from utils.run.status import find_runs
 from utils.shell import run_command
 from utils.terminal import tell
+from utils.text import for_shell
 from viewer.answers import save_missing_answers
 from viewer.dataset_page import page_of_dataset
 from viewer.pages import Page, Settings, write_page
 from viewer.pictures import draw_curves, draw_examples, draw_puzzle
-from viewer.run_page import older_answers, page_of_run
+from viewer.run_page import SAVE_OUTPUTS, older_answers, page_of_run
 from viewer.runs_page import page_of_runs
 from viewer.text_page import page_of_text
 
@@ -166,6 +168,12 @@ def runs_named(paths: list[Path]) -> list[Path]:
         UserError: a path is no folder, or one of several paths holds no run.
     """
     for path in paths:
+        if kind_of(path) == "weights":
+            saving = for_shell([f"save_outputs={SAVE_OUTPUTS}"])
+            raise UserError(
+                f"{path} is weights, without curves and answers; python evaluate.py "
+                f"{typed_override('checkpoint', str(path))} out=DIR {saving} saves answers, which view.py DIR shows"
+            )
         if not path.is_dir():
             raise UserError(f"there is no folder {path}; give the folder of a run or of a dataset")
         if len(paths) > 1 and not find_runs([path]):
@@ -209,10 +217,7 @@ def shown(path: Path, settings: Settings) -> tuple[Page, list[str]]:
             raise UserError(f"--step is for runs, and {path} is a dataset; leave it out")
         return page_of_text(path, settings) if is_text(path) else page_of_dataset(path, settings), []
     if not any((path / name).exists() for name in ("metrics.jsonl", "eval_outputs", "results.json")):
-        raise UserError(
-            f"{path} is neither a run (no metrics.jsonl, no eval_outputs), nor what evaluate.py saved (no "
-            "results.json), nor a dataset (no train, no test), nor a folder of runs; give the folder of one"
-        )
+        raise UserError(f"{no_checkpoint(path)}; datasets and what evaluate.py saved have pages too")
     lines = save_missing_answers(path, settings)
     return page_of_run(path, settings), lines
 

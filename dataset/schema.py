@@ -23,6 +23,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dataset.canvas import Corner, common_side, shape_of, side_of
+from utils.checkpoint.names import kind_of
 from utils.config import Float, Int
 from utils.errors import UserError
 from utils.files import file_errors, plain
@@ -263,8 +264,14 @@ def _holds_csv(folder: Path) -> bool:
 
 def _why_none(data_path: Path, file: Path) -> str:
     """Say why there is no dataset at a path whose dataset.json is missing, and what to do."""
-    if any((data_path / name).is_file() for name in ("config.yaml", "metrics.jsonl", "latest")):
-        return f"it is the folder of a run; resume={data_path} goes on with it, and checkpoint={data_path} evaluates it"
+    if (kind := kind_of(data_path)) != "other":
+        from utils.config_files import typed_override  # here, because few programs on data need Hydra
+
+        what, key, does = (
+            ("weights", "init_from", "starts a run") if kind == "weights" else ("a run", "resume", "goes on")
+        )
+        go_on, evaluates = (typed_override(each, str(data_path)) for each in (key, "checkpoint"))
+        return f"it is {what}; {go_on} {does} with it, and {evaluates} evaluates it"
     if (data_path / "dataset.json").is_file():
         return f"it is one split of a dataset; give the folder above it, {data_path.parent}"
     if _holds_csv(data_path):

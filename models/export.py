@@ -46,7 +46,7 @@ from models.text.config import TextConfig
 from models.text.published_export import write_for_transformers
 from models.tokens import TokenConfig
 from utils.arguments import Parser, typed_path
-from utils.checkpoint.names import folder_around, is_run_or_step
+from utils.checkpoint.names import folder_around, kind_of
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
 from utils.command_line import read_config
 from utils.config import flatten
@@ -202,10 +202,10 @@ def load_source(checkpoint: str, *, raw: bool) -> Source:
         UserError: The checkpoint can't be read.
     """
     path = Path(checkpoint)
-    if not is_run_or_step(checkpoint):
+    if kind_of(checkpoint) == "weights":
         if raw:
             raise UserError(f"--raw applies to the checkpoint of a run, but {checkpoint} is not one; leave it out")
-        if not os.path.isdir(checkpoint) and is_text(checkpoint):
+        if is_text(checkpoint):
             raise UserError(why_not_described(checkpoint))
         model = read_exported(checkpoint)
         step = model.step if model is not None else read_step(checkpoint)

@@ -412,7 +412,8 @@ def test_resuming_with_other_data_is_refused(copied: Path, copied_data: Path) ->
 def test_evaluating_a_path_without_a_checkpoint_is_refused(data: Path, tmp_path: Path, what: str) -> None:
     path = {"missing": tmp_path / "x", "empty folder": tmp_path, "a dataset": data}[what]
     message = _mistake(lambda: load_run(path, SINGLE))
-    assert message == f"there is no checkpoint at {path}; give the folder of a run or of one of its steps"
+    found = f"{path} is a dataset, which data_path takes" if path == data else f"there is no checkpoint at {path}"
+    assert message.startswith(f"{found}; give the folder of a run or of one of its steps")
 
 
 def test_evaluating_a_damaged_checkpoint_is_refused(copied: Path) -> None:

@@ -1093,7 +1093,9 @@ def test_paths_and_options_that_fit_neither_a_run_nor_a_dataset_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "there is no folder" in mistake(capsys, tmp_path / "missing")
-    assert "neither a run" in mistake(capsys, tmp_path)
+    assert "there is no checkpoint at" in mistake(capsys, tmp_path)
+    (tmp_path / "it's.pt").touch()
+    assert f"""evaluate.py "checkpoint='{tmp_path}/it\\'s.pt'" out=DIR""" in mistake(capsys, tmp_path / "it's.pt")
     data = write_sudoku(tmp_path / "data")
     assert "--step is for runs" in mistake(capsys, data, "--step", "3")
     assert "has no set other; it has train/all, test/all" in mistake(capsys, data, "--set", "other")

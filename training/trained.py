@@ -1,6 +1,5 @@
 """Open a trained model, for every command that needs one."""
 
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from training.data import (
 )
 from training.precision import with_forward_dtype
 from utils.checkpoint.format import RunState, read_state, step_folders
-from utils.checkpoint.names import is_file_of_weights, is_run_or_step, step_named
+from utils.checkpoint.names import Kind, kind_of, no_checkpoint, step_named
 from utils.checkpoint.reader import Checkpoint, InParts, open_checkpoint
 from utils.command_line import (
     Container,
@@ -66,15 +65,13 @@ class TrainedConfig(StrictModel):
     data_path: str | None
 
     @property
-    def is_run(self) -> bool:
-        return not is_file_of_weights(self.checkpoint)
+    def kind(self) -> Kind:
+        return kind_of(self.checkpoint)
 
     @model_validator(mode="after")
     def _a_run_knows_its_own(self) -> "TrainedConfig":
-        if self.arch and not os.path.exists(self.checkpoint) and self.is_run:
-            raise ValueError(f"{self.checkpoint} does not exist; give a file of weights for arch to read, or a run")
-        if self.is_run and (self.arch or self.puzzle_table):
-            given = "arch" if self.arch else "puzzle_table"
+        given = "arch" if self.arch else "puzzle_table" if self.puzzle_table else None
+        if given and self.kind in ("run", "step"):
             raise ValueError(f"{given} is given, but {self.checkpoint} is a run, which knows its own; leave it out")
         return self
 
@@ -169,7 +166,7 @@ def open_trained(
     with world.shared_errors():
         # Only rank 0 looks at files: a run that still trains may remove a step meanwhile.
         if world.is_main:
-            if is_file_of_weights(str(source)):
+            if kind_of(source) == "weights":
                 trained = _of_file(str(source), arch, data_path, puzzle_table)
             else:
                 trained = _of_run(Path(source))
@@ -269,11 +266,11 @@ def weights_from(source: str, own: Mapping[str, Tensor], puzzle_table: PuzzleTab
     averages: dict[str, InParts] = {}
     with world.shared_errors():
         if world.is_main:  # one download, one reading
-            if is_run_or_step(source):
+            if kind_of(source) != "weights":
                 checkpoint = open_checkpoint(Path(source), tell)
                 weights, averages = checkpoint.weights(), checkpoint.averages()
                 weights |= {name: average.outline for name, average in averages.items()}
-            elif not os.path.isdir(source) and is_text(source):
+            elif is_text(source):
                 raise UserError(why_not_described(source))
             else:
                 weights = read_foreign(source)
@@ -294,7 +291,7 @@ def require_tokens_of(source: str, sizes: AnySizes, world: World) -> None:
         if not world.is_main or not isinstance(sizes, TextSizes):
             return
         theirs: Any = None
-        if is_run_or_step(source):
+        if kind_of(source) != "weights":
             state = _newest_state(Path(source))
             theirs = None if state is None else state.task.get("tokenizer")
         elif (described := read_exported(source)) is not None:
@@ -318,6 +315,8 @@ def read_config_of_new_run(config_name: str, overrides: list[str]) -> Container:
     """
     values = read_beside_groups(config_name, overrides)
     source = values["init_from"] or values["load_checkpoint"]
+    if source and kind_of(source) == "other":
+        raise UserError(no_checkpoint(Path(source)))
     recipes = (file for file in chosen_files(config_name, overrides) if file.group and sets_whole_config(file.group))
     chosen = {group for recipe in recipes for group, _ in recipe.chosen_by_defaults()}
     chosen |= typed_keys_and_groups(overrides)
@@ -338,7 +337,7 @@ def _of_one_kind(values: Container) -> Container:
 @file_errors()
 def _arch_of_weights(source: str) -> Container | None:
     """Return the architecture of a run, or of a file that describes its model; None if unknown."""
-    if not is_run_or_step(source):
+    if kind_of(source) == "weights":
         described = read_exported(source)
         return None if described is None else described.arch.model_dump()
     state = _newest_state(Path(source))

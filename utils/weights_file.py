@@ -225,6 +225,8 @@ def is_text(where: str) -> bool:
         UserError: The file is missing or can't be read.
     """
     where = _file_at(where)
+    if os.path.isdir(where):  # of a published model of text
+        return False
     with _opened(where) as (_, head):
         return (
             not where.endswith(INDEX_ENDING)

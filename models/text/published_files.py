@@ -127,8 +127,8 @@ def find_published(where: str) -> PublishedModel | None:
     if not is_address(where) and os.path.isdir(folder):
         if is_dcp_folder(folder) and os.path.isfile(folder.parent / TRAINING_CONFIG):
             return _of_epoch(where, folder)
-        if os.path.isfile(folder / TRAINING_CONFIG):
-            return _of_epoch(where, _newest_epoch(folder))
+        if (epoch := _newest_epoch(folder)) is not None:
+            return _of_epoch(where, epoch)
         weights = folder / (INDEX if os.path.isfile(folder / INDEX) else FILE)
         return _of_transformers(where, str(weights), folder / TRANSFORMERS_CONFIG)
     if not where.endswith((".safetensors", INDEX_ENDING)):
@@ -146,11 +146,9 @@ def find_published(where: str) -> PublishedModel | None:
 # The folder of the training program
 
 
-def _newest_epoch(folder: Path) -> Path:
+def _newest_epoch(folder: Path) -> Path | None:
     epochs = {int(found[1]): path for path in folder.iterdir() if (found := _EPOCH.fullmatch(path.name))}
-    if not epochs:
-        raise UserError(f"{folder} has no folder fsdp2_epoch_<n> with the weights of an epoch; copy one there")
-    return epochs[max(epochs)]
+    return epochs[max(epochs)] if epochs else None
 
 
 def _of_epoch(where: str, epoch: Path) -> PublishedModel:

@@ -380,7 +380,7 @@ def test_a_folder_of_datasets_lists_them(names: str, listed: str, tmp_path: Path
 
 def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").touch()
-    with pytest.raises(UserError, match=f"it is the folder of a run; resume={tmp_path} goes on with it"):
+    with pytest.raises(UserError, match=f"it is a run; resume={tmp_path} goes on with it"):
         open_split(tmp_path, "train")
     split = tmp_path / "data" / "train"
     split.mkdir(parents=True)

@@ -390,7 +390,7 @@ def test_wrong_paths_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     def said(checkpoint: str, output: str, *more: str) -> str:
         return mistake(capsys, "--format", "hrm", tmp_path / checkpoint, "-o", tmp_path / output, *more)
 
-    assert "nowhere does not exist" in said("nowhere", "out")
+    assert "there is no checkpoint at" in said("nowhere", "out")
     assert "there is no checkpoint at" in said("folder", "out")
     assert "can't write" in said("ours", "nowhere/out")
     assert "can't write" in said("ours", "folder")

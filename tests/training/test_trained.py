@@ -163,10 +163,24 @@ def test_a_damaged_step_does_not_hide_the_architecture(trained: Path, puzzles: P
     assert start.config.arch.name == "trm"
 
 
-def test_a_torch_file_with_our_names_is_accepted(puzzles: Path, raw: Tensors, tmp_path: Path) -> None:
-    torch.save({"model": raw}, tmp_path / "ours.pt")
-    begun = begin(_typed(puzzles, tmp_path / "run", load_checkpoint=tmp_path / "ours.pt"))
+@pytest.mark.parametrize(
+    ("prefix", "above"),
+    [("", "model"), ("module.", None), ("model.", "state_dict"), ("module._orig_mod.model.inner.", "state_dict")],
+)
+def test_a_torch_file_with_our_names_is_accepted(
+    puzzles: Path,
+    raw: Tensors,
+    tmp_path: Path,
+    prefix: str,
+    above: str | None,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Also one that DDP or Lightning saved. A line names what they put before the names."""
+    weights = {prefix + name: tensor for name, tensor in raw.items()}
+    torch.save({above: weights, "epoch": 3} if above else weights, tmp_path / "ours.ckpt")
+    begun = begin(_typed(puzzles, tmp_path / "run", load_checkpoint=tmp_path / "ours.ckpt"))
     assert not changed(raw, weights_of(begun.state))
+    assert (f"ours.ckpt: dropped {prefix} from" in capfd.readouterr().err) == bool(prefix)
 
 
 def test_a_run_with_rate_0_saves_the_loaded_weights(
@@ -201,7 +215,7 @@ def test_every_command_takes_a_step_by_its_name(trained: Path, tmp_path: Path, m
     named, step = trained / marker, trained / "step_00000004"
     assert open_trained(named, SINGLE).name == str(step)
     config = {"checkpoint": str(named), "arch": None, "puzzle_table": None, "data_path": None}
-    assert validate(TrainedConfig, config).is_run
+    assert validate(TrainedConfig, config).kind == "step"
     assert export.main(["--format", "hrm", str(named), "-o", str(tmp_path / "weights")]) == 0
     assert Solver.from_checkpoint(named, device="cpu").source.checkpoint == str(step)
     settings = at_named_step(parse_settings([str(named)]))
@@ -307,8 +321,8 @@ def test_a_malicious_pickle_is_refused(data: Path, tmp_path: Path, log: Path) ->
 def test_wrong_sources_are_refused(puzzles: Path, data: Path, trained: Path, tmp_path: Path) -> None:
     run, gone = tmp_path / "run", tmp_path / "gone.pt"
     for changes, expected in (
-        ({"init_from": gone}, f"{gone} does not exist; give a file of weights"),
-        ({"init_from": data}, f"there is no checkpoint at {data}; give the folder of a run or of one of its steps"),
+        ({"init_from": gone}, f"there is no checkpoint at {gone}; give the folder of a run or"),
+        ({"init_from": data}, f"{data} is a dataset, which data_path takes; give the folder of a run"),
         ({"init_from": trained / "config.yaml"}, f"is a file in the folder of a run; give that folder, {trained}"),
         (
             {"init_from": trained / "step_00000004" / "model.safetensors", "arch": "hrm"},

@@ -110,7 +110,9 @@ def step_folders(run: Path) -> list[Path]:
     if not run.is_dir():
         return []
     return sorted(
-        (path for path in run.iterdir() if STEP_FOLDER.fullmatch(path.name)), key=lambda path: int(path.name[5:])
+        # The published programs of HRM and TRM write files with such names.
+        (path for path in run.iterdir() if STEP_FOLDER.fullmatch(path.name) and path.is_dir()),
+        key=lambda path: int(path.name[5:]),
     )
 
 

@@ -1,13 +1,17 @@
-"""Tell what a typed path names: a step of a run, a run, a folder of runs, or a file of weights.
+"""Tell what a typed path names: a step of a run, a run, weights, or something else.
+
+All commands ask `kind_of`, and say with `no_checkpoint` what they found instead.
 
 This module does not import PyTorch, so that programs that only look at runs start at once.
 """
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from utils.checkpoint.format import STEP_FOLDER, read_name, step_folders
 from utils.errors import UserError
@@ -16,8 +20,11 @@ from utils.hub import is_address
 from utils.safetensors_files import weights_in
 
 MARKERS = ("best", "latest")
+Kind = Literal["step", "run", "weights", "other"]
 # A message lists so many runs at most.
 _MOST_RUNS = 10
+# Names that other programs give to files of weights. Those of HRM and TRM write step_<n>.
+_FILE_OF_WEIGHTS = re.compile(r"step_\d+|checkpoint|.+\.(safetensors|bin|pt|pth|ckpt)")
 
 
 @file_errors()
@@ -53,30 +60,34 @@ def run_folder_of(path: Path) -> Path:
     return path if step is None else step.parent
 
 
-def is_file_of_weights(typed: str) -> bool:
-    """Return whether a text names a file of weights, here or on the Hugging Face Hub.
+@file_errors()
+def kind_of(typed: str | Path) -> Kind:
+    """Tell what a text names, here or on the Hugging Face Hub.
 
-    A folder with model.safetensors, or with the index of several files, counts as such a file if it
-    is neither a run nor a step, and so does one that the published HRM-Text program wrote.
-    <run>/best and <run>/latest are files as well, but they name steps.
+    Returns:
+        step: a step folder, <run>/best or <run>/latest.
+        run: a folder with steps, or of a run that has none yet.
+        weights: a file, an address of the Hub, a folder with model.safetensors or the index of
+            several files, or a folder of HRM-Text's training.
+        other: anything else, which `no_checkpoint` names, or nothing.
+
+    Raises:
+        UserError: The path is <run>/best or <run>/latest, and there is no such step.
     """
-    if is_address(typed):
-        return True
     path = Path(typed)
+    if is_address(str(typed)):
+        return "weights"
     if step_named(path) is not None:
-        return False
+        return "step"
+    if _is_run(path):
+        return "run"
     # os.path, because Path.is_file raises an OSError for a folder that may not be read.
-    return os.path.isfile(path) or ((weights_in(path) is not None or _is_hrm_text(path)) and not _is_run(path))
+    return "weights" if os.path.isfile(path) or weights_in(path) is not None or _is_hrm_text(path) else "other"
 
 
 def _is_hrm_text(folder: Path) -> bool:
     """Return whether a folder is one that models/text/published_files.py describes."""
-    return any(os.path.isfile(folder / name) for name in (".metadata", "all_config.yaml"))
-
-
-def is_run_or_step(typed: str) -> bool:
-    """Return whether a text names an existing folder of a run, or a step of it, not a file."""
-    return os.path.exists(typed) and not is_file_of_weights(typed)
+    return os.path.isfile(folder / ".metadata") or any(folder.glob("fsdp2_epoch_*"))
 
 
 def folder_around(file: str) -> str | None:
@@ -91,21 +102,39 @@ def folder_around(file: str) -> str | None:
     return None
 
 
-def explain_missing(path: Path) -> str:
-    """Return a line that says why there is no checkpoint at a path, and what to give instead."""
+def no_checkpoint(path: Path) -> str:
+    """Return a line that says what a path names that is neither a run nor weights, and what to give
+    instead.
+    """
     if runs := _newest_first(path):
         listed = ", ".join(f"{run} (step {int(step_folders(run)[-1].name[5:])})" for run in runs[:_MOST_RUNS])
         more = f" and {len(runs) - _MOST_RUNS} more" if len(runs) > _MOST_RUNS else ""
         return f"{path} is a folder of runs; give one of them: {listed}{more}"
+    if files := _files_of_weights(path):
+        return (
+            f"{path} is no run, but a folder with weights of another program ({', '.join(files[-3:])}); give "
+            f"{path / files[-1]}, and with it arch=... and data_path=... as in its training"
+        )
+    if any(os.path.isfile(path / split / "dataset.json") for split in ("train", "test")):
+        return f"{path} is a dataset, which data_path takes; give the folder of a run or of one of its steps here"
     nearest = nearest_run(path)
     similar = f", but there is {nearest}" if nearest else ""
-    return f"there is no checkpoint at {path}{similar}; give the folder of a run or of one of its steps"
+    or_file = ", or a file of weights that is there" if _FILE_OF_WEIGHTS.fullmatch(path.name) else ""
+    return f"there is no checkpoint at {path}{similar}; give the folder of a run or of one of its steps{or_file}"
+
+
+def _files_of_weights(folder: Path) -> list[str]:
+    """Return the names of files that other programs give to weights; that of the last step last."""
+    with suppress(OSError):
+        names = [each.name for each in os.scandir(folder) if _FILE_OF_WEIGHTS.fullmatch(each.name) and each.is_file()]
+        return sorted(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
+    return []
 
 
 def refuse_folder_of_runs(path: Path) -> None:
     """Raise UserError if a path that should be a run is a folder of runs. It lists them."""
     if _newest_first(path):
-        raise UserError(explain_missing(path))
+        raise UserError(no_checkpoint(path))
 
 
 def nearest_run(path: Path) -> Path | None:
@@ -147,7 +176,8 @@ def _folders_in(folder: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return _has_steps(folder) or any(os.path.exists(folder / name) for name in ("config.yaml", "latest"))
+    names = ("config.yaml", "metrics.jsonl", "latest")
+    return _has_steps(folder) or any(os.path.exists(folder / name) for name in names)
 
 
 def _has_steps(folder: Path) -> bool:

@@ -27,7 +27,8 @@ from utils.checkpoint.format import (
     sha256_of_file,
     step_folders,
 )
-from utils.checkpoint.names import explain_missing, step_named
+from utils.checkpoint.names import no_checkpoint, step_named
+from utils.config_files import typed_override
 from utils.errors import UserError
 from utils.files import file_errors, plain
 from utils.safetensors_files import FILE, INDEX, load_files, read_index
@@ -85,7 +86,7 @@ class Checkpoint:
         if "optimizer.safetensors" in manifest.files:
             raise UserError(
                 f"checkpoint {path} was written by an older version; start another run with "
-                f"init_from={path / 'model.safetensors'}"
+                f"{typed_override('init_from', str(path / FILE))}"
             )
         for name, expected in manifest.files.items():
             file = path / name
@@ -291,7 +292,7 @@ def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
     step = step_named(path)
     checkpoint = find_checkpoint(path, warn) if step is None else Checkpoint.open(step)
     if checkpoint is None:
-        raise UserError(explain_missing(path))
+        raise UserError(no_checkpoint(path))
     return checkpoint
 
 

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from utils.checkpoint.format import read_state, step_folders
-from utils.checkpoint.names import nearest_run, refuse_folder_of_runs, run_folder_of
+from utils.checkpoint.names import folder_around, kind_of, nearest_run, refuse_folder_of_runs, run_folder_of
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
 from utils.command_line import (
     Container,
@@ -26,7 +26,7 @@ from utils.command_line import (
     with_changes,
 )
 from utils.config import flatten
-from utils.config_files import Place, choices, default_groups
+from utils.config_files import Place, choices, default_groups, typed_override
 from utils.dist.config import DEFAULT_MEETING
 from utils.dist.launch import Launch
 from utils.errors import UserError
@@ -175,7 +175,7 @@ def _goes_on(config: RunConfig, stored: Container, checkpoint: Checkpoint | None
             source = config.located(str(stored["resume"]))
             raise UserError(
                 f"{run_path} was to go on from {source} and has no checkpoint of its own yet; "
-                f"give resume={source} checkpoint_path={run_path} again"
+                f"give {typed_override('resume', source)} {typed_override('checkpoint_path', str(run_path))} again"
             )
         return f"resume=auto: no checkpoint in {run_path} yet, starting afresh with its config.yaml"
     if same_folder(run_path, checkpoint.path.parent):
@@ -264,9 +264,13 @@ def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
         where: what place_of_run has returned.
 
     Raises:
-        UserError: The config of the run at PATH can't be read, or its names can't name folders.
+        UserError: The config of the run at PATH can't be read, its names can't name folders, or
+            there are weights alone.
     """
     assert where.resume is not None
+    if kind_of(where.resume) == "weights":
+        start = f"{typed_override('init_from', where.resume)} starts another run with them"
+        raise UserError(folder_around(where.resume) or f"resume={where.resume} are weights alone, and no run; {start}")
     source = run_folder_of(Path(where.resume))
     # A name that stands in a typed group, such as debug=tiny, does not mean another run.
     typed = {key: getattr(where, key) for key in typed_keys_and_groups(overrides) & {*_NAMES} if getattr(where, key)}
@@ -396,7 +400,8 @@ def _named_checkpoint(where: RunConfig, launch: Launch, lock: RunLock, notes: li
         claim_fresh(run_path, branches_off=True)
     elif source != asked and (newest := step_folders(run_path)[-1]).name != checkpoint.path.name:
         raise UserError(
-            f"resume={asked}, but the run went on to {newest.name}; resume={run_path} continues it there, "
+            f"resume={asked}, but the run went on to {newest.name}; "
+            f"{typed_override('resume', str(run_path))} continues it there, "
             "and another run_name or checkpoint_path branches off here"
         )
     return checkpoint

@@ -261,7 +261,7 @@ def test_an_export_that_no_model_here_computes_is_refused(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: shutil.rmtree(folder / "fsdp2_epoch_1"), "has no folder fsdp2_epoch_<n>"),
+        (lambda folder: (folder / "all_config.yaml").unlink(), "all_config.yaml is missing"),
         (lambda folder: (folder / "train_metadata.yaml").unlink(), "train_metadata.yaml is missing"),
         (
             lambda folder: (folder / "train_metadata.yaml").write_text("vocab_size: 3"),

@@ -218,6 +218,14 @@ def test_resume_of_a_missing_run_is_refused(where: str) -> None:
         read(f"resume={where}")
 
 
+def test_weights_cannot_be_resumed(copied: Path) -> None:
+    file = copied / "step_00000012" / "model.safetensors"
+    with pytest.raises(ValueError, match=f"is a part of a checkpoint; give the step folder above it, {file.parent}"):
+        read(f"resume={file}")
+    with pytest.raises(ValueError, match=r"are weights alone.*init_from=hf://owner/repo starts another run"):
+        read("resume=hf://owner/repo")
+
+
 def test_a_damaged_step_is_refused_if_it_was_named(copied: Path) -> None:
     (copied / "step_00000012" / "state.json").unlink()
     with pytest.raises(ValueError, match=r"step_00000012 is damaged: state\.json is missing"):
