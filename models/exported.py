@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from models import ArchConfig
-from models.published import Weights, to_ours
+from models.published import COMPILED, PREFIX, Weights, prefix_of, to_ours
 from models.text.published_files import find_published
 from utils.checkpoint.names import folder_around
 from utils.command_line import read_config, validate
@@ -21,6 +21,7 @@ from utils.errors import UserError
 from utils.json_files import parse_json
 from utils.run.resume import completed
 from utils.safetensors_files import weights_in
+from utils.terminal import tell
 from utils.weights_file import is_text, read_metadata, read_weights
 
 FORMAT = 1
@@ -182,7 +183,13 @@ def read_foreign(where: str) -> Weights:
         UserError: They can't be read.
     """
     published = find_published(where) if _own_text(where) is None else None
-    return to_ours(read_weights(where)) if published is None else published.read_weights()
+    if published is not None:
+        return published.read_weights()
+    weights = read_weights(where)
+    dropped = sorted({prefix_of(name) for name in weights} - {""})
+    if any(each.replace(COMPILED, "") != PREFIX for each in dropped):  # not as the published programs save
+        tell(f"{where}: dropped {' and '.join(dropped)} from the names of its weights")
+    return to_ours(weights)
 
 
 def whole_arch(config: dict[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 The published programs of HRM, TRM, URM and SE-RRM save the model inside its loss. So their names
 are `model.inner.` and a path, with `_orig_mod.` in front or in between if the model was compiled.
+DDP adds `module.`, and Lightning the name of its attribute, `model.`. All of these are dropped.
 The only network of TRM and SE-RRM is `L_level`, and URM's layers stand in the model itself. Fused
 projections have the same layout here, so that only names differ.
 """
@@ -25,6 +26,8 @@ PublishedArch = Literal["hrm", "trm", "urm", "se_rrm"]
 
 PREFIX = "model.inner."
 COMPILED = "_orig_mod."
+_WRAPPERS = ("_orig_mod", "module")
+"""What torch.compile and DDP add to a name, wherever the wrapped part stands in the model."""
 PUZZLE_TABLE = "puzzle_embedding.weight"
 _OUR_NAMES = {
     "embed_tokens.embedding_weight": "embed_tokens.weight",
@@ -62,10 +65,21 @@ _CONV_WEIGHT, _CONV_BIAS = ".mlp.conv_weight_W12", ".mlp.conv_bias_W"
 _NUM_NAMED = 3  # most names that an error message lists
 
 
+def unwrapped(name: str) -> str:
+    """Return the name that a weight has in a model that is neither compiled nor in DDP."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def prefix_of(name: str) -> str:
+    """Return the beginning of a name that programs add which train a model as a part of another."""
+    match = re.match(rf"(({'|'.join([*_WRAPPERS, 'model', 'inner'])})\.)*", name)
+    assert match is not None
+    return match[0]
+
+
 def our_name(published: str) -> str:
-    """Return our name of a published weight, saved compiled or not. Our names stay as they are."""
-    path = ".".join(part for part in published.split(".") if part != "_orig_mod")
-    path = path.removeprefix("model.").removeprefix("inner.")
+    """Return our name of a weight, whatever wrapped its model. Our names stay as they are."""
+    path = unwrapped(published.removeprefix(prefix_of(published)))
     if path == _START:
         return _OUR_START
     if path.startswith(_LAYER):

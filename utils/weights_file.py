@@ -30,8 +30,8 @@ def read_weights(where: str) -> dict[str, Tensor]:
     """Read the tensors of a file, by name, on the CPU.
 
     The contents, not the file's name, decide whether it is read as safetensors or as torch's
-    format. If it holds {"model": tensors, ...}, or {"model_state_dict": tensors, ...} as URM's
-    program writes, the inner tensors are returned.
+    format. If it holds {"model": tensors, ...}, {"model_state_dict": tensors, ...} as URM's program
+    writes, or {"state_dict": tensors, ...} as Lightning does, the inner tensors are returned.
 
     Args:
         where: a path, or hf://owner/repo[@revision]/path/in/repo for a file on the Hugging Face
@@ -47,7 +47,7 @@ def read_weights(where: str) -> dict[str, Tensor]:
         return _read_all(where)
     with _opened(where) as (path, head):
         weights = _read_safetensors(path, where) if _is_safetensors(head) else _read_torch(path, where, head)
-    for key in ("model", _STATE):
+    for key in ("model", _STATE, "state_dict"):
         if isinstance(weights, dict) and isinstance(weights.get(key), dict):
             weights = weights[key]
     if not isinstance(weights, dict) or not weights:

@@ -10,13 +10,13 @@ from typing import Literal, TypeVar
 
 from torch import Tensor
 
+from models.published import unwrapped
 from utils.errors import UserError
 
 Weights = dict[str, Tensor]
 Kind = Literal["training", "transformers"]
 _T = TypeVar("_T")
 
-_COMPILED = "_orig_mod."
 _OUTSIDE = {
     "training": {
         "embed_tokens.weight": "embed_tokens.embedding_weight",
@@ -57,7 +57,7 @@ def to_ours(weights: Mapping[str, _T], arch: str) -> dict[str, _T]:
     """
     found: dict[str, str] = {}
     for name in weights:
-        plain = name.replace(_COMPILED, "")
+        plain = unwrapped(name)
         if plain in _UNUSED:
             continue
         ours = next(filter(None, (_our_name(plain, kind, arch) for kind in _STACKS if arch in _STACKS[kind])), None)
