@@ -5,7 +5,7 @@ VENV := .venv/bin
 LINTER := $(VENV)/node .venv/lint/node_modules/.bin
 PIP_INSTALL := $(VENV)/python -m pip install --quiet --disable-pip-version-check
 
-# Measured on two cores (docs/benchmarks.md, "Busy cores"): two threads are faster unless other programs use both.
+# Measured on two cores (docs/lab/benchmarks.md, "Busy cores"): two threads are faster unless other programs use both.
 DEMO_THREADS ?= 2
 DEMO_DATA := data/sudoku-6x6
 DEMO_TEXT_DATA := data/spell-backward

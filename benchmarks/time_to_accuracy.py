@@ -34,7 +34,7 @@ ARMS = {
     "first demo": [*FIRST_DEMO, "eval_every_n_steps=25"],
     # HRM's model, loss, gradients, optimizer and constant rate. What depends on the size of the
     # task is chosen in its favour: width, layers, segments, batch, and the best of three rates
-    # (docs/log.md).
+    # (docs/lab/log.md).
     "published": [
         *("arch=hrm", "arch.mlp_t=true", "arch.pos_encodings=none", "arch.hidden_size=64", "arch.num_heads=4"),
         *("arch.H_layers=1", "arch.L_layers=1", "arch.puzzle_emb_ndim=0", "arch.halt_max_steps=8"),

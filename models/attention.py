@@ -91,7 +91,7 @@ def attend(
     """
     if q_BNTH.device.type == "cpu" and q_BNTH.dtype == torch.bfloat16 and not _HAS_AMX:
         # PyTorch's kernel for CPUs is faster in float32 there: the backward pass three times, and
-        # the forward pass up to 1.5 times (docs/log.md).
+        # the forward pass up to 1.5 times (docs/lab/log.md).
         return attend(q_BNTH.float(), k_BNTH.float(), v_BNTH.float(), mask=mask, is_causal=is_causal).bfloat16()
     shares_keys = k_BNTH.shape[1] != q_BNTH.shape[1]
     return F.scaled_dot_product_attention(

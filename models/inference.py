@@ -6,7 +6,7 @@ the segment before. The next sequence then takes the slot, so that a batch costs
 that its sequences need.
 
 The Q head alone does not decide. It is trained to halt where an answer is more likely right than
-wrong, and more segments correct many of the wrong answers (docs/log.md has the figures).
+wrong, and more segments correct many of the wrong answers (docs/lab/log.md has the figures).
 """
 
 # N = sequences, B = slots, T = segments of a sequence, S = tokens, V = vocabulary

@@ -147,7 +147,7 @@ def _line_with_commands(line: str) -> str:
     line = re.sub(rf"\bpython -m ({'|'.join(map(re.escape, _MODULES))})\b", lambda found: _MODULES[found[1]], line)
     line = re.sub(rf"(?:\bpython )?({_WORD})", lambda found: _FILES[found[1]][0], line)
     line = re.sub(rf"(?<![\w./-])({'|'.join(_BASENAMES)})\b", lambda found: _BASENAMES[found[1]], line)
-    line = re.sub(r"(?<![\w./-])docs/\w+\.md\b", r"\g<0> of the repository", line)  # the package has no pages
+    line = re.sub(r"(?<![\w./-])docs/[\w/]+\.md\b", r"\g<0> of the repository", line)  # the package has no pages
     return line.replace("python dataset/build_...", "hrm-build-...")
 
 

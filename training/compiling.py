@@ -15,7 +15,7 @@ from utils.dist.world import World
 from utils.errors import UserError
 
 # Compiling pays for a run with more floating-point operations than this for each thread of a CPU or
-# each GPU. docs/log.md has the measurements for CPUs ("compiling"). The number for CUDA is an
+# each GPU. docs/lab/log.md has the measurements for CPUs ("compiling"). The number for CUDA is an
 # estimate: about 50 s of work.
 LEAST_FLOPS = {"cpu": 6e13, "cuda": 1e16}
 # Strategies whose compiled training was compared with eager training (tests/test_compiled.py).

@@ -1,6 +1,6 @@
 """Write one Markdown report, and one JSON, of what the parts have found so far.
 
-The Markdown is a section for docs/benchmarks.md.
+The Markdown is a section for docs/lab/benchmarks.md.
 """
 
 import json

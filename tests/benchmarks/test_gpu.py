@@ -408,7 +408,7 @@ def test_the_parts_depend_on_the_data(tmp_path: Path) -> None:
 
 def test_the_time_that_the_log_advises_is_enough_for_the_levers(tmp_path: Path) -> None:
     (minutes,) = re.findall(
-        r"benchmarks\.gpu --minutes (\d+) --from attention", (REPOSITORY / "docs/log.md").read_text()
+        r"benchmarks\.gpu --minutes (\d+) --from attention", (REPOSITORY / "docs/lab/log.md").read_text()
     )
     parts = all_parts(_settings(tmp_path, rehearse=False, minutes=float(minutes)))
     keys = [part.key for part in parts]

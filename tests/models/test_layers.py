@@ -150,7 +150,7 @@ def test_a_convolution_over_the_board_equals_loops_over_neighbours(prefix_len: i
 
 @pytest.mark.parametrize("mlp", MLPS)
 def test_mlp_t_multiplies_all_slots_at_once(mlp: MlpKind) -> None:
-    """Products slot by slot took a fifth of the time of a compiled step (docs/log.md)."""
+    """Products slot by slot took a fifth of the time of a compiled step (docs/lab/log.md)."""
     block = Block(hidden_size=12, num_heads=3, expansion=4.0, width_multiple=16, num_positions=5, mlp_t=True, mlp=mlp)
     _init(block)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

@@ -43,7 +43,7 @@ def join_ranks(launch: Launch | None = None, config: MeetingConfig = DEFAULT_MEE
         return World(launch=launch, launch_store=launch_store, meeting=config)
     if not torch.cuda.is_available():
         # PyTorch keeps the call stacks of the last 2,000 collectives. These small blocks fragment
-        # the heap: two ranks on a CPU grew by 0.7 MB a step without end (docs/log.md).
+        # the heap: two ranks on a CPU grew by 0.7 MB a step without end (docs/lab/log.md).
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     rank, size = launch.rank, launch.size
     patience = Patience(config.start_timeout_s)

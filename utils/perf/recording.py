@@ -29,7 +29,7 @@ def recording(device: torch.device) -> Iterator[list[Any]]:
     """Record the transfers and the named parts of what runs inside, and on CUDA its kernels.
 
     torch.profiler would also record every operation of the step, which takes a hundred times as
-    long (docs/benchmarks.md). It has no way to ask for less.
+    long (docs/lab/benchmarks.md). It has no way to ask for less.
 
     Yields:
         A list that holds the events once the block has ended.
