@@ -58,7 +58,7 @@ def read_again(argv: list[str]) -> Sweep:
     parser = Parser("sweep.py again", "Run the best points of a sweep again. Overrides are those of a new sweep.")
     parser.add_argument("sweep", help=NAMED)
     parser.add_argument("--best", type=int, metavar="N", default=5, help="number of points (default: %(default)s)")
-    parser.add_argument("overrides", nargs="*", help="such as seed=range(3) or max_steps=1000")
+    parser.add_argument("overrides", nargs="*", help="such as seed=0,1,2 or max_steps=1000")
     parser.add_argument("--config-dir", metavar="DIR", help="a folder like config/, for the files that are typed")
     settings = parser.parse_intermixed_args(argv)
     check_at_least(settings, best=1)

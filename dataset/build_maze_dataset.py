@@ -59,7 +59,7 @@ examples:
   python dataset/build_maze_dataset.py --output-dir data/maze --source-dir my-mazes
 
   # new mazes, 1,000 for training and 500 for testing; no maze is a transform of another
-  python dataset/build_maze_dataset.py --output-dir data/maze-12x12 --size 12 \
+  python dataset/build_maze_dataset.py --output-dir data/maze-12x12 --size 12 \\
       --generate 1000 --generate-test 500
 
 why --aug is off by default:

@@ -16,13 +16,13 @@ USAGE = """
 sweep.py: run many trainings, and find the best.
 
   python sweep.py sweep=lr_arch                              config/sweep/lr_arch.yaml
-  python sweep.py sweep=path/to/my.yaml max_steps=500        a file of yours; max_steps is the same for all
-  python sweep.py lr=1e-4,2e-4 arch=hrm,trm seed=range(3)    without a file: all combinations
+  python sweep.py sweep=path/to/my_sweep.yaml max_steps=500  a file of yours; max_steps is the same for all
+  python sweep.py lr=1e-4,2e-4 arch=hrm,trm seed=0,1,2       without a file: all combinations
   python sweep.py --dry-run sweep=lr_arch                    print the command lines, don't run
 
 The same command goes on after a stop. Typed in a second terminal, it joins.
 
-  python sweep.py again lr_arch --best 5 seed=range(3)       its best points again, with other seeds, data or steps
+  python sweep.py again lr_arch --best 5 seed=0,1,2          its best points again, with other seeds, data or steps
   python sweep.py status lr_arch       a table of its trials           (a name in checkpoints/sweeps, or a folder)
   python sweep.py best lr_arch         the command line of the best
   python sweep.py plot lr_arch         plots.html and pictures         (-o names a folder for them)

@@ -212,7 +212,7 @@ def _parsed(typed: str) -> Override:
 def _values(override: Override) -> Iterator[Any]:
     value = override.value()
     if not isinstance(value, ChoiceSweep | RangeSweep) or value.shuffle:
-        raise UserError(f"{override.input_line!r} is no list of values; write {override.key_or_group}=a,b or =range(3)")
+        raise UserError(f"{override.input_line!r} is no list of values; write {override.key_or_group}=0,1,2")
     for each in override.sweep_iterator():
         yield _plain(each)
 

@@ -16,6 +16,7 @@ from dataset import validate
 from dataset.schema import open_split
 from dataset.tasks.maze import MazeTask
 from tests import runs
+from tests.pages import blocks, commands
 from tests.runs import REPOSITORY
 
 pytestmark = pytest.mark.docs
@@ -31,16 +32,6 @@ SMALL = {
 }
 
 
-def _blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
-
-
-def _commands() -> list[str]:
-    """Return every line of every bash block, with continued lines joined and comments dropped."""
-    lines = "".join(_blocks("bash")).replace("\\\n", " ").splitlines()
-    return [line for line in (re.sub(r"\s+#.*", "", line).strip() for line in lines) if line]
-
-
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder like a clone, with the page's builder and three small ARC tasks."""
@@ -52,7 +43,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packages = [REPOSITORY / "dataset" / name for name in ("tasks", "text")]
     for path in [*(REPOSITORY / "dataset").glob("*.py"), *packages]:
         (folder / "dataset" / path.name).symlink_to(path)
-    (builder,) = _blocks("python")
+    (builder,) = blocks(REPOSITORY / "docs/datasets.md", "python")
     file = re.search(r"Save this as `(.*?)`", PAGE)
     assert file is not None
     (folder / file.group(1)).write_text(builder)
@@ -73,7 +64,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", _commands())
+@pytest.mark.parametrize("command", commands("docs/datasets.md"))
 def test_command(clone: Path, command: str) -> None:
     small = [options for program, options in SMALL.items() if program in command]
     done = runs.command(" ".join([command, *small]), clone)

@@ -16,32 +16,22 @@ import pytest
 import yaml
 
 from launch import kubernetes
+from tests.pages import blocks, commands
 from tests.runs import REPOSITORY, rows
 from tests.spawn import free_port
 from utils.dist.launch import without_launcher
 
-PAGE = (REPOSITORY / "docs" / "launching.md").read_text()
+COMMANDS = commands("docs/launching.md")
 TINY = "debug=tiny device=cpu max_steps=5 log_interval=1 eval_every_n_steps=null best_metric=null"
 HERE = ("torchrun", "mpirun", "RANK=")
-# Which test runs a command of another kind, by its first words.
-ELSEWHERE = {
-    "sbatch": "tests/test_slurm.py",
-    "srun": "tests/test_slurm.py",
-    "python -m launch.ray_train": "tests/test_docs_launching.py",
-    "python -m launch.kubernetes": "tests/test_docs_launching.py",
-}
-
-
-def _commands() -> list[str]:
-    """Return every line of every bash block once. Join continued lines and drop comments."""
-    lines = re.sub(r"\\\n\s*", "", "".join(re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL))).splitlines()
-    return list(dict.fromkeys(line for line in (re.sub(r"\s+#.*", "", line).strip() for line in lines) if line))
+# tests/test_slurm.py and the other tests of this file run these.
+ELSEWHERE = ("sbatch", "srun", "python -m launch.ray_train", "python -m launch.kubernetes")
 
 
 def _launches() -> list[list[str]]:
     """Return the commands that belong together, one for each host."""
     launches: list[list[str]] = []
-    for command in _commands():
+    for command in COMMANDS:
         if not command.startswith(HERE):
             continue
         if "--node-rank 1" in command or command.startswith("RANK=1"):
@@ -52,13 +42,8 @@ def _launches() -> list[list[str]]:
 
 
 def test_each_command_has_a_test() -> None:
-    for command in _commands():
+    for command in COMMANDS:
         assert command.startswith((*HERE, "make ", *ELSEWHERE)), f"no test runs {command!r}"
-        if command.startswith("make "):
-            subprocess.run(["make", "-n", command.split()[1]], cwd=REPOSITORY, check=True, capture_output=True)
-    for words, test in ELSEWHERE.items():
-        if any(command.startswith(words) for command in _commands()):
-            assert (REPOSITORY / test).is_file(), f"{test} is to run {words} ..."
 
 
 def _environment() -> dict[str, str]:
@@ -111,7 +96,7 @@ def test_launch(commands: list[str], data: Path, tmp_path: Path) -> None:
     assert [row["step"] for row in rows(run)] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("command", [command for command in _commands() if "launch.kubernetes" in command])
+@pytest.mark.parametrize("command", [command for command in COMMANDS if "launch.kubernetes" in command])
 def test_kubernetes_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """tests/launch/test_kubernetes.py checks what is printed against the published schemas."""
     words = command.split()
@@ -121,7 +106,7 @@ def test_kubernetes_command(command: str, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("command", [command for command in _commands() if "launch.ray_train" in command])
+@pytest.mark.parametrize("command", [command for command in COMMANDS if "launch.ray_train" in command])
 def test_ray_command(command: str, data: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
     small = command.replace("data_path=data/sudoku-6x6", f"data_path={data}")
@@ -139,7 +124,7 @@ def test_ray_command(command: str, data: Path, tmp_path: Path) -> None:
 def test_ray_program(data: Path, tmp_path: Path) -> None:
     """Run the page's program that drives a training."""
     pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    (program,) = blocks(REPOSITORY / "docs/launching.md", "python")
     tiny = ["debug=tiny", "device=cpu", "eval_every_n_steps=2", "best_metric=null"]
     for written, small in (
         ('"/path/to/the/project"', repr(str(REPOSITORY))),

@@ -291,7 +291,7 @@ MISTAKES = {
     "key of sweep.py": (["lr=1,2", "run_name=x"], "'run_name=x': sweep.py gives every run its own run_name"),
     "seeds that are none": (["seed=a,b"], "sweep.seeds.0: input should be a valid integer, but it is 'a'"),
     "parameters": (["sweep.parameters={lr:[1,2]}"], "type the key itself with several values (lr=1e-4,2e-4)"),
-    "shuffled": (["lr=shuffle(1,2)"], "'lr=shuffle(1,2)' is no list of values; write lr=a,b or =range(3)"),
+    "shuffled": (["lr=shuffle(1,2)"], "'lr=shuffle(1,2)' is no list of values; write lr=0,1,2"),
     "glob": (["arch=glob(*)"], "'arch=glob(*)' is no list of values"),
     "unreadable": (["lr=1,[2"], "'lr=1,[2' can't be read"),
     "comma": (["lr=1e-4,1e-3,"], "'lr=1e-4,1e-3,' ends with a comma; write lr=1e-4,1e-3"),
