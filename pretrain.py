@@ -81,8 +81,8 @@ pretrain.py: train a recursive reasoning model, or a language model.
 
 Any key below is set with key=value, also inside groups (arch.hidden_size=128). experiment=path/to/my.yaml takes a
 recipe from anywhere, and --config-dir DIR takes configs from a folder like config/. --dry-run starts nothing. It has
-keys of its own: ranks (1 if not given), memory_gb of a device (80), and for data that are not there seq_len, vocab_size
-and num_puzzle_identifiers, or of text vocab_size alone.
+keys of its own: ranks (1 if not given), memory_gb of a device (80), tflops that a device computes (which gives hours),
+and for data that are not there seq_len, vocab_size and num_puzzle_identifiers, or of text vocab_size alone.
 """
 
 # ---- the run ------------------------------------------------------------------------------------

@@ -105,6 +105,8 @@ def _made_small(command: str) -> str:
         return f"{command} device=cpu{steps}" + (f" {TINY_ARCH}" if " arch=" in command else "")
     if "resume=" in command:  # the run has done 3 steps; its branch goes on after the resumed run has ended
         return f"{command} max_steps={4 if 'resume=auto' in command else 5}"
+    if "run_name=trm" in command:  # a run that the next command evaluates
+        return f"{command} data_path={DATA} {TINY} checkpoint_path=checkpoints/sudoku-6x6/trm"
     # Later commands name the first run.
     name = "run" if "experiment=sudoku_extreme_1k_single_gpu" in command else f"run{zlib.crc32(command.encode())}"
     return f"{command} {TINY} run_name={name}"

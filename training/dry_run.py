@@ -41,7 +41,8 @@ from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
 # which the data tell if they are there.
 _MEMORY_GB = 80.0
 _SIZES = ("seq_len", "vocab_size", "num_puzzle_identifiers")
-_OWN_KEYS = ("ranks", "memory_gb", *_SIZES)
+_FRACTIONS = ("memory_gb", "tflops")
+_OWN_KEYS = ("ranks", *_FRACTIONS, *_SIZES)
 # The share of a device's memory that stays free: for the driver, for other libraries, and for the
 # gaps between allocations.
 _FREE_SHARE = 0.1
@@ -58,12 +59,14 @@ class Question:
         config: of the run.
         sizes: of its data.
         memory: of a device, in bytes.
+        rate: floating-point operations that a rank computes in a second, if they were typed.
     """
 
     config: PretrainConfig
     sizes: AnySizes
     num_ranks: int
     memory: float
+    rate: float | None
     overrides: tuple[str, ...]
 
     @staticmethod
@@ -71,7 +74,7 @@ class Question:
         """Read a command line.
 
         Args:
-            typed: overrides, with ranks, memory_gb and sizes of data among them.
+            typed: overrides, with ranks, memory_gb, tflops and sizes of data among them.
             num_ranks: how many ranks there are if the command line does not say it.
 
         Raises:
@@ -95,6 +98,7 @@ class Question:
             _sizes(config, {key: int(number) for key, number in numbers.items() if key in _SIZES}),
             int(numbers.get("ranks", num_ranks)),
             numbers.get("memory_gb", _MEMORY_GB) * 1e9,
+            numbers["tflops"] * 1e12 if "tflops" in numbers else None,
             tuple(overrides),
         )
 
@@ -112,8 +116,8 @@ def _number(key: str, typed: str) -> float:
         number = float(typed)
     except ValueError:
         number = math.nan
-    if not (0 < number < 1e15 and (key == "memory_gb" or number.is_integer())):
-        kind = "a number above 0" if key == "memory_gb" else "a whole number from 1"
+    if not (0 < number < 1e15 and (key in _FRACTIONS or number.is_integer())):
+        kind = "a number above 0" if key in _FRACTIONS else "a whole number from 1"
         raise UserError(f"{key}={typed}: give {kind}")
     return number
 
@@ -292,11 +296,11 @@ def of_model(question: Question) -> Iterator[str]:
         of_row = " (as long as a row; seq_len=... gives another length)" if sizes.mean_context == row else ""
         yield f"sizes of the data: vocab_size {sizes.vocab_size:,}, sequences of {sizes.mean_context:,} tokens{of_row}"
     yield f"parameters: {num_weights:,}, of which {in_blocks:,} in blocks{rows}"
-    yield _flops(question)
+    yield from _flops(question)
 
 
-def _flops(question: Question) -> str:
-    """Return the line on operations, at the end of a run."""
+def _flops(question: Question) -> Iterator[str]:
+    """Yield the line on operations, at the end of a run, and if a rate was typed the time."""
     config, sizes, arch = question.config, question.sizes, question.config.arch
     if isinstance(sizes, TextSizes):
         assert isinstance(arch, TextConfig)
@@ -312,7 +316,11 @@ def _flops(question: Question) -> str:
     names = {FORWARD: "forward", BACKWARD: "backward", NO_GRAD: "without gradient"}
     total = sum(of_step.values())
     shares = ", ".join(f"{names[part]} {number / total:.0%}" for part, number in of_step.items() if number)
-    return f"FLOPs: {each} ({shares}); {_si(flops)} for a step"
+    yield f"FLOPs: {each} ({shares}); {_si(flops)} for a step"
+    if question.rate:
+        seconds, num_steps = flops / question.rate / question.num_ranks, config.max_steps or 1000
+        hours = num_steps * seconds / 3600
+        yield f"time: {seconds:.3g} s for a step, {hours:.3g} hours for {num_steps:,} steps without evaluations"
 
 
 def _of_rank(question: Question, variants: Variants) -> Iterator[str]:

@@ -40,6 +40,12 @@ def test_the_page_tells_of_64_ranks_that_are_not_there() -> None:
     assert max(map(len, page.splitlines())) <= 140
 
 
+def test_a_rate_gives_the_hours() -> None:
+    *_, flops, time = of_model(Question.read([*TINY, *SIZES, "tflops=0.5", "max_steps=7200"], 4))
+    assert flops.endswith("; 6.22 G for a step")
+    assert time == "time: 0.00311 s for a step, 0.00622 hours for 7,200 steps without evaluations"
+
+
 @pytest.mark.invariance  # it tries every strategy, which takes half a minute
 def test_the_page_says_what_makes_a_run_fit() -> None:
     options = [*TINY, *SIZES, "ranks=2", "global_batch_size=32", "memory_gb=0.03"]
