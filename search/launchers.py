@@ -5,7 +5,6 @@ them, so that another launcher needs no change there. search/slurm.py has the la
 """
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from utils.files import file_errors
 from utils.processes import ending_with_parent
 from utils.programs import ENVIRONMENT, PRETRAIN, command_words, under_torchrun
 from utils.run.lock import is_locked
+from utils.text import for_shell
 
 
 class Job(Protocol):
@@ -149,7 +149,7 @@ def build_launcher(config: LauncherConfig) -> Launcher:
 
 def shown(config: LauncherConfig, words: list[str]) -> str:
     """Return a command line of a run, with its threads."""
-    return f"OMP_NUM_THREADS={config.threads} {shlex.join(words)}"
+    return f"OMP_NUM_THREADS={config.threads} {for_shell(words)}"
 
 
 def _num_cores() -> int:

@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import shlex
 import statistics
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from utils.config_files import as_override
 from utils.errors import UserError
 from utils.programs import command_words
 from utils.run.history import METRICS_FILE, History, read_run_config
+from utils.text import for_shell
 
 
 @dataclass(frozen=True)
@@ -225,6 +225,6 @@ def finished_page(study: Study, *, done: bool) -> str:
     elif others:
         lines.append(f"other processes still run {num_of(others, 'trial')} of {study.sweep.path}")
     if best is None:
-        command = shlex.join([*command_words("hrm-sweep"), "status", str(study.sweep.path)])
+        command = for_shell([*command_words("hrm-sweep"), "status", str(study.sweep.path)])
         return "\n".join([*lines, f"no trial of {study.sweep.path} has a value; {command}"])
     return "\n".join([*lines, best_page(study)])

@@ -159,7 +159,8 @@ class Sweep:
 
     def overrides(self, point: Point, seed: int) -> list[str]:
         """Return what the command line of a run says about its training."""
-        return [*merged(self.config.overrides, overrides_of(point)), f"seed={seed}"]
+        typed = merged(self.config.overrides, overrides_of(point))
+        return [*map(_without_needless_quotes, typed), f"seed={seed}"]
 
     def arguments(self, number: int, point: Point, seed: int) -> list[str]:
         """Return the command line of a run, without the program."""
@@ -207,6 +208,11 @@ def _parsed(typed: str) -> Override:
         raise UserError(
             f"{typed!r} can't be read ({' '.join(str(error).split())}); write key=value, or several: key=a,b"
         ) from error
+
+
+def _without_needless_quotes(typed: str) -> str:
+    value = _parsed(typed).value()
+    return f"{typed.partition('=')[0]}={as_override(value)}" if isinstance(value, str) else typed
 
 
 def _values(override: Override) -> Iterator[Any]:

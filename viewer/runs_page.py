@@ -1,7 +1,6 @@
 """Collect the data for the page that compares runs: configs, curves, numbers, answers."""
 # P = points of a curve
 
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from utils.errors import UserError
 from utils.run.folder import located_paths
 from utils.run.history import read_run_config
 from utils.run.status import is_number
+from utils.text import for_shell
 from viewer.curves import Group, LoggedRun, Panel, differences_of, groups_of, panels_of, x_in_seconds, x_in_steps
 from viewer.pages import Page, Settings, finite
 from viewer.run_page import data_paths_of, outputs_folder, page_of_run, rank_of, read_results
@@ -92,7 +92,7 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
             for number, folder in enumerate(folders)
             if number not in answered and not is_text_run(read_run_config(folder))
         ],
-        "command": f"python view.py {shlex.join([*map(str, folders), '-o', str(settings.output)])}",
+        "command": f"python view.py {for_shell([*map(str, folders), '-o', str(settings.output)])}",
         "examples": puzzles,
         "opens": next((answered[number]["opens"] for number in examples), 0),
         "curves": _curves(groups, metrics),

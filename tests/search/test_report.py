@@ -175,7 +175,7 @@ def test_the_best_has_its_folders_and_its_command(tmp_path: Path) -> None:
     sweep, comments, words = _best_page(tmp_path)
     assert comments[0].startswith("# trial 0: exact_accuracy 0.5500 ± ")
     assert comments[1:] == [f"# {sweep.path}/trial_0000_seed_{seed}" for seed in (3, 4)]
-    assert words == ["OMP_NUM_THREADS=1", "python", "pretrain.py", "data_path='a b'", "lr=0.1", "seed=3"]
+    assert words == ["OMP_NUM_THREADS=1", "python", "pretrain.py", "data_path=a b", "lr=0.1", "seed=3"]
 
 
 def test_the_command_of_several_ranks(tmp_path: Path) -> None:
