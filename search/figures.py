@@ -20,9 +20,10 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from search.config import Entry, Value
 from search.report import Best, best_first, logged_rows
-from search.space import shown_value
+from search.space import shown_point
 from search.study import Study
 from search.sweep import Sweep
+from utils.recipe import shown_value
 from utils.run.status import is_number
 from viewer.curves import Group, LoggedRun, Panel, panels_of, x_in_steps
 
@@ -105,7 +106,7 @@ def figures_of(study: Study) -> Figures:
     front = [best.number for best in complete[:1]]
     # The curves of later trials cover those of earlier ones.
     ordered = sorted(trials, key=lambda trial: (trial.number in front, trial.state == TrialState.COMPLETE))
-    groups = [Group(f"trial {trial.number}", _runs(sweep, trial), ()) for trial in ordered]
+    groups = [Group(_name(sweep, trial), _runs(sweep, trial), ()) for trial in ordered]
     metric = _full_name(sweep.config.metric, [row for group in groups for run in group.runs for row in run.rows])
     panels = panels_of(groups, [*dict.fromkeys((metric, _LOSS))], "training step", x_in_steps)
     return Figures(
@@ -206,7 +207,7 @@ def round_ticks(low: float, high: float, *, is_log: bool) -> list[float]:
         return [low]
     if is_log:
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        for digits in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+        for digits in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 5, 7)):
             ticks = [tick for power in powers for digit in digits if low <= (tick := float(f"{digit}e{power}")) <= high]
             if len(ticks) > 2:
                 return ticks[:: math.ceil(len(ticks) / 4)]
@@ -233,6 +234,11 @@ def _full_name(metric: str, rows: Iterable[Mapping[str, object]]) -> str:
     """
     names = dict.fromkeys(name for row in rows for name in row if name.startswith("eval/"))
     return next((name for name in names if "/" not in metric and name.split("/", 2)[-1] == metric), metric)
+
+
+def _name(sweep: Sweep, trial: FrozenTrial) -> str:
+    point = shown_point(sweep.space.point_of(trial))
+    return f"trial {trial.number}: {point}" if point else f"trial {trial.number}"
 
 
 def _runs(sweep: Sweep, trial: FrozenTrial) -> tuple[LoggedRun, ...]:

@@ -2,6 +2,7 @@
 
 import html
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from search.report import broken, num_of, require_trials
 from search.study import Study
 from utils.drawing import plotly, pyplot, save_figure
 from utils.files import file_errors, refuse_links, write_atomically
-from viewer.curve_pictures import Style, grid, html_figure, png_figure
+from viewer.curve_pictures import COLOURS, Style, grid, html_figure, png_figure
 
 _BEST, _OTHER, _BAR = "#d55e00", "#9aa0a8", "#0072b2"
+_NAMED = [colour for colour in COLOURS[:-1] if colour != _BEST]  # without grey and the colour of the best
 _COLOURS = "viridis"
 _MOST_COLUMNS = 4
 _GOLDEN = 0.618034
+_BETWEEN = 6  # pixels between the labels of two ticks
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -243,9 +246,7 @@ def _slices_png(figures: Figures) -> Any:
         places_T = _side_by_side(axis)
         panel.scatter(places_T, value_T, s=22, color=_BAR, alpha=0.65, linewidth=0)
         panel.scatter(places_T[:1], value_T[:1], s=55, color=_BEST, marker="*", zorder=3)
-        places, labels = zip(*axis.ticks, strict=True)
-        turned = {"rotation": 30, "ha": "right"} if sum(map(len, labels)) > 20 else {}
-        panel.set_xticks(places, labels, parse_math=False, **turned)
+        panel.set_xticks(*zip(*axis.ticks, strict=True), parse_math=False)
         panel.set_xlim(_limits(axis))
         panel.set_xlabel(axis.key, parse_math=False)
         _plain(panel)
@@ -253,6 +254,13 @@ def _slices_png(figures: Figures) -> Any:
         panel.set_axis_off()
     for row in panels:
         row[0].set_ylabel(figures.sweep.config.metric, parse_math=False)
+    figure.draw_without_rendering()  # which places the labels
+    for panel in panels.flat:
+        boxes = [label.get_window_extent() for label in panel.get_xticklabels()]
+        if any(left.padded(_BETWEEN).x1 > right.x0 for left, right in pairwise(boxes)):
+            panel.tick_params(axis="x", labelrotation=30)
+            for label in panel.get_xticklabels():
+                label.set_horizontalalignment("right")
     return figure
 
 
@@ -303,13 +311,19 @@ def _curves(figures: Figures) -> Section:
 
 
 def _curve_styles(figures: Figures, labels: dict[str, None]) -> dict[str, Style]:
-    """Return the styles of the curves, the best one first. All other complete trials share one."""
-    best = [f"trial {trial.number}" for trial in figures.complete[:1] if f"trial {trial.number}" in labels]
+    """Return the styles of the curves, the best one first. A few other complete trials have names.
+
+    Many of them share one style.
+    """
+    front = {f"trial {trial.number}" for trial in figures.complete[:1]}
+    best = [label for label in labels if label.split(":")[0] in front]
     complete = [label for label in labels if figures.states[label] == TrialState.COMPLETE and label not in best]
     other = [label for label in labels if label not in best and label not in complete]
+    shared = Style(f"{len(complete)} other complete", _BAR, width=1.0, opacity=0.5)
+    named = dict(zip(complete, map(Style, complete, _NAMED), strict=False))
     return {
         **{label: Style(f"{label}, the best", _BEST, width=2.4) for label in best},
-        **dict.fromkeys(complete, Style(f"{len(complete)} other complete", _BAR, width=1.0, opacity=0.5)),
+        **(named if len(complete) <= len(_NAMED) else dict.fromkeys(complete, shared)),
         **dict.fromkeys(other, Style(f"{len(other)} pruned, failed or not ended", _OTHER, width=0.9, opacity=0.55)),
     }
 

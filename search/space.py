@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, Trial
 
 from search.config import Entry, Value
 from utils.config_files import as_override
+from utils.recipe import shown_value
 
 Point = dict[str, Value]
 
@@ -174,10 +175,6 @@ def overrides_of(point: Point) -> list[str]:
 def shown_point(point: Point) -> str:
     """Return a point for a person, with numbers of four digits."""
     return " ".join(f"{key}={shown_value(value)}" for key, value in point.items())
-
-
-def shown_value(value: Value) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else as_override(value)
 
 
 def _condition(entry: Entry) -> str:

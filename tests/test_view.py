@@ -607,15 +607,15 @@ def test_runs_of_a_folder_are_compared(tmp_path: Path) -> None:
     curve = page["curves"][0]
     assert curve["metric"] == "eval/all/exact_accuracy" and set(curve["over"]) == {"step", "seconds"}
     assert [(one["name"], "low" in one) for one in curve["over"]["step"]] == [
-        ("arch=hrm, lr=0.0002", False),
-        ("arch=trm, lr=0.001 (2 seeds)", True),
+        ("arch=hrm lr=0.0002", False),
+        ("arch=trm lr=0.001 (2 seeds)", True),
     ]
     assert page["answering"] == [0, 1] and page["sets"] == {"all": 6}
     assert [sorted(puzzle["runs"]) for puzzle in page["examples"]] == [["0", "1"]] * 6
     last = {run: tokens_of(answers["answers"][-1]) for run, answers in page["examples"][3]["runs"].items()}
     assert last["0"] == SOLUTION_S.tolist() != last["1"]
     labels = [run["label"] for run in page["runs"]]
-    assert labels == ["arch=hrm, lr=0.0002", "arch=trm, lr=0.001, seed 0", "arch=trm, lr=0.001, seed 1"]
+    assert labels == ["arch=hrm lr=0.0002", "arch=trm lr=0.001, seed 0", "arch=trm lr=0.001, seed 1"]
 
 
 def write_mixed_runs(folder: Path) -> Path:
@@ -1540,7 +1540,7 @@ def test_runs_are_compared(browser: Browser, pages: dict[str, Path]) -> None:
     browser.click("#rivals button:nth-of-type(1)")
     assert browser.text("#heading") == "Row 1 · hrm"
     browser.click("#tab-curves")
-    assert browser.text("#curve .keys").splitlines() == ["arch=hrm, lr=0.0002", "arch=trm, lr=0.001 (2 seeds)"]
+    assert browser.text("#curve .keys").splitlines() == ["arch=hrm lr=0.0002", "arch=trm lr=0.001 (2 seeds)"]
     over_steps = browser.get("document.querySelector('#curve').innerHTML")
     browser.choose("#over", "seconds")
     assert browser.get("document.querySelector('#curve').innerHTML") != over_steps

@@ -30,6 +30,7 @@ import watch as program
 from tests import runs
 from tests.in_process import train_here
 from tests.runs import contents
+from utils.command_line import read_config
 from utils.drawing import plotly
 from utils.errors import UserError
 from utils.run.launched import Launched
@@ -408,10 +409,10 @@ def test_runs_that_differ_in_the_seed_form_a_group(tmp_path: Path) -> None:
     ]
     groups = groups_of(opened(paths))
     assert [(group.label, len(group.runs)) for group in groups] == [
-        ("arch=hrm, lr=0.001 (2 seeds)", 2),
-        ("arch=trm, arch.L_layers=2, lr=0.0005", 1),
-        ("arch=trm, arch.L_layers=2, lr=0.001 (3 seeds)", 3),
-        ("arch=trm, arch.L_layers=3, lr=0.001", 1),
+        ("arch=hrm lr=0.001 (2 seeds)", 2),
+        ("arch=trm arch.L_layers=2 lr=0.0005", 1),
+        ("arch=trm arch.L_layers=2 lr=0.001 (3 seeds)", 3),
+        ("arch=trm arch.L_layers=3 lr=0.001", 1),
     ]
     assert [group.label for group in groups_of(opened(paths[:2]))] == ["2 seeds"]
     assert [group.label for group in groups_of(opened(paths[:1]))] == ["a-0"]
@@ -488,13 +489,24 @@ def test_a_key_that_is_newer_than_a_run_has_its_default(tmp_path: Path) -> None:
     assert labels == ["arch.width_multiple=64", "arch.width_multiple=256 (3 runs)"]
 
 
+def test_groups_are_named_by_what_was_typed(tmp_path: Path) -> None:
+    """Not by the options that a file of config/arch sets, nor by those that follow from others."""
+    typed = (["arch=trm_mlp", "lr=0.00123456"], ["arch=trm", "lr=3e-3"], ["arch=trm", "lr=3e-3", "arch.hidden_size=64"])
+    paths = [make_run(tmp_path / f"{n}", rows_of(3), **read_config("pretrain", each)) for n, each in enumerate(typed)]
+    assert [group.label for group in groups_of(opened(paths))] == [
+        "arch=trm arch.hidden_size=64 lr=0.003",
+        "arch=trm arch.hidden_size=512 lr=0.003",
+        "arch=trm_mlp lr=0.001235",
+    ]
+
+
 def test_no_two_groups_have_the_same_label(tmp_path: Path) -> None:
     close = [*seeds(tmp_path / "a", 0, lr=0.1234567), *seeds(tmp_path / "b", 0, lr=0.1234568)]
     assert [group.label for group in groups_of(opened(close))] == ["lr=0.1234567", "lr=0.1234568"]
-    alike = [*seeds(tmp_path / "c", 0, text="1"), *seeds(tmp_path / "d", 0, text=1)]
-    assert [group.label for group in groups_of(opened(alike))] == ["text=1 c-0", "text=1 d-0"]
-    same = [make_run(tmp_path / folder / "run", rows_of(3), text=text) for folder, text in (("e", "1"), ("f", 1))]
-    assert [group.label for group in groups_of(opened(same))] == [f"text=1 run in {path.parent}" for path in same]
+    alike = [*seeds(tmp_path / "c", 0, number=1.0), *seeds(tmp_path / "d", 0, number=1)]
+    assert [group.label for group in groups_of(opened(alike))] == ["number=1 c-0", "number=1 d-0"]
+    same = [make_run(tmp_path / folder / "run", rows_of(3), number=n) for folder, n in (("e", 1.0), ("f", 1))]
+    assert [group.label for group in groups_of(opened(same))] == [f"number=1 run in {path.parent}" for path in same]
 
 
 def test_many_groups_are_labelled_at_once(tmp_path: Path) -> None:
@@ -601,8 +613,8 @@ def test_a_page_with_a_band_and_a_line_for_each_group(tmp_path: Path, monkeypatc
     (figure,) = figures
     assert len(figure.data) == 2 * (1 + 3), "a line, and a line with two edges, in each of two panels"
     named = [trace.name for trace in figure.data if trace.showlegend]
-    assert len(named) == 2 and named[0].startswith("augment=&lt;") and "lr=0.0001" in named[0]
-    assert named[1] == "augment=none, lr=0.001 (2 seeds)"
+    assert len(named) == 2 and named[0].startswith("augment=&#x27;&lt;") and "lr=0.0001" in named[0]
+    assert named[1] == "augment=none lr=0.001 (2 seeds)"
 
 
 def test_what_a_stranger_named_reaches_the_terminal_clean(

@@ -3,6 +3,7 @@
 import re
 import textwrap
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import yaml
@@ -43,41 +44,70 @@ def differences_from_groups(wanted: Container) -> tuple[dict[str, str], Containe
     Returns:
         {group: choice} where it is not the default, and the values that differ from those files.
     """
-    groups = {
-        group: choice
-        for group, default in default_groups("pretrain")
-        if isinstance(wanted.get(group), dict) and (choice := _nearest(group, default, wanted[group])) != default
-    }
-    given = [f"{group}={choice}" for group, choice in groups.items()]
-    base, leaves = dict(flatten(read_config("pretrain", given))), dict(flatten(wanted))
-    changed = {key: value for key, value in leaves.items() if base.get(key, ...) != value}
-    # A value that follows from the others by interpolation is left to follow.
-    interpolated = _interpolated_names()
-    sure = {key: value for key, value in changed.items() if key.split(".")[-1] not in interpolated}
-    followed = dict(
-        flatten(read_config("pretrain", [*given, *(f"{key}={as_override(value)}" for key, value in sure.items())]))
-    )
+    base, groups, changed = dict(flatten(read_config("pretrain", []))), dict[str, str](), Container()
+    of_groups = {group: default for group, default in default_groups("pretrain") if isinstance(wanted.get(group), dict)}
+    for group, default in of_groups.items():
+        choice, options = typed_options(group, dict(flatten(wanted[group])))
+        if choice != default:
+            groups[group] = choice
+        changed |= {f"{group}.{key}": value for key, value in options.items()}
+    for key, value in flatten(wanted):
+        if key.partition(".")[0] not in of_groups and base.get(key, ...) != value:
+            changed[key] = value
+    # First the keys without a group, in the order of the config.
+    order = [key for key, _ in flatten(wanted)]
     values: Container = {}
-    for key, value in sorted(changed.items(), key=lambda pair: "." in pair[0]):  # first the keys without a group
-        if key in sure or followed.get(key, ...) != value:
-            values = with_changes(values, {key: value})
+    for key in sorted(changed, key=lambda key: ("." in key, order.index(key))):
+        values = with_changes(values, {key: changed[key]})
     return groups, values
 
 
+def typed_options(group: str, options: Container) -> tuple[str, Container]:
+    """Return the file of a group that suits its options best, and the options that differ from it.
+
+    Options that follow from others by interpolation are left out.
+
+    Args:
+        options: {key: value}, dotted keys without the group.
+
+    Returns:
+        The name of the options instead, and all options, if no file has these keys.
+    """
+    differing = {
+        choice: {key: value for key, value in options.items() if own[key] != value}
+        for choice, own in _options_of_files(group, options.get("name")).items()
+        if own.keys() == options.keys()
+    }
+    if not differing:
+        return str(options.get("name")), options
+    choice = min(differing, key=lambda choice: len(differing[choice]))
+    changed, interpolated = differing[choice], _interpolated_names()
+    sure = {key: value for key, value in changed.items() if key.split(".")[-1] not in interpolated}
+    if len(sure) < len(changed):
+        typed = [f"{group}={choice}", *(f"{group}.{key}={as_override(value)}" for key, value in sure.items())]
+        followed = dict(flatten(read_config("pretrain", typed)[group]))
+        changed = {key: value for key, value in changed.items() if key in sure or followed[key] != value}
+    return choice, changed
+
+
+@cache
+def _options_of_files(group: str, name: object) -> dict[str, Container]:
+    """Return the options of each file of a group with this name, those of the default first."""
+    default = dict(default_groups("pretrain"))[group]
+    return {
+        choice: dict(flatten(read_config("pretrain", [f"{group}={choice}"])[group]))
+        for choice in dict.fromkeys([default, *choices(group)])
+        if name_of_choice(group, choice) == name  # composing each would take a tenth of a second
+    }
+
+
+def shown_value(value: Any) -> str:
+    """Return a value of the config for a person: as it is typed, with numbers of four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else as_override(value)
+
+
+@cache
 def _interpolated_names() -> set[str]:
     """Return the last names of the keys whose values in config/ are interpolations."""
     texts = (file.read_text(encoding="utf-8") for file in CONFIG_DIR.glob("*/*.yaml"))
     return {name for text in texts for name in re.findall(r"^\s*(\w+):\s*\$\{", text, re.MULTILINE)}
-
-
-def _nearest(group: str, default: str, options: dict[str, Any]) -> str:
-    """Return the file of a group with the same name and keys, and the fewest other values."""
-    leaves = dict(flatten(options))
-    num_other = {}
-    for choice in dict.fromkeys([default, *choices(group)]):
-        if name_of_choice(group, choice) != leaves.get("name"):
-            continue  # composing it would take a tenth of a second for nothing
-        own = dict(flatten(read_config("pretrain", [f"{group}={choice}"])[group]))
-        if own.keys() == leaves.keys():
-            num_other[choice] = sum(own[key] != value for key, value in leaves.items())
-    return min(num_other, key=lambda choice: num_other[choice])

@@ -14,7 +14,7 @@ from utils.files import refuse_links, write_atomically
 from viewer.curves import Panel, Series
 
 # Colours that people with any colour vision tell apart (Okabe and Ito, 2008), the darkest first.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a8f98")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a8f98")
 # When all colours are used, the next lines are dashed.
 _DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
 _BAND = 0.18  # opacity
@@ -180,7 +180,7 @@ def _styles(panels: Sequence[Panel]) -> dict[str, Style]:
     """Return the style of each group, the same in all panels."""
     labels = dict.fromkeys(series.label for panel in panels for series in panel.series)
     return {
-        label: Style(label, _COLOURS[number % len(_COLOURS)], _DASHES[number // len(_COLOURS) % len(_DASHES)])
+        label: Style(label, COLOURS[number % len(COLOURS)], _DASHES[number // len(COLOURS) % len(_DASHES)])
         for number, label in enumerate(labels)
     }
 

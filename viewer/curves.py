@@ -178,7 +178,7 @@ def groups_of(runs: Sequence[LoggedRun]) -> list[Group]:
         by_config.setdefault(key, []).append(run)
     members = list(by_config.values())
     marks = _marks([group[0] for group in members])
-    found = [_with_number(", ".join(of_group), group) for of_group, group in zip(marks, members, strict=True)]
+    found = [_with_number(" ".join(of_group), group) for of_group, group in zip(marks, members, strict=True)]
     labels = _told_apart(found, members)
     groups = [Group(label, tuple(runs), of_group) for label, runs, of_group in zip(labels, members, marks, strict=True)]
     return sorted(groups, key=lambda group: _sort_key(group.label))
@@ -191,44 +191,67 @@ def _sort_key(label: str) -> list[tuple[float, str]]:
 
 
 def _marks(runs: list[LoggedRun]) -> list[tuple[str, ...]]:
-    """Return for one run of each group the keys and values that tell it from the other groups.
+    """Return for one run of each group what one would type to tell it from the other groups.
 
     If groups have different architectures, most options of these differ as well. Therefore an
-    option of a config group, such as arch.H_layers, is compared only among equal names, arch.name.
+    option of a config group, such as arch.H_layers, is compared only among equal choices.
     """
     if len(runs) == 1:
         return [()]
-    keys = list(dict.fromkeys(key for run in runs for key in run.config if key.split(".")[0] not in _OF_ONE_RUN))
-    keys = _in_order(keys)
-    # The values of each key: among all runs, and among those that chose the same name in its group.
-    values: dict[tuple[str, object], set[str]] = {}
-    for run in runs:
-        for key in keys if run.config else ():
-            value = json.dumps(run.config.get(key), sort_keys=True, default=str)
-            for peers in {None, _choice(run, key)}:
-                values.setdefault((key, peers), set()).add(value)
+    typed = [_as_typed(run.config) for run in runs]
+    keys = _in_order(key for each in typed for key in each if key.split(".")[0] not in _OF_ONE_RUN)
+    # Under each key that some run would type: its values, among the runs of the same choice.
+    values: dict[tuple[str, object], dict[str, Any]] = {(key, _choice(each, key)): {} for each in typed for key in each}
+    pairs = [
+        [(key, each.get(key, run.config.get(key))) for key in keys if (key, _choice(each, key)) in values]
+        for run, each in zip(runs, typed, strict=True)
+    ]
+    for each, of_run in zip(typed, pairs, strict=True):
+        for key, value in of_run:
+            values[key, _choice(each, key)][json.dumps(value, sort_keys=True, default=str)] = value
     return [
         tuple(
-            f"{key.removesuffix('.name')}={_value(run.config.get(key))}"
-            for key in keys
-            if run.config and len(values[key, _choice(run, key)]) > 1
+            f"{key}={_apart(value, others.values())}"
+            for key, value in of_run
+            if len(others := values[key, _choice(each, key)]) > 1
         )
-        for run in runs
+        for each, of_run in zip(typed, pairs, strict=True)
     ]
 
 
+def _as_typed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with arch=trm_mlp for the options of that file, and without what follows."""
+    from utils.config_files import is_group  # not at the top, as in LoggedRun.open
+    from utils.recipe import typed_options
+
+    typed: dict[str, Any] = {}
+    for group in (key.removesuffix(".name") for key in config if key.endswith(".name")):
+        if is_group(group):
+            options = {key.partition(".")[2]: value for key, value in config.items() if key.startswith(f"{group}.")}
+            typed[group], others = typed_options(group, options)
+            typed |= {f"{group}.{key}": value for key, value in others.items() if key != "name"}
+    return typed | {key: value for key, value in config.items() if key.partition(".")[0] not in typed}
+
+
+def _apart(value: object, others: Iterable[object]) -> str:
+    """Return a value with four digits, or with all if one of the others has the same four."""
+    from utils.recipe import shown_value
+
+    shown = [shown_value(other) for other in others]
+    return _value(value) if len(set(shown)) < len(shown) else shown_value(value)
+
+
 def _in_order(keys: Iterable[str]) -> list[str]:
-    """Return the keys with those of a config group together, behind the name of what was chosen."""
-    keys = list(keys)
+    """Return each key once, those of a config group together, behind what was chosen there."""
+    keys = list(dict.fromkeys(keys))
     tops = list(dict.fromkeys(key.partition(".")[0] for key in keys))
-    return sorted(keys, key=lambda key: (tops.index(key.partition(".")[0]), not key.endswith(".name")))
+    return sorted(keys, key=lambda key: (tops.index(key.partition(".")[0]), "." in key and not key.endswith(".name")))
 
 
-def _choice(run: LoggedRun, key: str) -> str | None:
-    """Return what the run chose in the config group of an option; None if the key is no option."""
+def _choice(typed: Mapping[str, Any], key: str) -> object:
+    """Return what was chosen in the config group of an option; None if the key is no option."""
     group, _, option = key.partition(".")
-    name = run.config.get(f"{group}.name")
-    return None if option in ("", "name") or name is None else str(name)
+    return typed.get(group) if option else None
 
 
 def _told_apart(labels: list[str], groups: Sequence[Sequence[LoggedRun]]) -> list[str]:
@@ -256,7 +279,7 @@ def differences_of(runs: Sequence[LoggedRun]) -> dict[str, list[str | None]]:
 
     None stands for a run whose config lacks the key. Seeds count, names and places do not.
     """
-    keys = _in_order(dict.fromkeys(key for run in runs for key in run.config))
+    keys = _in_order(key for run in runs for key in run.config)
     compared = [key for key in keys if key == "seed" or key.partition(".")[0] not in _OF_ONE_RUN]
     values = {key: [_value(run.config[key]) if key in run.config else None for run in runs] for key in compared}
     return {key: of_runs for key, of_runs in values.items() if len(set(of_runs)) > 1}

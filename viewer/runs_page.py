@@ -131,7 +131,7 @@ def _facts(pages: Sequence[Page | None]) -> Page:
 
 def _column_label(group: Group, run: LoggedRun) -> str:
     """Return what a run's column says below its name: at most three keys, and which seed it is."""
-    label = ", ".join(group.marks[:_MOST_KEYS])
+    label = " ".join(group.marks[:_MOST_KEYS])
     if len(group.marks) > _MOST_KEYS:
         label += f" and {len(group.marks) - _MOST_KEYS} more"
     seed = f"seed {run.config.get('seed')}" if len(group.runs) > 1 else ""

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,8 @@ def test_a_curve_of_seeds_is_their_mean_and_range(tmp_path: Path) -> None:
     panel = figures_of(study).panels[0]
     curve = panel.series[-1]
     assert panel.metric == "eval/all/exact_accuracy"
-    assert (curve.label, curve.num_runs, curve.x_P.tolist()) == ("trial 0", 3, [10]), "the best one lies in front"
+    assert curve.label == "trial 0: weight_decay=0.1", "the best one lies in front"
+    assert (curve.num_runs, curve.x_P.tolist()) == (3, [10])
     assert (curve.mean_P[0], curve.low_P[0], curve.high_P[0]) == pytest.approx((0.25, 0.1, 0.45))
     assert "the mean over the seeds that have logged (up to 3), as far as all of these have come" in text
 
@@ -176,8 +178,8 @@ def test_the_legend_of_the_page_has_every_kind_of_curve(tmp_path: Path) -> None:
         (sweep.run_folder(number, 0) / "metrics.jsonl").write_text('{"step": 1, "train/lm_loss": 2.0}\n')
     lines = sorted((line for line in _traces(study, -1) if line["showlegend"]), key=lambda line: line["legendrank"])
     assert [line["name"] for line in lines] == [
-        "trial 1, the best",
-        "1 other complete",
+        "trial 1: lr=0.001, the best",
+        "trial 0: lr=0.001",
         "2 pruned, failed or not ended",
     ]
 
@@ -319,12 +321,32 @@ def test_the_axes_have_the_order_of_the_file(tmp_path: Path) -> None:
     assert [axis.key for axis in figures_of(study).axes] == ["ema", "ema_rate", "lr"]
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.0215, 0.149), (1.1e-5, 4.9e-5), (2e-9, 3.0)])
+def test_labels_of_ticks_do_not_collide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, low: float, high: float
+) -> None:
+    """A learning rate stands beside a list of long names."""
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr("search.plots.save_figure", lambda figure, file: drawn.update({file.stem: figure}))
+    names = [f"a/rather/long/name_{number}" for number in range(4)]
+    sweep = read_sweep(tmp_path, parameters={"lr": {"log_range": [low, high]}, "arch": names})
+    trials = [Ended({"lr": lr, "arch": name}, (0.5,)) for lr, name in zip((low, high, low, high), names, strict=True)]
+    write_plots(finished(sweep, trials), None)
+    drawn["slices"].draw_without_rendering()
+    for panel in drawn["slices"].axes:
+        labels = panel.get_xticklabels()
+        boxes = [label.get_window_extent() for label in labels]
+        is_turned = labels[0].get_rotation() > 0
+        assert len(labels) > 1 and (is_turned or all(a.x1 < b.x0 for a, b in pairwise(boxes))), labels
+
+
 @pytest.mark.parametrize(
     ("low", "high", "is_log", "ticks"),
     [
         (9e-4, 1.1, True, [1e-3, 1e-2, 0.1, 1.0]),
         (0.09, 2.8, True, [0.1, 0.3, 1.0]),
         (0.0006, 0.0098, True, [0.001, 0.002, 0.005]),
+        (0.0215, 0.149, True, [0.03, 0.05, 0.07, 0.1]),
         (0.0010, 0.0013, True, [0.001, 0.0011, 0.0012, 0.0013]),
         (0.13, 0.13, True, [0.13]),
         (0.2, 0.6, False, [0.2, 0.3, 0.4, 0.5, 0.6]),

@@ -154,8 +154,7 @@ def test_without_slurm_the_command_line_is_shown_all_the_same(monkeypatch: pytes
     launcher = build_launcher(_config(ranks=2))
     assert launcher.at_once == 8
     assert launcher.shown(["a='b c'"]) == (
-        "OMP_NUM_THREADS=2 srun --ntasks=2 --cpus-per-task=2 --time=120 --partition=gpu "
-        """python pretrain.py 'a='"'"'b c'"'"''"""
+        "OMP_NUM_THREADS=2 srun --ntasks=2 --cpus-per-task=2 --time=120 --partition=gpu python pretrain.py \"a='b c'\""
     )
     with pytest.raises(UserError, match="there is no sbatch here"):
         [*launcher.start(_starts(tmp_path, 1))]
