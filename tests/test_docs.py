@@ -6,13 +6,16 @@ import re
 import runpy
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 from torch.distributed.run import parse_args
 
 import solve
 from evaluate import EvaluateConfig
+from launch import kubernetes
 from launch.ray_config import read_ray
 from search.sweep import Sweep
 from tests.pages import PAGES, scripts, words_of
@@ -34,15 +37,13 @@ FILES = {
 WRITTEN = ("dataset.build_latin_dataset", "docs/extending.md")
 
 
-def _pretrain(words: list[str]) -> None:
-    typed = [word for word in words if word.partition("=")[0] not in ("--dry-run", *_OWN_KEYS)]
-    command = CommandLine.parse(typed, "pretrain", "")
-    assert command.page or validate(PretrainConfig, read_config("pretrain", command.overrides))
+def _composed(name: str, config: type[BaseModel], words: list[str]) -> object:
+    command = CommandLine.parse([word for word in words if word != "--dry-run"], name, "")
+    return command.page or validate(config, read_config(name, command.overrides))
 
 
-def _evaluate(words: list[str]) -> None:
-    command = CommandLine.parse(words, "evaluate", "")
-    assert command.page or validate(EvaluateConfig, read_config("evaluate", command.overrides))
+def _pretrain(words: list[str]) -> object:
+    return _composed("pretrain", PretrainConfig, [word for word in words if word.split("=")[0] not in _OWN_KEYS])
 
 
 def _sweep(words: list[str]) -> None:
@@ -74,9 +75,10 @@ def _stopped_after_parsing(module: str, words: list[str]) -> None:
 
 READ: dict[str, Callable[[list[str]], object]] = {
     "pretrain": _pretrain,
-    "evaluate": _evaluate,
+    "evaluate": partial(_composed, "evaluate", EvaluateConfig),
     "solve": solve.read_command_line,
     "sweep": _sweep,
+    "launch.kubernetes": kubernetes.parse,
     "launch.ray_train": lambda words: _pretrain(read_ray(words)[1]),
 }
 

@@ -14,7 +14,6 @@ import pytest
 
 from dataset import validate
 from dataset.schema import open_split
-from dataset.tasks.maze import MazeTask
 from tests import runs
 from tests.pages import blocks, commands
 from tests.runs import REPOSITORY
@@ -98,12 +97,3 @@ def test_the_builder_of_the_page_may_be_started_anywhere(clone: Path, tmp_path: 
     )
     assert "built squares" in done.stdout
     assert (tmp_path / "squares" / "fingerprint.json").is_file()
-
-
-def test_the_page_names_what_there_is() -> None:
-    for file in re.findall(r"`(dataset/\w+\.py)`", PAGE):
-        assert (REPOSITORY / file).exists() or file == "dataset/build_latin_dataset.py", file
-    (table,) = re.findall(r"\| the class says \|.*?\n\n", PAGE, flags=re.DOTALL)
-    for row in table.strip().splitlines()[2:]:
-        for name in re.findall(r"`(\w+)`", row.split("|")[1]):
-            assert hasattr(MazeTask(8), name), name

@@ -13,9 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-from launch import kubernetes
 from tests.pages import blocks, commands
 from tests.runs import REPOSITORY, rows
 from tests.spawn import free_port
@@ -24,7 +22,7 @@ from utils.dist.launch import without_launcher
 COMMANDS = commands("docs/launching.md")
 TINY = "debug=tiny device=cpu max_steps=5 log_interval=1 eval_every_n_steps=null best_metric=null"
 HERE = ("torchrun", "mpirun", "RANK=")
-# tests/test_slurm.py and the other tests of this file run these.
+# tests/test_slurm.py, tests/test_docs.py and the other tests of this file take these.
 ELSEWHERE = ("sbatch", "srun", "python -m launch.ray_train", "python -m launch.kubernetes")
 
 
@@ -94,14 +92,6 @@ def test_launch(commands: list[str], data: Path, tmp_path: Path) -> None:
     assert statuses == [0] * len(commands), said
     assert "ranks: 2, as told by " in said and said.count("steps of 16 sequences") == 1, "one training of two ranks"
     assert [row["step"] for row in rows(run)] == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("command", [command for command in COMMANDS if "launch.kubernetes" in command])
-def test_kubernetes_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """tests/launch/test_kubernetes.py checks what is printed against the published schemas."""
-    words = command.split()
-    assert kubernetes.main(words[words.index("launch.kubernetes") + 1 :]) == 0
-    assert list(yaml.safe_load_all(capsys.readouterr().out))
 
 
 @pytest.mark.ray

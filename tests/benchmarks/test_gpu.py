@@ -1,7 +1,6 @@
 """python -m benchmarks.gpu survives what its parts do, goes on where it was, and reports it."""
 
 import json
-import re
 import shlex
 import signal
 import subprocess
@@ -29,7 +28,6 @@ from benchmarks.gpu.driver import (
     CUT_OFF,
     DONE,
     FAILED,
-    MEASURING,
     NO_TIME,
     STATE,
     TOO_LONG,
@@ -404,17 +402,6 @@ def test_the_parts_depend_on_the_data(tmp_path: Path) -> None:
     assert len(set(keys)) == len(keys)
     for number, part in enumerate(generated):
         assert part.needs is None or part.needs in keys[:number], "a part comes after what it needs"
-
-
-def test_the_time_that_the_log_advises_is_enough_for_the_levers(tmp_path: Path) -> None:
-    (minutes,) = re.findall(
-        r"benchmarks\.gpu --minutes (\d+) --from attention", (REPOSITORY / "docs/lab/log.md").read_text()
-    )
-    parts = all_parts(_settings(tmp_path, rehearse=False, minutes=float(minutes)))
-    keys = [part.key for part in parts]
-    least_s = sum(part.least_s for part in parts[keys.index("attention") :] if part.share is not None)
-    assert keys[-1] == "accuracy" and least_s <= MEASURING * 60 * float(minutes), f"they need {least_s:.0f} s"
-    assert keys[keys.index("attention") + 1 :][:2] == ["lever-shape-pad", "lever-fp8"], "most is expected of them"
 
 
 def test_no_test_of_the_cpu_takes_time_from_the_card(tmp_path: Path) -> None:
