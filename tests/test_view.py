@@ -3,6 +3,7 @@
 
 import base64
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from dataset.tasks.lights_out import LightsOutTask
 from dataset.text.tokenizer import ByteTokenizer
 from tests.dataset.samples import samples_of
 from tests.dataset.text.samples import write_hrm_text, write_split
+from utils.command_line import read_config
 from utils.drawing import BLACK, BLUE, RED
 from utils.shell import run_command as run_program
 from viewer import answers
@@ -522,8 +524,10 @@ def test_a_run_without_predictions_names_the_command(tmp_path: Path) -> None:
     write_metrics(run)
     page = page_of(run, tmp_path / "view.html")
     assert page["examples"] == [] and len(page["curves"]) == 3
-    saved = '"save_outputs=[inputs,labels,puzzle_identifiers,predictions_at_step,q_halt_at_step]"'
-    assert page["command"] == f"python evaluate.py checkpoint='{run}' {saved}"
+    saved = "save_outputs=[inputs,labels,puzzle_identifiers,predictions_at_step,q_halt_at_step]"
+    words = shlex.split(page["command"])
+    assert words[:2] == ["python", "evaluate.py"] and words[3:] == [saved]
+    assert read_config("evaluate", words[2:3])["checkpoint"] == str(run), "the command can't be pasted"
     outputs = run / "eval_outputs" / "step_00000500"
     outputs.mkdir(parents=True)
     save_file({"rows": np.arange(2), "q_halt": np.zeros(2, np.float32)}, outputs / "all_rank0_0000.safetensors")
