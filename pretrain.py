@@ -98,7 +98,8 @@ def main(world: World) -> None:
     if overrides is None:
         return
     # From here on a signal only asks the run to stop, which it does after a step.
-    with StopSignal() as stop, RunLock() as lock:
+    answer = "stopping after the first step" if world.is_main else ""
+    with StopSignal(answer, may_end=True) as stop, RunLock() as lock:
         start = read_config_and_checkpoint(overrides, lock, world)
         world, data = open_run(start, world)
         start.notes[:0] = heading(sys.argv, start.config.run_path, world)

@@ -1,5 +1,6 @@
 """After kill -9, signals, damage and a full disk, a resumed run equals an undisturbed run."""
 
+import hashlib
 import os
 import random
 import shutil
@@ -167,6 +168,35 @@ def test_repeated_signals_change_nothing(data: Path, quiet: Path, tmp_path: Path
     assert not (run / "stopped").exists()
     assert rows(run) == rows(quiet)
     assert_same_run(run, quiet, metrics=False)  # the best metric was set only after the stop
+
+
+def _in_c_for_long(rank: int) -> None:
+    """Make the first step a minute of C, between whose instructions Python calls no handler."""
+
+    def first_step(_: int) -> None:
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000_000)
+
+    runs.before_step(first_step)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_second_signal_in_the_first_step(
+    data: Path, tmp_path: Path, log: Path, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    typed = settings(data, tmp_path / "run", **({"compile": "true"} if compiles else {}))
+    running = runs.start(typed, log, hook=None if compiles else _in_c_for_long)
+    until(lambda: " steps of " in running.output, running)  # the last line before the first step
+    time.sleep(1)
+    running.signal(signal.SIGINT)
+    running.signal(signal.SIGINT)  # from the terminal and from a launcher: one request
+    until(lambda: "again to end now" in running.output, running, timeout_s=5)
+    assert ("which still compiles" in running.output) == compiles
+    time.sleep(1.1)
+    assert running.alive and not list((tmp_path / "run").glob("step_*"))
+    running.signal(signal.SIGINT)
+    ended = running.wait(5)
+    assert ended.status == 128 + signal.SIGINT and "Traceback" not in ended.output, ended.output
 
 
 def test_a_stop_in_the_last_step_ends_the_run(data: Path, tmp_path: Path, log: Path) -> None:

@@ -133,6 +133,8 @@ class Session:
         for line in [*start.notes, describe(config, data, state, plan, world)]:
             self.say(line)
         self._first_step = progress.step + 1
+        if config.compile and world.is_main:
+            stop.answer = "stopping after this step, which still compiles"
         for line in advice(plan, flops, state.model, self._first_step, world):
             self.say(line)
 
@@ -185,6 +187,7 @@ class Session:
             UserError: A save failed, and on_save_error=stop.
         """
         step = self.state.progress.step
+        self._stop.answer, self._stop.may_end = "stopping after this step" if self._world.is_main else "", False
         self._profiler.step()
         self._metrics.advance(step)
         row = self._row() if self.plan.log_due(step) else {}

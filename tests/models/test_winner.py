@@ -35,8 +35,8 @@ class Alone:
     """The trajectories of one slot, each run alone: the definition.
 
     Attributes:
-        margin: how far the closest decision was from a tie, in loss or logits. Slots that are computed
-            together round otherwise, and would decide a tie otherwise.
+        margin: how far the closest decision was from a tie, in loss or logits. Slots that are
+            computed together round otherwise, and would decide a tie otherwise.
     """
 
     def __init__(self, model: RecursiveModel) -> None:
@@ -80,7 +80,7 @@ class Alone:
 
 
 def _margins(losses: list[float], outputs: Outputs, labels_BS: Tensor) -> list[float]:
-    """Return the distances from a tie of the winner, of the halt, and of the answer in labelled cells."""
+    """Return how far the winner, the halt and the answer in labelled cells are from a tie."""
     best, second, *_ = sorted(losses)
     q_halt, q_continue = float(outputs.q_halt_B.detach()), float(outputs.q_continue_B.detach())
     first_two = outputs.logits_BSV[labels_BS != IGNORED].topk(2).values

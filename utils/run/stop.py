@@ -1,26 +1,42 @@
 """A graceful stop: a signal is only noted, and the loop saves and ends on all ranks together."""
 
+import os
 import signal
+import time
+from threading import Thread
 from types import FrameType
 
 from utils.errors import UserError
+from utils.terminal import tell
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_ONE_REQUEST_S = 1.0
 
 
 class StopSignal:
     """A context manager that notes SIGTERM, SIGINT and SIGUSR1 instead of ending the process.
 
-    A second signal changes nothing, not even between the loop and the end of the process. Launchers
-    may send a signal twice, and the terminal and torchrun may send one each. A signal after a fault
-    changes nothing either. A launcher that saw one rank die sends SIGTERM to all others, which
-    would end them before they have printed their reports.
+    A second signal changes nothing, not even between the loop and the end of the process, unless
+    nothing would be lost. Launchers may send a signal twice, and the terminal and torchrun may send
+    one each. A signal after a fault changes nothing either. A launcher that saw one rank die sends
+    SIGTERM to all others, which would end them before they have printed their reports.
+
+    Args:
+        answer: what the first signal is answered at once, in one line; empty: nothing.
+        may_end: whether nothing would be lost, so that a signal a second later ends the process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, answer: str = "", *, may_end: bool = False) -> None:
         self.name: str | None = None
+        self.answer, self.may_end = answer, may_end
 
     def __enter__(self) -> "StopSignal":
+        # Python calls a handler between two instructions of the main thread, which come minutes
+        # apart while that compiles. It writes the signal's number into this pipe at once.
+        reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        Thread(target=self._answer_signals, args=(reading,), name="signals", daemon=True).start()
+        self._writing_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
         return self
 
@@ -31,9 +47,26 @@ class StopSignal:
             # After a stop signals are ignored, not noted: an exiting Python drops its own handlers
             # before the process ends.
             signal.signal(number, signal.SIG_IGN if self.requested() else handler)
+        signal.set_wakeup_fd(self._writing_before)
+        os.close(self._writing)  # which ends the thread
 
     def requested(self) -> bool:
         return self.name is not None
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.name = signal.Signals(number).name
+
+    def _answer_signals(self, reading: int) -> None:
+        first_at: float | None = None
+        with open(reading, "rb", buffering=0) as numbers:
+            while number := numbers.read(1):
+                if number[0] not in _SIGNALS:  # of a handler that somebody else has set
+                    continue
+                name, now = signal.Signals(number[0]).name, time.monotonic()
+                if first_at is None:
+                    first_at = now
+                    if self.answer:
+                        tell(f"{name}: {self.answer}{'; again to end now' if self.may_end else ''}")
+                elif self.may_end and now - first_at > _ONE_REQUEST_S:
+                    tell(f"{name} again: ended before the first step was done")
+                    os._exit(128 + number[0])
