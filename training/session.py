@@ -14,7 +14,9 @@ from torch import Tensor
 from dataset.loader import TrainLoader
 from dataset.pictures import board_of, draw_answers
 from dataset.schema import Split
-from dataset.tasks import task_of_shape
+from dataset.tasks import task_of_set, task_of_shape
+from dataset.tasks.arc import ArcTask
+from dataset.tasks.base import TextTask
 from dataset.text.sampler import TextSampler
 from dataset.text.schema import TextSplit
 from models import shapes_of
@@ -34,6 +36,7 @@ from training.state import TrainState
 from training.text_loader import TextLoader
 from utils.batch import Batch
 from utils.checkpoint.writer import Checkpointer
+from utils.config_files import typed_override
 from utils.dist.replicas import require_same_replicas
 from utils.dist.world import World
 from utils.errors import UserError
@@ -47,8 +50,10 @@ from utils.run.lock import RunLock
 from utils.run.resume import Start, prepare
 from utils.run.status import in_words
 from utils.run.stop import StopSignal
+from utils.text import for_shell
 
 _LONG_EVALUATION_S = 10.0
+_LONGEST_QUESTION = 144  # cells of a puzzle on a command line
 _NUM_TEXTS = 8  # of which an evaluation of text writes the answers
 
 
@@ -400,6 +405,8 @@ class Session:
                 raise
             if self.config.evaluates:
                 self.say(f"evaluation took {self._eval_share.share:.1%} of the time")
+            if self.plan.is_finished(self.state.progress):
+                self.say(what_next(self.config, self._data))
             self._profiler.close()
             self._metrics.close()
         elif isinstance(error, UserError):
@@ -455,6 +462,28 @@ def pictures_of(sample: AnswerSample, split: Split) -> list[Picture]:
         tokens = (answer.question_S, answer.label_S, answer.answer_S[None])
         pictures.append(Picture(title, partial(draw_answers, board, *tokens, title)))
     return pictures
+
+
+def what_next(config: PretrainConfig, data: Data) -> str:
+    """Return the folder of a run that has ended, and the commands that use its model."""
+    trained = typed_override("checkpoint", str(config.run_path))
+    return (
+        f"done; {config.run_path} has the model\n"
+        f"python evaluate.py {trained}\n"
+        f"python solve.py {trained} {for_shell([_question(data.test or data.train)])}\n"
+        f"python view.py {for_shell([str(config.run_path)])}"
+    )
+
+
+def _question(split: Split | TextSplit) -> str:
+    """Return what solve.py may be asked: the first example, if it is short and fills its board."""
+    if isinstance(split, TextSplit):
+        return "prompt=..."
+    name, puzzles = next(iter(split.sets.items()))
+    task = task_of_set(split, name)
+    if isinstance(task, TextTask) and puzzles.inputs.shape[1] <= _LONGEST_QUESTION and puzzles.inputs[0].all():
+        return f"puzzle={task.plain(puzzles.inputs[0])}"
+    return "task=TASK.json" if isinstance(task, ArcTask) else "puzzle=..."
 
 
 def describe(config: PretrainConfig, data: Data, state: TrainState, plan: Plan, world: World) -> str:
