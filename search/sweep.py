@@ -185,7 +185,7 @@ def _of_runs(typed: list[str]) -> tuple[dict[str, Any], list[Any] | None, list[s
         key = each.lstrip("+").split("=")[0]
         if key in OWN_KEYS:
             raise UserError(
-                f"{each!r}: sweep.py gives every run its own {key}; leave it out (sweep.path is for a folder)"
+                f"{key}=...: sweep.py gives every run its own {key}; leave it out (sweep.path is for a folder)"
             )
         override = _parsed(each)
         if isinstance(override.value(), IntervalSweep):
