@@ -68,14 +68,19 @@ def remove_replaced(path: Path) -> None:
 
 
 def require_utf8(words: Iterable[str]) -> None:
-    """Check paths and other words that may get into a config, before any work.
+    """Check typed words and the current folder, which may get into a config, before any work.
 
     Configs, checkpoints and pages are UTF-8 and can't hold a name in another encoding.
 
     Raises:
-        UserError: A word is not UTF-8, or Python can't read it as that in this locale.
+        UserError: A name is no UTF-8, or Python can't read it as that in this locale. Or the
+            current folder was removed.
     """
-    for word in words:
+    try:
+        here = os.getcwd()
+    except FileNotFoundError as error:
+        raise UserError("the current folder was removed; go to one that exists") from error
+    for word in (here, *words):
         try:
             word.encode("utf-8")
         except UnicodeEncodeError as error:

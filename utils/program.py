@@ -30,7 +30,7 @@ def run(main: Callable[[World], None]) -> NoReturn:
     """
     faulthandler.enable()  # SIGBUS and SIGSEGV raise no exception, and print where they struck
     try:
-        require_utf8([os.getcwd(), *sys.argv[1:]])
+        require_utf8(sys.argv[1:])
         meeting = MeetingConfig.typed(sys.argv[1:])
         launch = Launch.from_environment(meeting.launcher)
         require_meeting_point(launch, meeting)

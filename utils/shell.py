@@ -44,7 +44,7 @@ def run_command(
         The exit status: the program's or 0; 2 after a mistake of the user, 130 after Ctrl-C.
     """
     try:
-        require_utf8([os.getcwd(), *(sys.argv[1:] if argv is None else argv)])
+        require_utf8(sys.argv[1:] if argv is None else argv)
         done = program(argv)
         summary, status = (done, 0) if isinstance(done, str) else done
         if summary:

@@ -16,14 +16,15 @@ _ONE_REQUEST_S = 1.0
 class StopSignal:
     """A context manager that notes SIGTERM, SIGINT and SIGUSR1 instead of ending the process.
 
-    A second signal changes nothing, not even between the loop and the end of the process, unless
-    nothing would be lost. Launchers may send a signal twice, and the terminal and torchrun may send
-    one each. A signal after a fault changes nothing either. A launcher that saw one rank die sends
-    SIGTERM to all others, which would end them before they have printed their reports.
+    A second signal changes nothing, not even between the loop and the end of the process. Launchers
+    may send a signal twice, and the terminal and torchrun may send one each. Only a person's second
+    Ctrl-C (SIGINT) ends the process, while nothing would be lost. A signal after a fault changes
+    nothing either. A launcher that saw one rank die sends SIGTERM to all others, which would end
+    them before they have printed their reports.
 
     Args:
-        answer: what the first signal is answered at once, in one line; empty: nothing.
-        may_end: whether nothing would be lost, so that a signal a second later ends the process.
+        answer: the line that answers the first signal at once; empty: this rank says nothing.
+        may_end: whether nothing would be lost, so that SIGINT a second later ends the process.
     """
 
     def __init__(self, answer: str = "", *, may_end: bool = False) -> None:
@@ -36,7 +37,7 @@ class StopSignal:
         reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         Thread(target=self._answer_signals, args=(reading,), name="signals", daemon=True).start()
-        self._writing_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
         return self
 
@@ -47,7 +48,7 @@ class StopSignal:
             # After a stop signals are ignored, not noted: an exiting Python drops its own handlers
             # before the process ends.
             signal.signal(number, signal.SIG_IGN if self.requested() else handler)
-        signal.set_wakeup_fd(self._writing_before)
+        signal.set_wakeup_fd(-1)  # not what was set before: a forked process has no such descriptor
         os.close(self._writing)  # which ends the thread
 
     def requested(self) -> bool:
@@ -62,11 +63,13 @@ class StopSignal:
             while number := numbers.read(1):
                 if number[0] not in _SIGNALS:  # of a handler that somebody else has set
                     continue
-                name, now = signal.Signals(number[0]).name, time.monotonic()
+                may_end, now = self.may_end and number[0] == signal.SIGINT, time.monotonic()
                 if first_at is None:
                     first_at = now
                     if self.answer:
-                        tell(f"{name}: {self.answer}{'; again to end now' if self.may_end else ''}")
-                elif self.may_end and now - first_at > _ONE_REQUEST_S:
-                    tell(f"{name} again: ended before the first step was done")
-                    os._exit(128 + number[0])
+                        name = signal.Signals(number[0]).name
+                        tell(f"{name}: {self.answer}{'; again to end now' if may_end else ''}")
+                elif may_end and now - first_at > _ONE_REQUEST_S:
+                    if self.answer:
+                        tell("SIGINT again: ended before the first step was done")
+                    os._exit(128 + signal.SIGINT)
