@@ -11,7 +11,6 @@ say_names = @echo "installing into .venv for one to ten minutes, on Linux perhap
 # Measured on two cores (docs/lab/benchmarks.md, "Busy cores"): two threads are faster unless other programs use both.
 DEMO_THREADS ?= 2
 DEMO_DATA := data/sudoku-6x6
-DEMO_PUZZLE := ..54......3.1..36.6.3...5.1.....2541
 DEMO_TEXT_DATA := data/spell-backward
 
 # The tests start hundreds of processes, and without bytecode each would compile the modules again.
@@ -28,9 +27,7 @@ demo: .venv/.demo  ## install, make puzzles, train, evaluate, draw; a few minute
 	$(VENV)/python evaluate.py checkpoint=$$run \
 		"save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]" > $$run/evaluation.txt && \
 	$(VENV)/python view.py $$run --png -o $$run/view.html && \
-	printf '%s\n' "" "$$run has the run, and its view.html shows the answers. Next, after source .venv/bin/activate:" \
-		"  python solve.py checkpoint=$$run puzzle=$(DEMO_PUZZLE)" \
-		"  python evaluate.py checkpoint=$$run" "  python view.py $$run -o view.html" "" && \
+	echo "the commands above work after: source .venv/bin/activate" && \
 	cat $$run/evaluation.txt
 
 demo-text: .venv/.demo-text  ## the same with a small language model
