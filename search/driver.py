@@ -230,11 +230,14 @@ class Driver:
             known = {str(each.seed): each.value for each in trial.runs if each.value is not None}
             trial.claim.trial.set_user_attr(attributes.SEEDS, known)
             return
-        reason = run.error or _reason(self._log_of(run), run.log_begin, status)
+        reason, is_mistake = _reason(self._log_of(run), run.log_begin, status)
+        reason = run.error or reason
         failures = dict(trial.claim.trial.user_attrs.get(attributes.FAILURES, {}))
         failures[str(run.seed)] = failures.get(str(run.seed), 0) + 1
         trial.claim.trial.set_user_attr(attributes.FAILURES, failures)
-        if failures[str(run.seed)] < _MOST_FAILURES:
+        if is_mistake and not run.history.rows:  # a second start would find the same mistake
+            trial.error = reason
+        elif failures[str(run.seed)] < _MOST_FAILURES:
             self._progress.say(f"trial {trial.claim.number}: failed, trying it once more ({reason})")
         else:
             trial.error = reason
@@ -322,8 +325,11 @@ class Driver:
             time.sleep(_POLL_S / 5)
 
 
-def _reason(log: Path, begin: int, status: int) -> str:
-    """Return why a run has ended, in one line: what it said last, or its exit status."""
+def _reason(log: Path, begin: int, status: int) -> tuple[str, bool]:
+    """Return why a run has ended, in one line, and whether it was a mistake and no fault.
+
+    The reason is what the run said last, or its exit status. torchrun and Slurm change the status.
+    """
     try:
         with open(log, "rb") as file:
             file.seek(begin)
@@ -332,7 +338,7 @@ def _reason(log: Path, begin: int, status: int) -> str:
         lines = []
     told = [line for line in lines if line.startswith(("error: ", "fault on rank "))]
     if told:
-        return told[-1].removeprefix("error: ")[:500]
+        return told[-1].removeprefix("error: ")[:500], told[-1].startswith("error: ")
     if status < 0:
-        return f"killed by signal {-status}, see {log}"
-    return f"status {status}, see {log}" if status else f"stopped by somebody else, see {log}"
+        return f"killed by signal {-status}, see {log}", False
+    return f"status {status}, see {log}" if status else f"stopped by somebody else, see {log}", False

@@ -121,6 +121,14 @@ def test_a_trial_that_fails_twice_is_recorded_with_its_error(
     assert _trials(sweep).trials()[0].user_attrs["error"] == "the ceiling fell down"
 
 
+def test_a_mistake_is_started_once(data: Path, tmp_path: Path) -> None:
+    """A run that ends with an error before its first row would end so again."""
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
+    launcher = FakeLauncher(_fails(5, at_step=1))
+    assert _run(sweep, launcher)
+    assert launcher.started == ["trial_0000", "trial_0001"] and _states(sweep) == [FAIL, COMPLETE]
+
+
 def test_each_seed_has_a_second_start(data: Path, tmp_path: Path) -> None:
     failed: set[object] = set()
 
