@@ -44,6 +44,7 @@ def _start(typed: list[str]) -> dict[str, Any]:
 @example(name="1.10")
 @example(name="2026_11_27")
 @example(name="1e3")
+@example(name="it's")
 def test_a_typed_name_is_that_of_the_folder_of_the_stored_config_and_of_the_resumed_run(
     name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
