@@ -12,6 +12,7 @@ import termios
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import Literal, get_args
@@ -118,6 +119,8 @@ def watch(argv: list[str] | None = None) -> str:
     require_runs(settings.paths)
     if settings.plot is not None:
         return plot(find_runs(settings.paths), settings.plot, settings.metric or [], settings.x or "steps")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal of another locale may lack the characters of the bars
     console = Console()
     # A dumb terminal can neither be cleared nor put back as it was.
     if sys.stdout.isatty() and not console.is_dumb_terminal:

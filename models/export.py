@@ -52,6 +52,7 @@ from utils.command_line import read_config
 from utils.config import flatten
 from utils.config_files import as_override, choices, typed_override
 from utils.errors import UserError
+from utils.files import INCOMPLETE
 from utils.hub import require_account, upload
 from utils.run.folder import located_paths
 from utils.safetensors_files import FILE
@@ -298,40 +299,41 @@ def _export_folder(settings: Settings, source: Source, api: "HfApi | None") -> s
     # The name of a run is its owner's matter.
     metadata = source.model.model_copy(update={"run": ""}).as_metadata()
     output = settings.output
-    if output is not None and os.path.lexists(output):
-        raise UserError(f"-o {output} exists; remove it, or give the name of a new folder")
     lines = []
-    # The folder appears under its name when it is whole.
-    with _temporary_folder(output) as folder:
-        try:
-            for name, text in texts.items():
-                (folder / name).write_text(text, encoding="utf-8")
-            if (tokenizer := source.tokenizer) is not None:
-                shutil.copyfile(tokenizer, folder / tokenizer.name)
-            write_weights(folder / FILE, source.weights, metadata)
-        except OSError as error:
-            raise _not_written(output or folder, error) from error
+    with _new_folder(output) as folder:
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        if (tokenizer := source.tokenizer) is not None:
+            shutil.copyfile(tokenizer, folder / tokenizer.name)
+        write_weights(folder / FILE, source.weights, metadata)
         if api is not None and settings.push is not None:
             message = f"Upload {facts.title} after step {source.step}"
             url = upload(api, folder, settings.push, private=settings.private, message=message)
             lines.append(f"uploaded to {url}")
-        if output is not None:
-            folder.rename(output)
-            lines.insert(0, f"{_summary(output, source.weights)}, {RECIPE} and {CARD}")
+    if output is not None:
+        lines.insert(0, f"{_summary(output, source.weights)}, {RECIPE} and {CARD}")
     return "\n".join([*lines, *(f"  {line}" for line in commands(address, settings, source))])
 
 
 @contextmanager
-def _temporary_folder(output: Path | None) -> Iterator[Path]:
-    """Give a new folder on the disk of the output, which the caller may move away."""
+def _new_folder(output: Path | None) -> Iterator[Path]:
+    """Give a folder to fill. It becomes the output when it is whole, or vanishes if there is none.
+
+    Raises:
+        UserError: The output exists, or the folder can't be written.
+    """
+    if output is not None and os.path.lexists(output):
+        raise UserError(f"-o {output} exists; remove it, or give the name of a new folder")
+    beside = None if output is None else output.absolute().parent
     try:
-        around = TemporaryDirectory(dir=None if output is None else output.absolute().parent, prefix=".incomplete_")
+        with TemporaryDirectory(dir=beside, prefix=INCOMPLETE, ignore_cleanup_errors=True) as around:
+            folder = Path(around) / "model"
+            folder.mkdir()
+            yield folder
+            if output is not None:
+                folder.rename(output)
     except OSError as error:
         raise _not_written(output or Path("a temporary folder"), error) from error
-    with around:
-        folder = Path(around.name) / "model"
-        folder.mkdir()
-        yield folder
 
 
 def _export_for_transformers(settings: Settings, source: Source) -> str:
@@ -339,17 +341,15 @@ def _export_for_transformers(settings: Settings, source: Source) -> str:
         raise UserError(f"{settings.checkpoint} is no model of text, and transformers has no other; leave --format out")
     assert isinstance(source.model.arch, TextConfig)
     assert settings.output is not None
-    try:
+    with _new_folder(settings.output) as folder:
         write_for_transformers(
-            settings.output,
+            folder,
             source.weights,
             source.model.arch,
             max_len=source.model.max_len,
             special_tokens=source.model.special_tokens,
             tokenizer=source.tokenizer,
         )
-    except OSError as error:
-        raise _not_written(settings.output, error) from error
     return f'{_summary(settings.output, source.weights)}\n  AutoModelForCausalLM.from_pretrained("{settings.output}")'
 
 

@@ -25,7 +25,7 @@ from search.config import PrunerConfig, SamplerConfig, without_password
 from search.space import Point
 from search.sweep import Sweep
 from utils.errors import UserError
-from utils.files import file_errors, write_atomically
+from utils.files import file_errors, remove_replaced, write_atomically
 from utils.run.stop import StopSignal
 from utils.text import one_line
 
@@ -167,7 +167,7 @@ class Study:
             return True
         except FileNotFoundError:
             return False
-        file.unlink(missing_ok=True)  # nobody holds it any more
+        remove_replaced(file)  # nobody holds it any more
         return False
 
     def begin(self) -> None:
@@ -223,7 +223,7 @@ def open_study(sweep: Sweep, *, create: bool) -> Iterator[Study]:
             try:
                 yield Study(sweep, study, name)
             finally:
-                (sweep.path / _DRIVERS / name).unlink(missing_ok=True)
+                remove_replaced(sweep.path / _DRIVERS / name)
 
 
 def _storage(url: str) -> RDBStorage:

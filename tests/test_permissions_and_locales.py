@@ -1,6 +1,7 @@
 """Folders that may not be written, names that are no UTF-8, and a locale that knows ASCII alone."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,23 @@ def test_a_dataset_replaces_one_that_cannot_be_removed(tmp_path: Path) -> None:
     again = _build(tmp_path, "2x2")
     assert again.returncode == 2 and b".data.replaced is left" in again.stderr
     assert (tmp_path / "data/train/all__inputs.npy").read_bytes() == now, "a refused build changed the dataset"
+
+
+def test_a_run_goes_on_beside_steps_that_cannot_be_removed(run: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    newest, following = (copied / f"step_{number:08d}" for number in (runs.LAST_STEP, runs.LAST_STEP + 1))
+    # The last two are what earlier saves have left.
+    for name in (following.name, ".incomplete_removed_old", f".incomplete_replaced_{following.name}"):
+        shutil.copytree(newest, copied / name)
+    for folder in filter(Path.is_dir, [*copied.iterdir()]):
+        _made_read_only(folder)
+    (copied / "best").unlink(missing_ok=True)
+    done = _run(tmp_path, "pretrain.py", "resume=run", f"max_steps={runs.LAST_STEP + 1}", "keep_last_k=1")
+    assert done.returncode == 0, done.stderr.decode()
+    assert [path.name for path in copied.glob("step_*")] == [following.name] and os.access(following, os.W_OK)
+    left = [path.name for path in copied.glob(".incomplete_*")]
+    assert len(left) >= 3 and all(done.stderr.count(name.encode()) for name in left), "a folder is left without a word"
 
 
 def test_a_page_is_written_although_the_folder_of_its_answers_may_not_be(run: Path) -> None:

@@ -3,6 +3,7 @@
 
 import base64
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -1172,6 +1173,14 @@ def test_pictures_of_a_read_only_run_lie_beside_the_page(tmp_path: Path, monkeyp
     said = view.view([str(run), "-o", str(tmp_path / "pages" / "v.html"), "--png"])
     assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == ["v.html", "v_curve.png", "v_puzzle.png"]
     assert f"drew {tmp_path / 'pages' / 'v_curve.png'}" in said and not list(run.glob("*.png"))
+
+
+def test_the_title_may_be_a_name_that_is_no_utf8(tmp_path: Path) -> None:
+    folder, link = tmp_path / os.fsdecode(b"caf\xe9"), tmp_path / "link"
+    write_sudoku(folder)
+    link.symlink_to(folder)
+    view.view([str(link), "-o", str(tmp_path / "view.html")])
+    assert "<title>caf?" in (tmp_path / "view.html").read_text(encoding="utf-8")
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -267,12 +267,12 @@ def test_a_curve_of_blocks() -> None:
 class Terminal:
     """watch.py in a terminal of its own, of 100 columns and 30 lines."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, encoding: str = "utf-8") -> None:
         self.ours, theirs = pty.openpty()
         ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
         self.theirs, self.before = theirs, termios.tcgetattr(theirs)
         words = [str(runs.REPOSITORY / "watch.py"), str(folder), "--every", "0.05"]
-        self.process = runs.fork(_in_terminal, os.ttyname(theirs), words)
+        self.process = runs.fork(_in_terminal, os.ttyname(theirs), encoding, words)
         self.output = ""
 
     def until(self, text: str, timeout_s: float = 60) -> None:
@@ -299,20 +299,20 @@ class Terminal:
         return status
 
 
-def _in_terminal(name: str, words: list[str]) -> None:
+def _in_terminal(name: str, encoding: str, words: list[str]) -> None:
     os.setsid()
     for number in range(3):
         os.dup2(os.open(name, os.O_RDWR), number)  # the first one opened becomes the controlling terminal
-    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", encoding=encoding), os.fdopen(2, "w")
     os.environ["TERM"] = "xterm-256color"
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
+def terminal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
     make_run(tmp_path / "project" / "one", rows_of(3))
-    opened = Terminal(tmp_path / "project")
+    opened = Terminal(tmp_path / "project", getattr(request, "param", "utf-8"))
     yield opened
     opened.process.kill()
     opened.process.join()
@@ -339,6 +339,13 @@ def test_the_terminal_is_left_as_it_was(terminal: Terminal, tmp_path: Path, way:
         assert terminal.output.rfind(left) > terminal.output.rfind(entered) >= 0
     after = re.sub(r"\x1b\[\??[0-9;]*[a-zA-Z]", "", terminal.output[terminal.output.rfind("\x1b[?1049l") :])
     assert not after.strip(), "something is printed after the program has left"
+
+
+@pytest.mark.parametrize("terminal", ["ascii"], indirect=True)
+def test_a_terminal_may_lack_the_characters_of_the_bars(terminal: Terminal) -> None:
+    terminal.until("leave")
+    os.write(terminal.ours, b"q")
+    assert terminal.ended() == 0, terminal.output[-2000:]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """Draw pictures with matplotlib and plotly, two optional packages."""
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
-from utils.files import refuse_links
+from utils.files import refuse_links, write_atomically
 from utils.text import one_line
 
 BLACK, BLUE, RED, GREY = "#1d2127", "#1f6feb", "#c2410c", "#8a8f98"
@@ -49,8 +50,10 @@ def save_figure(figure: Any, path: Path) -> None:
         UserError: the path is a link or cannot be written.
     """
     refuse_links([path])
+    picture = BytesIO()
     try:
-        figure.savefig(path, dpi=_DPI)
+        figure.savefig(picture, dpi=_DPI)
+        write_atomically(path, picture.getbuffer())
     except OSError as error:
         reason = error.strerror or one_line(error)
         raise UserError(f"cannot write {path} ({reason}); choose another file, or make its folder writable") from None

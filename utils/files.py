@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import yaml
@@ -57,14 +57,14 @@ def read_plain_yaml(file: Path) -> str:
 
 
 def remove_replaced(path: Path) -> None:
-    """Remove what something new has replaced, which is in place already.
+    """Remove what nobody needs any more, such as what something new has replaced.
 
-    What can't be removed is named in a warning, because the whole is no failure.
+    What can't be removed is named in a warning. That is no failure: the new is in place already.
     """
     try:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     except OSError as error:
-        tell(f"WARNING: {path} has been replaced, but could not be removed ({error.strerror}); remove it")
+        tell(f"WARNING: {path} is no longer needed, but can't be removed ({error.strerror}); remove it")
 
 
 def require_utf8(words: Iterable[str]) -> None:
@@ -104,11 +104,20 @@ def without_following(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's text: if the process dies, the file holds the old or the new text."""
+def write_atomically(path: Path, contents: str | bytes | memoryview) -> None:
+    """Replace a file: if the process dies, the file holds the old or the new contents.
+
+    Raises:
+        OSError: The file can't be written, and holds the old contents.
+    """
     beside = path.with_name(f"{INCOMPLETE}{path.name}")
-    write_synced(beside, text.encode())
-    beside.replace(path)
+    try:
+        write_synced(beside, contents.encode() if isinstance(contents, str) else contents)
+        beside.replace(path)
+    except BaseException:  # KeyboardInterrupt too
+        with suppress(OSError):
+            beside.unlink()
+        raise
     sync_folder(path.parent)
 
 
@@ -164,7 +173,7 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_synced(path: Path, contents: bytes) -> None:
+def write_synced(path: Path, contents: bytes | memoryview) -> None:
     """Write a file and wait until it is on the disk. Raise OSError if the path is a link."""
     with open(path, "wb", opener=without_following) as file:
         file.write(contents)

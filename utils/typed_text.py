@@ -18,7 +18,7 @@ from utils.config_files import quoted
 # Where a value stands in a config: keys, and indices of lists.
 Path = tuple[str | int, ...]
 
-# A value among several: in quotes, or up to the next comma or bracket, as [it's]. choice( is no value.
+# A value among several: in quotes, or up to the next comma or bracket. choice( is no value.
 _VALUE = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^\s,()\[\]{}'"][^,()\[\]{}]*+(?!\()""")
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from utils.errors import UserError
+from utils.files import write_atomically
 from utils.hub import is_address, path_of, with_file
 from utils.safetensors_files import INDEX_ENDING, read_index, weights_in
 
@@ -204,15 +205,7 @@ def write_weights(
         buffer = io.BytesIO()
         torch.save(weights if step is None else {_STEP: step, _STATE: weights}, buffer)
         contents = buffer.getbuffer()
-    beside = path.with_name(f".incomplete_{path.name}")
-    try:
-        with beside.open("wb") as file:
-            file.write(contents)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_atomically(path, contents)
 
 
 def is_text(where: str) -> bool:

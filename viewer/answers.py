@@ -49,23 +49,20 @@ def save_missing_answers(run: Path, settings: Settings) -> list[str]:
     kept = outputs / step.name
     if shards_of(kept):
         return [f"{nothing}: {kept} holds outputs without the puzzles or without the answers; {elsewhere}"]
+    to = kept if kept.is_dir() else outputs  # asked before the work: the folder of a step may be read-only, too
     try:
         outputs.mkdir(exist_ok=True)
-        temporary = tempfile.TemporaryDirectory(dir=outputs, prefix=".view-")
+        temporary = tempfile.TemporaryDirectory(dir=to, prefix=".view-")
     except OSError as error:
-        return [f"{nothing}: {outputs} can't be written ({error.strerror}); {elsewhere}"]
+        return [f"{nothing}: {to} can't be written ({error.strerror}); {elsewhere}"]
     without = f"{run} has no saved answers of step {step_of(step)}"
     tell(f"{without}; its model answers up to {settings.max_examples} puzzles of each test set now")
     tell(f"(Ctrl-C leaves them out): {command}")
     with temporary as folder:
         failed = _evaluate([*typed, f"out={as_override(str(folder))}"])
         if failed is None:
-            try:
-                _move(Path(folder), outputs)
-            except OSError as error:
-                failed = f"{error.filename2 or error.filename} can't be written ({error.strerror}); {elsewhere}"
-            else:
-                return []
+            _move(Path(folder), outputs)
+            return []
     return [f"{nothing}: {failed}"]
 
 

@@ -62,7 +62,7 @@ def draw_html(panels: Sequence[Panel], title: str, path: Path) -> None:
     text = figure.to_html(include_plotlyjs=True, config={"displaylogo": False})
     refuse_links([path])
     try:
-        write_atomically(path, text)
+        write_atomically(path, text.encode(errors="replace"))  # the title is a name, perhaps not UTF-8
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror or error}); choose another file") from None
 

@@ -5,7 +5,6 @@ import hashlib
 import html
 import json
 import math
-import os
 import re
 import zlib
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 from dataset.schema import read_names
 from utils import json_files
 from utils.errors import UserError
+from utils.files import write_atomically
 from utils.text import one_line
 
 FOLDER = Path(__file__).parent
@@ -44,9 +44,6 @@ class Settings:
 def write_page(page: Page, output: Path) -> None:
     """Fill the template with the page's data, and write it to a file.
 
-    The text is written to a second file in the same folder, which then replaces the page. So the
-    page is always complete.
-
     Raises:
         UserError: the file cannot be written.
     """
@@ -66,13 +63,8 @@ def write_page(page: Page, output: Path) -> None:
     }
     # One pass replaces everything, because a title may look like a placeholder.
     text = re.sub("|".join(map(re.escape, filled_in)), lambda match: filled_in[match[0]], template)
-    beside = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        try:
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(output)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_atomically(output, text.encode(errors="replace"))  # the title is a name, perhaps not UTF-8
     except OSError as error:
         raise UserError(
             f"cannot write {output} ({error.strerror or one_line(error)}); choose another --output"

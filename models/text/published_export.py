@@ -22,7 +22,7 @@ def write_for_transformers(
     special_tokens: dict[str, int],
     tokenizer: Path | None,
 ) -> None:
-    """Write config.json and the weights, bit for bit, into a new folder.
+    """Write config.json and the weights, bit for bit, into an empty folder.
 
     Args:
         weights: by our names.
@@ -31,7 +31,7 @@ def write_for_transformers(
         tokenizer: a tokenizer.json to copy; None: there is none.
 
     Raises:
-        UserError: transformers has no such model, or the folder exists.
+        UserError: transformers has no such model.
         OSError: The folder can't be written.
     """
     config = transformers_config(arch, vocab_size=len(weights["embed_tokens.weight"]), max_len=max_len)
@@ -39,10 +39,6 @@ def write_for_transformers(
         if name in special_tokens:
             config[key] = special_tokens[name]
     published = to_published(weights, arch.name, "transformers")
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        raise UserError(f"-o {folder} exists; remove it, or give the name of a new folder") from None
     write_weights(folder / FILE, published, {"format": "pt"})
     if tokenizer is not None:
         shutil.copyfile(tokenizer, folder / "tokenizer.json")

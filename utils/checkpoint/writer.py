@@ -37,7 +37,7 @@ from utils.checkpoint.weights import Plan, own_parts, plan_of, write_weights
 from utils.dist.lost_ranks import is_lost_peer
 from utils.dist.world import World, is_dtensor, local_part
 from utils.errors import UserError
-from utils.files import INCOMPLETE, file_errors, sync_folder, write_synced
+from utils.files import INCOMPLETE, file_errors, remove_replaced, sync_folder, write_synced
 from utils.terminal import tell
 
 
@@ -137,10 +137,7 @@ class Checkpointer:
         self._write_staged: Callable[[], None] | None = None
         with file_errors():
             for leftover in run.glob(f"{INCOMPLETE}*") if world.is_main else ():
-                if leftover.is_dir():
-                    shutil.rmtree(leftover)
-                else:
-                    leftover.unlink()  # an unfinished file of write_atomically
+                remove_replaced(leftover)
 
     @property
     def last_good(self) -> str:
@@ -313,7 +310,7 @@ class Checkpointer:
                 # The folder exists if the run was killed before `latest` was written, or resumed
                 # from an earlier step. The old folder is moved aside and only removed after the new
                 # one has its name, because it may be the only checkpoint.
-                shutil.rmtree(aside, ignore_errors=True)
+                self._remove(aside)
                 folder.rename(aside)
                 undo.callback(aside.rename, folder)
             temporary.rename(folder)
@@ -332,8 +329,7 @@ class Checkpointer:
         """Remove what is of no use after a step was saved."""
         for pointer in pointers:
             pointer.remove_leftovers()
-        if aside.exists():
-            shutil.rmtree(aside)
+        self._remove(aside)
         if self._keep_last_k is not None:
             kept_as_best = read_name(self.run / "best")
             steps = step_folders(self.run)
@@ -343,14 +339,15 @@ class Checkpointer:
                     self._remove(old)
 
     def _remove(self, folder: Path) -> None:
-        """Remove a step folder, renaming it first.
+        """Remove a folder, if it is there, and free its name even if its files can't be removed.
 
-        If the process is killed meanwhile, no folder that looks like a step lacks files.
+        It is renamed first. So if the process is killed meanwhile, no folder that looks like a step
+        lacks files.
         """
-        doomed = folder.with_name(f"{INCOMPLETE}removed_{folder.name}")
-        shutil.rmtree(doomed, ignore_errors=True)
-        folder.rename(doomed)
-        shutil.rmtree(doomed)
+        doomed = folder.with_name(f"{INCOMPLETE}removed_{uuid.uuid4().hex[:8]}")
+        if folder.exists():
+            folder.rename(doomed)
+            remove_replaced(doomed)
 
 
 def require_finite_weights(snapshot: Snapshot, last_good: str) -> None:
