@@ -36,7 +36,7 @@ from dataset.builder import (
 )
 from dataset.puzzle_csv import FIX_ROW, NO_TOKEN, Row
 from dataset.schema import SplitName
-from dataset.sudoku import DIGITS, digits_in_words, generate, valid_solutions
+from dataset.sudoku import DIGITS, count_solutions, digits_in_words, generate, valid_solutions
 from dataset.tasks.base import joined
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
@@ -102,6 +102,7 @@ class Settings:
     box: str | None
     subsample_size: int | None
     min_difficulty: int | None
+    check_unique: bool | None
     num_aug: int
     seed: int
 
@@ -136,6 +137,12 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     of_files = add_sources(parser, "puzzles", DEFAULT_REPO, "make N training puzzles with unique solutions")
     add = of_files.add_argument
     add("--min-difficulty", type=int, metavar="R", help="take only puzzles rated R or more, in both splits")
+    add(
+        "--check-unique",
+        action="store_true",
+        default=None,
+        help="count the questions with several solutions: at 1,000 or more a second up to side 9",
+    )
 
     add = parser.add_argument_group("with --generate").add_argument
     add("--generate-test", type=int, metavar="M", help="make M test puzzles (default: a tenth of N, at least 1)")
@@ -146,7 +153,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 def _complete(settings: Settings) -> Settings:
     """Check the options against one another, and fill in defaults that depend on other options."""
     check_at_least(settings, num_aug=0, seed=0, generate=1, generate_test=1, subsample_size=1)
-    of_files, of_generate = ("subsample_size", "min_difficulty"), ("generate_test",)
+    of_files, of_generate = ("subsample_size", "min_difficulty", "check_unique"), ("generate_test",)
     check_sources(settings, "puzzles", of_files=of_files, of_generate=of_generate)
     if settings.generate is None:
         source_repo = settings.source_repo or (DEFAULT_REPO if settings.source_dir is None else None)
@@ -310,6 +317,23 @@ def write_split(folder: Path, boards: Boards, box: Box, num_aug: int, rng: np.ra
         writer.end_groups(np.full(num_groups, group_size))
 
 
+def _describe_solutions(boards: dict[SplitName, Boards], box: Box) -> list[str]:
+    """Return a line for each split on the questions that have several solutions."""
+    lines = []
+    for split, (questions_NS, _) in boards.items():
+        num, first = 0, ""
+        with progress(f"looking for second solutions in {split}", len(questions_NS), "questions") as bar:
+            for start in range(0, len(questions_NS), AUGMENT_CHUNK_BOARDS):
+                chunk_NS = questions_NS[start : start + AUGMENT_CHUNK_BOARDS]
+                several_NS = chunk_NS[count_solutions(chunk_NS, box) > 1]
+                if len(several_NS) and not num:
+                    first = f", the first is {''.join(f'.{DIGITS}'[digit] for digit in several_NS[0])}"
+                num += len(several_NS)
+                bar.update(len(chunk_NS))
+        lines.append(f"unique {num:,} of {len(questions_NS):,} {split} questions have several solutions{first}")
+    return lines
+
+
 def build(settings: Settings) -> str:
     """Build the dataset and return a summary of it.
 
@@ -319,6 +343,7 @@ def build(settings: Settings) -> str:
     started = time.perf_counter()
     with new_dataset(settings.output_dir) as folder:
         box, boards = load_boards(settings)
+        unique = _describe_solutions(boards, box) if settings.check_unique else []
         for split in SPLITS:
             num_aug = settings.num_aug if split == "train" else 0
             rng = np.random.default_rng([settings.seed, _AUGMENT])
@@ -330,6 +355,7 @@ def build(settings: Settings) -> str:
         f"train  {num_boards:,} boards = {num_train:,} puzzles x (1 + {settings.num_aug:,} augmentations)",
         f"test   {num_test:,} boards",
         f"tokens padding 0, blank 1, digits from 2: vocab_size {box.side + 2}, seq_len {box.num_cells}",
+        *unique,
     ]
     return summary(settings.output_dir, started, lines, fingerprints)
 

@@ -1,16 +1,15 @@
 """Check a dataset of any task, and list everything that is wrong, with its place.
 
-Examples are read in chunks. Only the index arrays grow with the data, and a key of eight bytes for
-each example, by which test examples are found in the training split.
+Examples are read in chunks. Only the index arrays and the keys of examples grow with the data. By
+the keys, test examples are found in the training split, and two answers to one question.
 """
 # N = examples (of a set, or of a chunk of it), S = tokens of an example, L = side of a grid
 
-import hashlib
 import math
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ if not __package__:
 
 import numpy as np
 
+from dataset.answers import Answers, digests, row_texts
 from dataset.builder import SPLITS, progress
 from dataset.schema import (
     CHUNK_BYTES,
@@ -47,6 +47,8 @@ from utils.text import one_line
 # The largest share of test examples that may occur in the training data. With more the accuracy
 # means little.
 MAX_LEAK = 0.01
+# The keys of symmetries are made from so many examples at a time, which a core's cache holds.
+_ANSWERS_AT_ONCE = 1024
 # The arrays of a set, with their numbers of axes.
 _ARRAYS = {"inputs": 2, "labels": 2, "puzzle_identifiers": 1, "puzzle_indices": 1, "group_indices": 1}
 
@@ -65,7 +67,8 @@ _SAME = [
 ]
 _FOOT = textwrap.fill(
     f"Examples are the same {'; '.join(_SAME)}. The exit status is 2 if there is no dataset, or after a mistake on the "
-    "command line. The program needs memory for the index arrays, 8 bytes for each example, and some MB.",
+    "command line. The program needs memory for the index arrays, 8 bytes for each example, and some MB. The check of "
+    "answers needs about 70 bytes for each example and each of its images.",
     width=100,
 )
 
@@ -76,6 +79,8 @@ errors (exit status 1):
             differs from the recorded one
   values    tokens, labels or identifiers out of range; a training example without any label; labels
             that equal the inputs in all examples of a set
+  answers   two answers to one question, in datasets without puzzle identifiers; also if the inputs
+            become equal by symmetries of the task that training may use
   leak      over {MAX_LEAK:.0%} of the test examples are in train too (--allow-leak: a warning)
 {_TASK_CHECKS}
 
@@ -161,17 +166,22 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
 
     lines: list[str] = []
     keys: dict[SplitName, np.ndarray] = {}
+    answers: Answers | None = None
     with progress("checking", sum(split.num_rows("inputs") for split in splits.values()), "examples") as bar:
         for name, split in splits.items():
             task = None if any_task else task_of_shape(split.metadata.seq_len, split.metadata.vocab_size)
-            parts = [_scan_set(split, set_name, task, findings, bar.update) for set_name in split.sets]
+            answers = answers or Answers(task)
+            parts = [_scan_set(split, set_name, task, findings, answers, bar.update) for set_name in split.sets]
             keys[name] = np.concatenate(parts)
             # The fingerprint comes after the scan, because the first value out of range ends it.
             fingerprint = findings.collect(partial(_fingerprint, path, name)) if split.whole else None
             lines += _describe(split, task, fingerprint)
     if not all(split.whole for split in splits.values()):
         lines.append("leaks and duplicates were not looked for; correct the errors first")
-    elif "test" in splits:
+        return findings, "\n".join(lines)
+    if answers is not None:
+        _check_answers(list(splits.values()), answers, findings)
+    if "test" in splits:
         _check_duplicates(splits["test"], keys["test"], findings)
         if "train" in splits:
             _check_leaks(splits["test"], keys["test"], splits["train"], keys["train"], allow_leak, findings)
@@ -336,7 +346,12 @@ def _others(num: int) -> str:
 
 
 def _scan_set(
-    split: Split, set_name: str, task: BoardTask | None, findings: Findings, advance: Callable[[int], object]
+    split: Split,
+    set_name: str,
+    task: BoardTask | None,
+    findings: Findings,
+    answers: Answers,
+    advance: Callable[[int], object],
 ) -> np.ndarray:
     """Read and check every example of a set once.
 
@@ -344,6 +359,7 @@ def _scan_set(
         split, set_name: the set.
         task: the task whose rules are checked; None: no rules are.
         findings: the list to which faults are added.
+        answers: the collection to which the examples are added, if there are no puzzle identifiers.
         advance: called with the number of examples after each chunk.
 
     Returns:
@@ -365,6 +381,7 @@ def _scan_set(
 
     unlabelled, same = ("labels", "has no label that counts"), ("labels", "is the same as its input")
     keys = []
+    dtype = np.uint8 if metadata.vocab_size <= 256 else np.int32
     num_rows = max(1, CHUNK_BYTES // max(array.nbytes // len(array) for array in (inputs, labels)))
     for start in range(0, len(inputs), num_rows):
         # The files are mapped again for every chunk, because pages that were read stay with the
@@ -393,7 +410,11 @@ def _scan_set(
         if task is not None:
             for kind, rows_N in task.faults(inputs_NS, labels_NS, labelled_NS).items():
                 note(kind, right_N1[:, 0] & rows_N)
+        inputs_NS, labels_NS = (tokens_NS.astype(dtype, copy=False) for tokens_NS in (inputs_NS, labels_NS))
         keys.append(_keys(inputs_NS, labels_NS, metadata, task))
+        if metadata.num_puzzle_identifiers == 1:
+            for few in np.array_split(np.arange(len(inputs_NS)), math.ceil(len(inputs_NS) / _ANSWERS_AT_ONCE)):
+                answers.add(inputs_NS[few], labels_NS[few], labelled_NS[few])
         advance(len(inputs_NS))
 
     for kind, line in first.items():
@@ -413,16 +434,12 @@ def _keys(
     """
     # Without identifiers the input is the whole question, so the label does not matter.
     parts = (inputs_NS,) if metadata.num_puzzle_identifiers == 1 else (inputs_NS, labels_NS)
-    dtype = np.uint8 if metadata.vocab_size <= 256 else np.int32
-    texts = zip(*(_texts(part_NS.astype(dtype, copy=False), task) for part_NS in parts), strict=True)
-    digests = (hashlib.blake2b(b"\xff".join(text), digest_size=8).digest() for text in texts)
-    return np.frombuffer(b"".join(digests), np.uint64)
+    texts = zip(*(_texts(part_NS, task) for part_NS in parts), strict=True)
+    return digests(map(b"\xff".join, texts))
 
 
 def _texts(tokens_NS: np.ndarray, task: BoardTask | None) -> list[bytes]:
-    text = tokens_NS.tobytes()
-    size = len(text) // len(tokens_NS)
-    texts = [text[start : start + size] for start in range(0, len(text), size)]
+    texts = row_texts(tokens_NS)
     return texts if task is None else [task.identity(text) for text in texts]
 
 
@@ -430,17 +447,35 @@ def _texts(tokens_NS: np.ndarray, task: BoardTask | None) -> list[bytes]:
 # Duplicates and leaks
 
 
-def _place(split: Split, example: int) -> str:
-    """Return the row and the file of an example.
-
-    Args:
-        split: the split.
-        example: the number of the example, counted over all sets.
-    """
-    ends = np.cumsum([len(arrays["inputs"]) for arrays in split.sets.values()])
+def _find(splits: Sequence[Split], example: int) -> tuple[Split, str, int]:
+    """Return the split, the set and the row of an example, by its number through all sets."""
+    sets = [(split, set_name) for split in splits for set_name in split.sets]
+    ends = np.cumsum([len(split.sets[set_name]["inputs"]) for split, set_name in sets])
     number = int(np.searchsorted(ends, example, side="right"))
-    row = example - (ends[number - 1] if number else 0)
-    return f"row {row} of {split.file(list(split.sets)[number], 'inputs')}"
+    return *sets[number], example - int(ends[number - 1] if number else 0)
+
+
+def _place(splits: Sequence[Split], example: int) -> str:
+    split, set_name, row = _find(splits, example)
+    return f"row {row} of {split.file(set_name, 'inputs')}"
+
+
+def _check_answers(splits: Sequence[Split], answers: Answers, findings: Findings) -> None:
+    """Find questions that have two answers. The input is the whole question."""
+
+    def example(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        split, set_name, row = _find(splits, number)
+        input_S, labels_S = (np.asarray(split.sets[set_name][array][row]) for array in ("inputs", "labels"))
+        ignored = split.metadata.ignore_label_id
+        return input_S, labels_S, np.ones(len(labels_S), bool) if ignored is None else labels_S != ignored
+
+    pairs = answers.contradictions(example)
+    for one, other in pairs[:1]:
+        same = (example(one)[0] == example(other)[0]).all()
+        findings.errors.append(
+            f"{_place(splits, one)} and {_place(splits, other)} {'have the same input' if same else 'are symmetries'}, "
+            f"but their labels disagree ({len(pairs):,} such pairs); leave out all answers but one"
+        )
 
 
 def _check_duplicates(test: Split, keys_N: np.ndarray, findings: Findings) -> None:
@@ -457,7 +492,7 @@ def _check_duplicates(test: Split, keys_N: np.ndarray, findings: Findings) -> No
     if same_N.any():
         at = int(same_N.argmax())
         findings.warnings.append(
-            f"{_place(test, order_N[at + 1])} repeats {_place(test, order_N[at])} "
+            f"{_place([test], order_N[at + 1])} repeats {_place([test], order_N[at])} "
             f"({int(same_N.sum()):,} of {len(keys_N):,} test examples are such copies); each counts in the accuracy"
         )
 
@@ -472,7 +507,7 @@ def _check_leaks(
     in_train = int((train_keys_N == test_keys_N[in_test]).argmax())
     share = float(leaked_N.mean())
     line = (
-        f"{_place(test, in_test)} is in the training data too, {_place(train, in_train)} "
+        f"{_place([test], in_test)} is in the training data too, {_place([train], in_train)} "
         f"({int(leaked_N.sum()):,} of {len(leaked_N):,} test examples are, {share:.2%})"
     )
     if share > MAX_LEAK and not allowed:

@@ -306,6 +306,23 @@ class BoardTask(ABC):
         """
         return {}
 
+    def images(
+        self, inputs_NS: np.ndarray, labels_NS: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield what the symmetries of training make of examples that are labelled completely.
+
+        Examples with equal images of their inputs must have equal images of their labels.
+
+        Yields:
+            Images of the inputs and of the labels, (N, S) each, or keys of them, (N,) uint64 each;
+            and which of them training can produce, (N,) bool. First come the examples themselves.
+        """
+        yield inputs_NS, labels_NS, np.ones(len(inputs_NS), bool)
+
+    def may_have_several_answers(self, inputs_NS: np.ndarray) -> np.ndarray:
+        """Return for each question whether the rules allow several answers, (N,) bool."""
+        return np.ones(len(inputs_NS), bool)
+
     def identity(self, tokens: bytes) -> bytes:
         """Return a key that is equal for inputs, or labels, that count as the same.
 

@@ -2,7 +2,7 @@
 # B = slots, N = examples, L = side of a board, S = cells (L * L), T = 8 transforms, U = 1
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -38,6 +38,13 @@ class SquareTask(TextTask):
 
     def symmetries(self, sets: Sequence[PuzzleSet]) -> "SquareSymmetries":
         return SquareSymmetries(sets, self.plural, self.side, self._allowed_transforms)
+
+    def images(
+        self, inputs_NS: np.ndarray, labels_NS: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        allowed_NT = self._allowed_transforms(inputs_NS, labels_NS)
+        for cells_S, allowed_N in zip(transform_sources(self.side), allowed_NT.T, strict=True):
+            yield inputs_NS[:, cells_S], labels_NS[:, cells_S], allowed_N
 
     def variations(self, numbers_N: np.ndarray, count: int) -> dict[str, np.ndarray]:
         # Variation k of an example is transform k.

@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dataset.augment import BOXES, Box, box_of, draws_per_symmetry, symmetries_from
 from dataset.schema import PuzzleSet
-from dataset.sudoku import DIGITS, digits_in_words, unit_ids, valid_solutions
+from dataset.sudoku import DIGITS, count_solutions, digits_in_words, symmetry_keys, unit_ids, valid_solutions
 from dataset.tasks.base import GREY, Cell, Fault, Line, Symmetries, TextTask, Verdict, count, some
 from utils.errors import UserError
 
@@ -191,6 +191,17 @@ class SudokuTask(TextTask):
             & ~valid_solutions(digits_NS, self._box),
             ("labels", "changes a clue of its input"): changed_NS.any(axis=1),
         }
+
+    def images(
+        self, inputs_NS: np.ndarray, labels_NS: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        yield from super().images(inputs_NS, labels_NS)
+        # There are too many symmetries to try. Keys that all of them share stand for the images.
+        puzzles_NS, solutions_NS = (np.maximum(tokens_NS, 1) - 1 for tokens_NS in (inputs_NS, labels_NS))
+        yield *symmetry_keys(puzzles_NS, solutions_NS, self._box), np.ones(len(inputs_NS), bool)
+
+    def may_have_several_answers(self, inputs_NS: np.ndarray) -> np.ndarray:
+        return count_solutions(np.maximum(inputs_NS, 1) - 1, self._box) > 1
 
 
 class SudokuSymmetries(Symmetries):

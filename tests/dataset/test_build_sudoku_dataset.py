@@ -4,6 +4,7 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def test_augmented_boards_are_symmetries_of_their_puzzle(
     for group in np.split(questions_NS, 3):
         assert len({symmetry_class(question_S, shape) for question_S in group}) == 1
         assert len({np.count_nonzero(question_S) for question_S in group}) == 1
-        assert all(count_solutions(question_S, shape) == 1 for question_S in group)
+        assert (count_solutions(group, shape) == 1).all()
 
 
 def _fingerprints(folder: Path) -> list[str]:
@@ -144,6 +145,19 @@ def test_only_train_is_subsampled_and_without_replacement(tmp_path: Path, source
     assert len(drawn) == len(set(drawn)) == 7
     assert set(drawn) <= {question_S.tobytes() for question_S in _boards(whole["train"])[0]}
     np.testing.assert_array_equal(_boards(part["test"])[0], _boards(whole["test"])[0])
+
+
+def test_questions_with_several_solutions_are_counted(
+    tmp_path: Path, source_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(source_dir, tmp_path / "source"))
+    with (folder / "train.csv").open("a") as stream:
+        stream.write(f"x,12..{'.' * 12},{ANSWER},0\nx,{'.' * 16},{ANSWER},0\n")
+    _build(tmp_path / "data", "--source-dir", folder, "--check-unique")
+    output = capsys.readouterr().out
+    assert f"2 of 14 train questions have several solutions, the first is 12..{'.' * 12}" in output
+    assert "0 of 5 test questions have several solutions" in output
+    assert "--check-unique" in _error(capsys, tmp_path / "new", "--generate", 3, "--check-unique")
 
 
 def test_min_difficulty_selects_puzzles_of_both_splits(tmp_path: Path, source_dir: Path) -> None:

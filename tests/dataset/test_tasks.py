@@ -16,6 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 REAL_DATA = REPOSITORY.parent / "shared" / "data"
 # These modules find tasks in the table, and import no task.
 GENERAL = (
+    "answers",
     "canvas",
     "evaluators",
     "loader",

@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset import arc, validate
-from dataset.augment import BOXES
+from dataset import arc, sudoku, validate
+from dataset.augment import BOXES, draw_symmetries
 from dataset.build_sudoku_dataset import main as build_sudoku
 from dataset.builder import SplitWriter, finish
 from dataset.maze import generate as generate_mazes
 from dataset.schema import check_contents, open_split
-from dataset.sudoku import valid_solutions
+from dataset.sudoku import generate, valid_solutions
 from dataset.validate import main
+from tests.dataset.mazes import random_maze, solved, turned_row
 
 SEQ_LEN, VOCAB = 6, 9  # the sizes of no known task
 NUM = {"train": 400, "test": 200}
@@ -286,17 +287,89 @@ def test_a_few_leaks_are_a_warning_and_many_an_error(
 
 
 @pytest.mark.parametrize("num_identifiers, is_leak", [(1, True), (3, False)])
-def test_an_input_with_two_labels_is_a_leak_unless_identifiers_differ(
+def test_an_input_with_two_labels_is_a_fault_and_a_leak_unless_identifiers_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], num_identifiers: int, is_leak: bool
 ) -> None:
-    """Without identifiers an equal input is a leak, because the input alone is the question.
-
-    With identifiers two puzzles may share an input.
-    """
+    """Without identifiers the input alone is the question. With them puzzles may share an input."""
     arrays = _random()
     arrays["train"][0][5] = arrays["test"][0][6]
-    report = _Report(capsys, _write(tmp_path / "data", arrays, num_identifiers=num_identifiers))
-    assert len(report.warnings) == is_leak and report.errors == []
+    path = _write(tmp_path / "data", arrays, num_identifiers=num_identifiers)
+    report = _Report(capsys, path)
+    assert len(report.warnings) == len(report.errors) == is_leak
+    for line in report.errors:
+        assert line.startswith(
+            f"row 5 of {path / 'train/all__inputs.npy'} and row 6 of {path / 'test/all__inputs.npy'} "
+        )
+
+
+def test_labels_disagree_only_where_both_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arrays = _random()
+    inputs_NS, labels_NS = arrays["train"]
+    inputs_NS[[3, 4, 7]] = inputs_NS[3]
+    labels_NS[[3, 4, 7]] = labels_NS[3]
+    labels_NS[4, :2], labels_NS[7, 2:] = 0, 0
+    path = _write(tmp_path / "data", arrays)
+    assert _Report(capsys, path).errors == []
+    (path / "fingerprint.json").unlink()
+    _edit(path / "train/all__labels.npy", _put((7, 0), labels_NS[3, 0] % 8 + 1))
+    (error,) = _Report(capsys, path).errors
+    assert "row 7 of " in error and ("row 3 of " in error or "row 4 of " in error)
+
+
+def test_symmetric_sudokus_with_two_answers_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = BOXES["3x3"]
+    questions, answers = map(list, zip(*generate(6, shape, np.random.default_rng(0)), strict=True))
+    # Without some clues the first question has a second answer.
+    other_S = None
+    for cell in np.flatnonzero(questions[0]):
+        questions[0][cell] = 0
+        candidates = sudoku._candidates(questions[0], shape)
+        candidates[answers[0][cell] - 1] &= ~(1 << int(cell))
+        if (other := next(sudoku._search(candidates, 0, sudoku._board(shape)), None)) is not None:
+            other_S = sudoku._to_array(other, shape)
+            break
+    assert other_S is not None and valid_solutions(other_S[None], shape)
+    symmetry = draw_symmetries(np.random.default_rng(1), 1, shape)
+
+    def report(answer_S: np.ndarray, folder: str) -> _Report:
+        turned = [symmetry.apply(board_S[None])[0] for board_S in (questions[0], answer_S)]
+        train = (np.stack([*questions[:3], turned[0]]) + np.uint8(1), np.stack([*answers[:3], turned[1]]) + np.uint8(1))
+        test = (np.stack(questions[3:]) + np.uint8(1), np.stack(answers[3:]) + np.uint8(1))
+        return _Report(capsys, _write(tmp_path / folder, {"train": train, "test": test}, vocab_size=11))
+
+    assert report(answers[0], "same").errors == []
+    (error,) = report(other_S, "other").errors
+    file = tmp_path / "other/train/all__inputs.npy"
+    assert error.startswith(f"row 0 of {file} and row 3 of {file} are symmetries, but their labels disagree (1 such")
+
+
+def test_mazes_with_two_answers_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A turned label is an answer of its own, unless augmentation may turn the maze so."""
+    rng = np.random.default_rng(0)
+    others = [random_maze(rng, 5) for _ in range(4)]
+    # Turned upside down, the label of this maze is the label of the turned maze.
+    while True:
+        maze_S, label_S = random_maze(rng, 5)
+        flipped_S, transposed_S = turned_row(maze_S, 2), turned_row(maze_S, 4)
+        of_turned_S = solved(turned_row(flipped_S, 4))
+        assert of_turned_S is not None
+        second_S = turned_row(of_turned_S, 4)
+        if (turned_row(label_S, 2) == solved(flipped_S)).all() and (turned_row(label_S, 2) != second_S).any():
+            break
+
+    def report(row: tuple[np.ndarray, np.ndarray], folder: str) -> list[str]:
+        def arrays(rows: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+            return np.stack([inputs_S for inputs_S, _ in rows]), np.stack([labels_S for _, labels_S in rows])
+
+        splits = {"train": arrays([(maze_S, label_S), *others[:2], row]), "test": arrays(others[2:])}
+        return _Report(capsys, _write(tmp_path / folder, splits, vocab_size=6)).errors
+
+    assert report((transposed_S, turned_row(label_S, 4)), "transposed") == []
+    assert report((flipped_S, turned_row(label_S, 2)), "turned") == []
+    (turned_error,) = report((flipped_S, second_S), "other")
+    (same_error,) = report((maze_S, turned_row(second_S, 2)), "same")
+    for error, what in ((turned_error, "are symmetries"), (same_error, "have the same input")):
+        assert error.startswith("row 0 of ") and "and row 3 of " in error and what in error
 
 
 def test_duplicates_in_the_test_split_are_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
