@@ -474,7 +474,7 @@ def _check_answers(splits: Sequence[Split], answers: Answers, findings: Findings
         same = (example(one)[0] == example(other)[0]).all()
         findings.errors.append(
             f"{_place(splits, one)} and {_place(splits, other)} {'have the same input' if same else 'are symmetries'}, "
-            f"but their labels disagree ({len(pairs):,} such pairs); leave out all answers but one"
+            f"but their labels disagree (pairs of this kind: {len(pairs):,}); leave out all answers but one"
         )
 
 
