@@ -2,7 +2,6 @@
 
 # B = slots, K = initial states
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +11,12 @@ from torch import Tensor
 
 from models.act import ActObjective, ActSettings, Carry, segment
 from models.base import RecursiveModel, State
-from models.losses import Outputs, act_loss, mean_token_loss
+from models.losses import act_loss, mean_token_loss
 from tests.models.helpers import blank_model, random_batch, seed_with, small_model, small_symbol_model
 from utils.batch import Batch
 from utils.errors import UserError
 
 NUM_SLOTS, NUM_STATES, IGNORED = 4, 3, -100
-MARGIN = 1e-3  # rounding of the small models is about 1e-6
 CPU = torch.device("cpu")
 
 
@@ -32,15 +30,10 @@ def _settings(model: RecursiveModel) -> ActSettings:
 
 
 class Alone:
-    """The trajectories of one slot, each run alone: the definition.
-
-    Attributes:
-        margin: how far the closest decision was from a tie, in loss or logits. Slots that are
-            computed together round otherwise, and would decide a tie otherwise.
-    """
+    """The trajectories of one slot, each run alone: the definition."""
 
     def __init__(self, model: RecursiveModel) -> None:
-        self._model, self.margin = model, math.inf
+        self._model = model
         self.halted, self.steps = True, 0
         self.states: list[State] = []
         self.winner = -1
@@ -61,11 +54,10 @@ class Alone:
             carry, outputs = segment(model, carry, self.current, training=True)
             found.append((carry, outputs))
             token_loss = mean_token_loss(outputs.logits_BSV, labels, config=model.config.loss, ignore_label=IGNORED)
-            losses.append(float(token_loss.detach()))
-        self.winner = losses.index(min(losses))
+            losses.append(token_loss.detach())
+        self.winner = int(torch.stack(losses).argmin(0))
         carry, self.outputs = found[self.winner]
         self.halted = bool(carry.halted_B)
-        self.margin = min([self.margin, *_margins(losses, self.outputs, labels)])
         last = list(carry.state)[-1]
         self.states = [carry.state | {last: own.state[last]} for own, _ in found]
         loss, self.sums = act_loss(
@@ -77,16 +69,6 @@ class Alone:
             ignore_label=IGNORED,
         )
         return loss
-
-
-def _margins(losses: list[float], outputs: Outputs, labels_BS: Tensor) -> list[float]:
-    """Return how far the winner, the halt and the answer in labelled cells are from a tie."""
-    best, second, *_ = sorted(losses)
-    q_halt, q_continue = float(outputs.q_halt_B.detach()), float(outputs.q_continue_B.detach())
-    first_two = outputs.logits_BSV[labels_BS != IGNORED].topk(2).values
-    cells = [margin for margin in (first_two[:, 0] - first_two[:, 1]).tolist() if margin]
-    # Symbols without a clue are alike to a mixer, whose logits are then the same to the last bit.
-    return [second - best if best else math.inf, abs(q_halt), abs(q_halt - q_continue), *cells]
 
 
 def _batches(num: int, **sizes: int) -> list[Batch]:
@@ -108,10 +90,9 @@ def test_each_slot_is_trained_by_its_best_trajectory(name: str) -> None:
             for slot, alone in enumerate(slots):
                 alone.step(_one(batch, slot))
                 winners.add(alone.winner)
-        is_varied = len(winners) > 1 and len({alone.steps for alone in slots}) > 1
-        return is_varied and min(alone.margin for alone in slots) > MARGIN
+        return len(winners) > 1 and len({alone.steps for alone in slots}) > 1
 
-    model = _model(name, seed_with(varied, "winners, halts and answers far from a tie, of different kinds"))
+    model = _model(name, seed_with(varied, "winners and halts of different kinds"))
     objective, settings = ActObjective(model), _settings(model)
     carry: Carry = objective.fresh_carry(NUM_SLOTS, CPU)
     slots = [Alone(model) for _ in range(NUM_SLOTS)]

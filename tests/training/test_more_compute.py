@@ -64,6 +64,7 @@ def seed() -> int:
     def differ(seed: int) -> bool:
         model = _model(seed)
         passes = _passes(model, _rows(model), adaptive=True)[:-1]
+        _calibration_error([_boldest(each) for each in passes])  # for the margins of its bins
         one_by_one = {_first_settled(of_example) is of_example[0] for of_example in passes}
         return one_by_one == {True, False} and len({_boldest(each).right for each in passes}) == 2
 
@@ -72,10 +73,7 @@ def seed() -> int:
 
 def _boldest(passes: list[Pass]) -> Pass:
     """Return the trajectory with the highest confidence, the earliest of several."""
-    best = passes[0]
-    for each in passes:
-        best = each if each.confidence > best.confidence else best
-    return best
+    return passes[int(torch.tensor([each.confidence for each in passes]).argmax(0))]
 
 
 def _first_settled(passes: list[Pass]) -> Pass:
@@ -137,9 +135,9 @@ def test_the_answers_are_those_of_trajectories_run_alone(seed: int, adaptive: bo
 def _calibration_error(answers: list[Pass]) -> float:
     """Return the expected calibration error: the definition, bin by bin."""
     error = 0.0
+    tenths = [int((torch.tensor(each.confidence) >= torch.arange(1, 10) / 10).sum()) for each in answers]
     for tenth in range(10):
-        of_bin = [each for each in answers if tenth / 10 <= each.confidence < (tenth + 1) / 10]
-        if of_bin:
+        if of_bin := [each for each, its_tenth in zip(answers, tenths, strict=True) if its_tenth == tenth]:
             confidence = sum(each.confidence for each in of_bin) / len(of_bin)
             accuracy = sum(each.right for each in of_bin) / len(of_bin)
             error += len(of_bin) / len(answers) * abs(confidence - accuracy)
