@@ -16,6 +16,7 @@ from models.model import Checkpointing
 from models.parallel import ParallelConfig
 from models.parallel.pipeline import PipelineConfig
 from models.text.config import LONGEST_RUN, TextConfig
+from training.arch_of_recipe import note_on_arch
 from training.config import PretrainConfig
 from training.data import (
     VOCAB_MULTIPLE,
@@ -296,6 +297,7 @@ def of_model(question: Question) -> Iterator[str]:
         of_row = " (as long as a row; seq_len=... gives another length)" if sizes.mean_context == row else ""
         yield f"sizes of the data: vocab_size {sizes.vocab_size:,}, sequences of {sizes.mean_context:,} tokens{of_row}"
     yield f"parameters: {num_weights:,}, of which {in_blocks:,} in blocks{rows}"
+    yield from note_on_arch(list(question.overrides), config, sizes)
     yield from _flops(question)
 
 

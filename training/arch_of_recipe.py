@@ -1,0 +1,69 @@
+"""Say which keys of a recipe no longer hold once another architecture is typed."""
+
+from contextlib import suppress
+
+from models import shapes_of
+from training.config import PretrainConfig
+from training.data import AnySizes
+from utils.command_line import read_config, typed_keys_and_groups
+from utils.config import flatten
+from utils.config_files import as_override
+from utils.errors import UserError
+from utils.yaml_places import chosen_files
+
+
+def num_parameters(config: PretrainConfig, sizes: AnySizes) -> int:
+    """Return the number of parameters of a run's model, without building it."""
+    arch = config.arch.model_copy(update={"forward_dtype": "float32"})  # auto has no model
+    return sum(weight.numel() for weight in shapes_of(arch, **sizes.of_model()).parameters())
+
+
+def note_on_arch(overrides: list[str], config: PretrainConfig, sizes: AnySizes) -> list[str]:
+    """Return a line with what arch=... changes in experiment=..., and the size that results.
+
+    The list is empty if one of the two was not typed, or if the recipe's keys all hold.
+
+    Args:
+        config: of these overrides.
+        sizes: of its data.
+    """
+    changed: dict[str, tuple[str, str]] = {}
+    with suppress(UserError):  # the recipe alone may be wrong, and the run is right
+        changed = replaced_keys(overrides)
+    if not changed:
+        return []
+    keys = ", ".join(f"{key} {before} -> {now}" for key, (before, now) in changed.items())
+    typed = {key: value for key, _, value in (each.lstrip("+").partition("=") for each in overrides)}
+    return [
+        f"arch={typed['arch']} replaces the architecture of experiment={typed['experiment']} and gives "
+        f"{num_parameters(config, sizes):,} parameters; keys of the recipe that no longer hold: {keys}"
+    ]
+
+
+def replaced_keys(overrides: list[str]) -> dict[str, tuple[str, str]]:
+    """Return the keys of arch whose value in the recipe a typed arch=... replaces.
+
+    Typed keys are not among them, nor are options that only the architecture of the recipe has, if
+    the recipe itself does not set them.
+
+    Returns:
+        {key: (value of the recipe, value of the run)}, as they are typed.
+
+    Raises:
+        UserError: The config is wrong.
+    """
+    typed = typed_keys_and_groups(overrides)
+    if not {"arch", "experiment"} <= typed:
+        return {}
+    without_options = [each for each in overrides if not each.lstrip("+~").startswith("arch.")]
+    recipe, chosen, run = (
+        dict(flatten({"arch": read_config("pretrain", each)["arch"]}))
+        for each in ([e for e in without_options if not e.lstrip("+").startswith("arch=")], without_options, overrides)
+    )
+    files = (file for file in chosen_files("pretrain", overrides) if file.group == "experiment")
+    set_by_recipe = {key for file in files for key, _ in file.keys_with_lines()}
+    return {
+        key: (as_override(value), as_override(run[key]) if key in run else "none")
+        for key, value in recipe.items()
+        if key != "arch.name" and key not in typed and (chosen[key] != value if key in chosen else key in set_by_recipe)
+    }
