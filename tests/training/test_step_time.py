@@ -1,0 +1,80 @@
+"""The seconds of a step: of all slots of a rank, although fewer are timed."""
+
+from collections.abc import Callable
+
+import pytest
+
+from training import step_time
+from training.config import PretrainConfig
+from training.data import Sizes, TextSizes
+from training.step_time import seconds_of_step
+from utils.command_line import read_config, validate
+from utils.dist.world import World
+
+SIZES = Sizes(seq_len=16, vocab_size=6, num_puzzle_identifiers=3)
+TEXT = TextSizes(vocab_size=256, max_len=32, mean_context=20, tokenizer="bytes", special_tokens={})
+
+
+def _config(*overrides: str) -> PretrainConfig:
+    return validate(PretrainConfig, read_config("pretrain", ["device=cpu", *overrides]))
+
+
+class _Clock:
+    """A clock that goes on while steps are taken."""
+
+    def __init__(self, slot_s: float, step_s: float) -> None:
+        self.now, self.steps, self._slot_s, self._step_s = 0.0, list[int](), slot_s, step_s
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def step(self, *_: object) -> Callable[[int], None]:
+        def take(num_slots: int) -> None:
+            self.steps.append(num_slots)
+            self.now += self._step_s + num_slots * self._slot_s
+
+        return take
+
+
+@pytest.mark.parametrize(
+    ("slot_s", "step_s", "ranks", "expected", "most"),
+    [
+        (0.001, 0.01, 1, 0.074, 64),  # whole steps
+        (0.001, 0.01, 4, 0.026, 16),
+        (2.0, 0.0, 1, 128.0, 1),  # a slot is long enough
+        (0.1, 0.0, 1, 6.4, 16),
+    ],
+)
+def test_fewer_slots_tell_the_time_of_all(
+    monkeypatch: pytest.MonkeyPatch, slot_s: float, step_s: float, ranks: int, expected: float, most: int
+) -> None:
+    clock = _Clock(slot_s, step_s)
+    monkeypatch.setattr(step_time, "time", clock)
+    monkeypatch.setattr(step_time, "_puzzle_step", clock.step)
+    config = _config("debug=tiny", "global_batch_size=64")
+    assert seconds_of_step(config, SIZES, ranks, World.single()) == pytest.approx(expected)
+    assert max(clock.steps) == most
+
+
+def test_a_microbatch_is_the_most_that_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _Clock(0.001, 0.01)
+    monkeypatch.setattr(step_time, "time", clock)
+    monkeypatch.setattr(step_time, "_puzzle_step", clock.step)
+    config = _config("debug=tiny", "global_batch_size=64", "grad_accumulation=8")
+    assert seconds_of_step(config, SIZES, 1, World.single()) == pytest.approx(8 * 0.018)
+    assert max(clock.steps) == 8
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["debug=tiny", "arch=hrm", "arch.forward_dtype=auto"],
+        ["debug=tiny", "arch=trm", "arch.num_states=2", "freeze_weights=true"],
+        ["debug=tiny", "arch=se_rrm"],
+        ["debug=tiny_text"],
+        ["debug=tiny_text", "arch=hrm_text"],
+    ],
+)
+def test_steps_of_every_kind_can_be_timed(typed: list[str]) -> None:
+    config = _config(*typed)
+    assert 0 < seconds_of_step(config, TEXT if config.arch.kind == "text" else SIZES, 1, World.single()) < 600
