@@ -23,6 +23,7 @@ from search.report import best_of, best_page, finished_page, num_of, status_page
 from search.study import dry_points, open_study
 from search.sweep import Sweep
 from search.wandb import wandb_page
+from search.workload import announce
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
 from utils.run.stop import StopSignal
@@ -44,7 +45,10 @@ def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
     if isinstance(found, str):
         return found
     check_sweep(found)
-    return command_lines(found) if dry_run else run_sweep(found)
+    if dry_run:
+        announce(found)
+        return command_lines(found)
+    return run_sweep(found)
 
 
 def read_new(typed: list[str]) -> Sweep | str:
@@ -86,6 +90,7 @@ def run_sweep(found: Sweep) -> tuple[str, int]:
     with StopSignal() as stop, open_study(found, create=True) as study:
         found.write()
         study.begin()
+        announce(found, study.trials())
         done = Driver(found, study, build_launcher(found.config.launcher), stop).run()
         has_value = best_of(found, study.trials()) is not None
         return finished_page(study, done=done), 0 if has_value or not done else 1

@@ -46,13 +46,17 @@ def check_point(sweep: Sweep, point: Point) -> str:
     Raises:
         UserError: The config refuses the point, or runs there do not log the metric.
     """
+    return full_metric(sweep.config.metric, config_at(sweep, point))
+
+
+def config_at(sweep: Sweep, point: Point) -> PretrainConfig:
+    """Return the config of the first seed at a point. Raise UserError if the config refuses it."""
     typed = " ".join(overrides_of(point)) or "the sweep's overrides"
     overrides = sweep.overrides(point, sweep.config.seeds[0])
     try:
-        config = validate(PretrainConfig, read_config("pretrain", overrides), Origin("pretrain", overrides))
+        return validate(PretrainConfig, read_config("pretrain", overrides), Origin("pretrain", overrides))
     except UserError as error:
         raise UserError(f"the config refuses {typed}: {error}") from error
-    return full_metric(sweep.config.metric, config)
 
 
 def full_metric(metric: str, config: PretrainConfig) -> str:

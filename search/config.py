@@ -18,7 +18,7 @@ sweep.py: run many trainings, and find the best.
   python sweep.py sweep=lr_arch                              config/sweep/lr_arch.yaml
   python sweep.py sweep=path/to/my_sweep.yaml max_steps=500  a file of yours; max_steps is the same for all
   python sweep.py lr=1e-4,2e-4 arch=hrm,trm seed=0,1,2       without a file: all combinations
-  python sweep.py --dry-run sweep=lr_arch                    print the command lines, don't run
+  python sweep.py --dry-run sweep=lr_arch                    print the command lines and the time, don't run
 
 The same command goes on after a stop. Typed in a second terminal, it joins.
 

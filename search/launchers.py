@@ -93,18 +93,13 @@ class ProcessLauncher:
             yield self._start(start)
 
     def _start(self, start: Start) -> "ProcessJob":
-        environment = without_launcher(os.environ) | ENVIRONMENT | {"OMP_NUM_THREADS": str(self._config.threads)}
-        if self._config.gpus:
-            ranks = self._config.ranks
-            mine = self._config.gpus[start.place * ranks : (start.place + 1) * ranks]
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, mine))
         with file_errors(), open(start.log, "a", encoding="utf-8") as output:
             process = subprocess.Popen(
                 [sys.executable, *self._words([str(PRETRAIN)]), *start.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=environment_of(self._config, start.place),
                 start_new_session=True,  # Ctrl-C reaches the sweep alone, which stops its runs
                 preexec_fn=ending_with_parent(signal.SIGTERM),  # the run saves a checkpoint and ends
             )
@@ -145,6 +140,15 @@ def build_launcher(config: LauncherConfig) -> Launcher:
 
         return SlurmLauncher(config)
     return ProcessLauncher(config)
+
+
+def environment_of(config: LauncherConfig, place: int) -> dict[str, str]:
+    """Return the environment of a run on this machine: its threads and its devices."""
+    environment = without_launcher(os.environ) | ENVIRONMENT | {"OMP_NUM_THREADS": str(config.threads)}
+    if config.gpus:
+        mine = config.gpus[place * config.ranks : (place + 1) * config.ranks]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, mine))
+    return environment
 
 
 def shown(config: LauncherConfig, words: list[str]) -> str:

@@ -22,6 +22,7 @@ from search.config import LauncherConfig
 from search.launchers import Start, build_launcher
 from search.study import open_study
 from search.sweep import Sweep
+from search.workload import Workload
 from tests import runs
 from tests.forked_runs import fork_runs
 from tests.runs import REPOSITORY
@@ -155,6 +156,7 @@ def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(
     sweep.process.send_signal(signal.SIGINT)
     sweep.process.send_signal(signal.SIGINT)  # an impatient user
     text = sweep.wait()
+    assert "2 trials" in text.splitlines()[0]
     assert "SIGINT: stopping 2 runs; the same command goes on with them" in text and "Traceback" not in text
     assert not any(process.is_running() for process in processes)
     steps = [runs.latest(tmp_path / f"s/trial_000{n}") for n in range(2)]
@@ -216,6 +218,7 @@ def _page(*typed: str) -> str:
 @pytest.fixture
 def here(puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Workload, "time_steps", lambda self: None)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/4").symlink_to(puzzles)
     return tmp_path
