@@ -168,7 +168,7 @@ class Workload:
             parameters = _range([f"{number:,}" for number in sorted(size.num_parameters for size in same)])
             steps = _range([f"{number:,}" for number in sorted(size.num_steps for size in same)])
             timed = sorted(size.step_s for size in same if size.step_s is not None)
-            of_step = f" of about {_range([f'{number:.2g}' for number in timed])} s" if timed else ""
+            of_step = f" of about {_range([*map(_rounded, timed)])} s" if timed else ""
             yield f"  arch={arch}: {parameters} parameters, {steps} steps{of_step}"
             yield from (f"  {line}" for line in same[0].note)
 
@@ -179,4 +179,8 @@ def _range(ascending: list[str]) -> str:
 
 def _duration(seconds: float) -> str:
     unit = next((unit for unit, length in _UNITS_S.items() if seconds >= 2 * length), "seconds")
-    return f"{seconds / _UNITS_S[unit]:.2g} {unit}"
+    return f"{_rounded(seconds / _UNITS_S[unit])} {unit}"
+
+
+def _rounded(number: float) -> str:
+    return f"{number:.2g}" if number < 10 else f"{number:,.0f}"
