@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from training.data import AnySizes, open_own, sizes_of
 from training.plan import make_sampler
 from utils.checkpoint.format import Progress
 from utils.errors import UserError
+from utils.processes import ending_with_parent
 from utils.programs import ROOT
 from utils.terminal import tell
 
@@ -133,6 +135,7 @@ class Workload:
                 capture_output=True,
                 cwd=ROOT,
                 env=environment_of(launcher, place=0),
+                preexec_fn=ending_with_parent(signal.SIGKILL),
                 timeout=_TIMED_WITHIN_S,
                 check=True,
             )
