@@ -39,16 +39,17 @@ _DECISIVE = {
 
 
 def announce(sweep: Sweep, trials: Sequence[FrozenTrial] = ()) -> None:
-    """Tell how much a sweep has left to do. Steps are timed first, which takes some seconds.
+    """Tell how much a sweep has left to do, and time some steps of its runs.
 
     Args:
         trials: those that have begun.
     """
     work = Workload.of(sweep, trials)
     if work.num_trials:
-        work.time_steps()
         for line in work.lines():
             tell(line)
+        work.time_steps()
+        tell(work.time())
 
 
 @dataclass
@@ -154,26 +155,27 @@ class Workload:
         return min(of_run * self.num_runs / self.at_once, 3600 * (self.sweep.config.hours or math.inf))
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines for a person. The first one tells of more than a day."""
-        config, seconds = self.sweep.config, self.seconds()
-        at_most = "at most " if config.pruner.name != "none" or config.steps is not None else ""
-        about = "unknown" if seconds is None else f"{at_most}about {_duration(seconds)}"
-        if seconds is not None and seconds > _UNITS_S["days"]:
-            yield f"this sweep takes more than a day: {about}"
-        seeds = f" of {num_of(len(config.seeds), 'seed')}" if len(config.seeds) > 1 else ""
-        yield (
-            f"to do: {num_of(self.num_trials, 'trial')}{seeds}, {num_of(self.num_runs, 'run')}, {self.at_once} at a "
-            f"time; time of the training steps: {about}"
-            + (", by a few steps that were timed here; evaluations are not counted" if seconds is not None else "")
-        )
+        """Yield what is known without timing anything."""
+        seeds = f" of {num_of(len(self.sweep.config.seeds), 'seed')}" if len(self.sweep.config.seeds) > 1 else ""
+        runs = num_of(self.num_runs, "run")
+        yield f"to do: {num_of(self.num_trials, 'trial')}{seeds}, {runs}, {self.at_once} at a time"
         for arch in dict.fromkeys(size.arch for size in self.sizes):
             same = [size for size in self.sizes if size.arch == arch]
             parameters = _range([f"{number:,}" for number in sorted(size.num_parameters for size in same)])
             steps = _range([f"{number:,}" for number in sorted(size.num_steps for size in same)])
-            timed = sorted(size.step_s for size in same if size.step_s is not None)
-            of_step = f" of about {_range([*map(_rounded, timed)])} s" if timed else ""
-            yield f"  arch={arch}: {parameters} parameters, {steps} steps{of_step}"
+            yield f"  arch={arch}: {parameters} parameters, {steps} steps"
             yield from (f"  {line}" for line in same[0].note)
+
+    def time(self) -> str:
+        """Return a line with the time of all training steps. It warns of more than a day."""
+        config, seconds = self.sweep.config, self.seconds()
+        if seconds is None:
+            return "time: unknown, since no step could be timed here"
+        steps = [f"{_rounded(size.step_s)} s with arch={size.arch}" for size in self.sizes if size.step_s is not None]
+        at_most = "at most " if config.pruner.name != "none" or config.steps is not None else ""
+        warning = "WARNING: this sweep takes more than a day; " if seconds > _UNITS_S["days"] else ""
+        about = f"{at_most}about {_duration(seconds)} without evaluations"
+        return f"{warning}time: {about}, by a step of {', '.join(steps)}"
 
 
 def _range(ascending: list[str]) -> str:
