@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,10 @@ from models.base import RecursiveModel
 from models.metric_sums import NUM_BINS
 from models.text.model import TextModel
 from training.config import PretrainConfig, require_keys_of
-from training.data import TextSizes, open_own, require_own_tokens
+from training.data import Sizes, TextSizes, open_own, require_own_tokens
 from training.evaluation import EvalOptions, evaluate, evaluate_votes
 from training.evaluation_text import TextEvalOptions, evaluate_text
+from training.less_memory import smaller_evaluation
 from training.more_compute import Cost, MoreCompute, costs, evaluate_trajectories, has_state
 from training.trained import Trained, TrainedConfig, open_trained
 from utils.checkpoint.names import kind_of
@@ -47,6 +49,7 @@ from utils.drawing import draw_accuracy_over_steps, draw_reliability, pyplot
 from utils.errors import UserError
 from utils.files import file_errors, plain, refuse_links, write_atomically
 from utils.mistakes import Origin
+from utils.out_of_memory import advising, half
 from utils.program import run
 from utils.saved_outputs import SavedOutput, num_saved
 from utils.terminal import show, tell
@@ -410,18 +413,6 @@ def main(world: World) -> None:
         max_examples=config.max_examples,
         keep_votes=bool(config.vote_with),
     )
-    for other in config.vote_with:
-        voter = load(config, opened(config, other, world), world)
-        with world.shared_errors():
-            # In other data the same numbers mean other puzzles.
-            if voter.split.path.resolve() != split.path.resolve():
-                raise UserError(
-                    f"vote_with={other} was trained on {voter.split.path.parent}, but the votes are on "
-                    f"{split.path.parent}; choose a checkpoint of these data, or give data_path=... if both datasets "
-                    "number their puzzles alike"
-                )
-        evaluate(voter.model, split, world, options, evaluators=evaluators)
-    began = time.perf_counter()
     # In the run's folder, results and answers may come from two calls: both are of the same step.
     keep_saved = config.out is None and not config.save_outputs
     saving = replace(
@@ -433,13 +424,46 @@ def main(world: World) -> None:
         calibration=True,
         loop_deltas=config.num_steps is not None and has_state(model),
     )
-    metrics = evaluate(model, split, world, saving, evaluators=evaluators)
-    assert metrics is not None
-    seconds = time.perf_counter() - began
-    metrics |= evaluate_more(config, loaded, options, evaluators, variations, world)
+    with advising(lambda: less_memory(loaded, options, world)):
+        add_votes(config, loaded, options, evaluators, world)
+        began = time.perf_counter()
+        metrics = evaluate(model, split, world, saving, evaluators=evaluators)
+        assert metrics is not None
+        seconds = time.perf_counter() - began
+        metrics |= evaluate_more(config, loaded, options, evaluators, variations, world)
     with world.shared_errors():
         if world.is_main:
             report(config, loaded, metrics, evaluators, seconds, out, keeps_results=keeps_results)
+
+
+def add_votes(
+    config: EvaluateConfig, loaded: Loaded, options: EvalOptions, evaluators: Evaluators, world: World
+) -> None:
+    """Collect the votes of the other checkpoints. Every rank.
+
+    Raises:
+        UserError: A checkpoint was trained on other data.
+    """
+    split = loaded.split
+    for other in config.vote_with:
+        voter = load(config, opened(config, other, world), world)
+        with world.shared_errors():
+            # In other data the same numbers mean other puzzles.
+            if voter.split.path.resolve() != split.path.resolve():
+                raise UserError(
+                    f"vote_with={other} was trained on {voter.split.path.parent}, but the votes are on "
+                    f"{split.path.parent}; choose a checkpoint of these data, or give data_path=... if both datasets "
+                    "number their puzzles alike"
+                )
+        evaluate(voter.model, split, world, options, evaluators=evaluators)
+
+
+def less_memory(loaded: Loaded, options: EvalOptions, world: World) -> str:
+    """Return the batch size with which the evaluation fits."""
+    model = loaded.model
+    num_held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    batch_size = min(options.batch_size, max(loaded.split.num_examples(options.max_examples).values()))
+    return smaller_evaluation("batch_size", batch_size, model.config, Sizes.of(loaded.split), num_held, world)
 
 
 def evaluate_more(
@@ -595,7 +619,8 @@ def score_text(config: EvaluateConfig, trained: Trained, world: World) -> None:
         max_examples=config.max_examples,
     )
     began = time.perf_counter()
-    metrics = evaluate_text(model, split, world, options)
+    with advising(partial(half, "batch_size", options.batch_size)):
+        metrics = evaluate_text(model, split, world, options)
     assert metrics is not None
     seconds = time.perf_counter() - began
     with world.shared_errors():

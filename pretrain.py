@@ -18,6 +18,7 @@ from utils import openmp  # isort: skip # noqa: F401 - before torch
 import sys
 import uuid
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ from training.compiling import with_compile
 from training.config import PretrainConfig
 from training.data import Data, open_data
 from training.dry_run import dry_run
+from training.less_memory import smaller_step
 from training.number_watch import NumberWatch
 from training.plan import Plan
 from training.precision import require_fp8_products, with_forward_dtype
@@ -59,6 +61,7 @@ from utils.dist.setup import connect_devices
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.metrics import Row
+from utils.out_of_memory import advising
 from utils.perf.recording import AVERAGE, PUZZLE_TABLE
 from utils.program import run
 from utils.run.folder import clear_stopped
@@ -109,7 +112,8 @@ def main(world: World) -> None:
         recovery = Recovery(start, world)
         while not recovery.is_done:
             # If a step goes wrong, the context catches its error, and the next start follows.
-            with recovery.next_start() as start:
+            # If memory runs out, the run ends with the smallest change that fits.
+            with recovery.next_start() as start, advising(partial(smaller_step, start, data, world)):
                 state = recovery.with_history(build_state(start, data, world))
                 train(start, data, state, stop, lock, world)
             del state  # a state for the next start needs as much memory

@@ -28,7 +28,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +58,7 @@ from utils.dist.setup import connect_devices
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.mistakes import Origin
+from utils.out_of_memory import advising, half
 from utils.program import run
 from utils.terminal import leave, show, write
 
@@ -310,9 +311,10 @@ class Solver:
             for n, puzzle in enumerate(chunk):
                 by_size.setdefault(len(puzzle.question_S), []).append(n)
             solved: dict[int, Solution] = {}
-            for same in by_size.values():
-                rows_N = np.array(same) + start
-                solved |= zip(same, self._solve_batch([chunk[n] for n in same], rows_N), strict=True)
+            with advising(partial(half, "batch_size", len(chunk) * config.num_passes)):
+                for same in by_size.values():
+                    rows_N = np.array(same) + start
+                    solved |= zip(same, self._solve_batch([chunk[n] for n in same], rows_N), strict=True)
             yield from (solved[n] for n in range(len(chunk)))
 
     def _solve_batch(self, puzzles: Sequence[Puzzle], rows_N: np.ndarray) -> list[Solution]:

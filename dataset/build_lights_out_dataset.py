@@ -220,7 +220,8 @@ def build(settings: Settings) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program and return its exit status: 0, 2 after a user's mistake, 130 after Ctrl-C."""
-    return run_command(lambda arguments: build(parse_settings(arguments)), argv)
+    less_memory = "fewer puzzles need less memory: lower --generate"
+    return run_command(lambda arguments: build(parse_settings(arguments)), argv, less_memory=less_memory)
 
 
 if __name__ == "__main__":

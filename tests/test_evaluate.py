@@ -40,6 +40,7 @@ from utils.command_line import CommandLine, read_config, validate
 from utils.dist.world import World
 from utils.drawing import draw_accuracy_over_steps, draw_reliability
 from utils.errors import UserError
+from utils.out_of_memory import OutOfMemory
 from utils.saved_outputs import SavedOutput
 
 SINGLE = World.single()
@@ -129,6 +130,19 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         return message
 
     return refused
+
+
+def test_where_memory_runs_out_a_smaller_batch_is_named(
+    run: Path, evaluated: Evaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*args: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(program, "evaluate", out_of_memory)
+    with pytest.raises(OutOfMemory) as caught:
+        evaluated(f"checkpoint={run}", "batch_size=8")
+    what, change = caught.value.lines()
+    assert "2.00 GiB" in what and "batch_size=4" in change
 
 
 def _results(folder: Path) -> dict[str, Any]:

@@ -46,7 +46,7 @@ _FRACTIONS = ("memory_gb", "tflops")
 _OWN_KEYS = ("ranks", *_FRACTIONS, *_SIZES)
 # The share of a device's memory that stays free: for the driver, for other libraries, and for the
 # gaps between allocations.
-_FREE_SHARE = 0.1
+FREE_SHARE = 0.1
 _CHECKPOINTINGS: tuple[Checkpointing, ...] = get_args(Checkpointing)
 # The degree to change where the defaults of a strategy don't suit the model.
 _DEGREES = {"fsdp_tp": "tensor", "pipeline": "stages"}
@@ -109,7 +109,7 @@ class Question:
 
     @property
     def limit(self) -> float:
-        return (1 - _FREE_SHARE) * self.memory
+        return (1 - FREE_SHARE) * self.memory
 
 
 def _number(key: str, typed: str) -> float:
@@ -370,7 +370,8 @@ def _of_fits(question: Question, variants: Variants) -> Iterator[str]:
     if peak <= question.limit:
         yield f"the run fits: {_gb(peak)} of {memory}"
     elif fitting:
-        yield f"the run does not fit: {_gb(peak)} of {memory}; it would with {_smallest_change(fitting, question)}"
+        best = smallest_change(fitting, question)
+        yield f"the run does not fit: {_gb(peak)} of {memory}; it would with {overrides_of(best, question)}"
     else:
         yield f"the run does not fit: {_gb(peak)} of {memory}; take more ranks, or a smaller batch or model"
     yield "not counted: what CUDA and NCCL take for themselves, and data that data_on keeps on the device"
@@ -390,28 +391,34 @@ def _degree(parallel: ParallelConfig, question: Question) -> list[str]:
     return [] if value is None else [f"{key}={value}"]
 
 
-def _smallest_change(fitting: list[Variant], question: Question) -> str:
-    """Return the overrides that make the run fit: few, and with little more work for a step.
+def smallest_change(fitting: list[Variant], question: Question) -> Variant:
+    """Return the variant with few overrides, and with little more work for a step.
 
     With FSDP more microbatches send more. Therefore they come after activation checkpointing.
     """
-    config = question.config
-
-    def changes(variant: Variant) -> list[str]:
-        of_keys = {
-            "parallel": (variant.parallel.name, config.parallel.name),
-            "arch.activation_checkpointing": (variant.checkpointing, config.arch.activation_checkpointing),
-            "grad_accumulation": (variant.grad_accumulation, config.grad_accumulation),
-        }
-        changed = [f"{key}={new}" for key, (new, old) in of_keys.items() if new != old]
-        return changed + [f"parallel.{each}" for each in _degree(variant.parallel, question)]
 
     def cost(variant: Variant) -> tuple[bool, int, int, int]:
-        is_another = variant.parallel.name != config.parallel.name
+        is_another = variant.parallel.name != question.config.parallel.name
         place = _CHECKPOINTINGS.index(variant.checkpointing)
-        return is_another, len(changes(variant)), variant.grad_accumulation, place
+        return is_another, len(_changes(variant, question)), variant.grad_accumulation, place
 
-    return " ".join(changes(min(fitting, key=cost)))
+    return min(fitting, key=cost)
+
+
+def overrides_of(variant: Variant, question: Question) -> str:
+    """Return what to type so that the run becomes the variant."""
+    return " ".join(_changes(variant, question))
+
+
+def _changes(variant: Variant, question: Question) -> list[str]:
+    config = question.config
+    of_keys = {
+        "parallel": (variant.parallel.name, config.parallel.name),
+        "arch.activation_checkpointing": (variant.checkpointing, config.arch.activation_checkpointing),
+        "grad_accumulation": (variant.grad_accumulation, config.grad_accumulation),
+    }
+    changed = [f"{key}={new}" for key, (new, old) in of_keys.items() if new != old]
+    return changed + [f"parallel.{each}" for each in _degree(variant.parallel, question)]
 
 
 def _row(head: str, cells: list[str]) -> str:

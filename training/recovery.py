@@ -1,20 +1,17 @@
 """Recovery from a step that went wrong: go back to a good checkpoint, and on without the step."""
 
 import gc
-import math
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from training.config import PretrainConfig
-from training.data import slots_of_ranks
 from training.number_watch import BadStep
 from training.state import TrainState
 from utils.checkpoint.reader import find_checkpoint
 from utils.compiled_code import is_of_compiler
-from utils.dist.world import World, local_part
+from utils.dist.world import World
 from utils.errors import UserError
-from utils.out_of_memory import advice, is_out_of_memory
 from utils.run.resume import Start
 
 
@@ -55,9 +52,7 @@ class Recovery:
             self._leave_out(bad)
             self._go_back(bad.what)
         except Exception as error:
-            if is_out_of_memory(error):
-                error.add_note(self._memory_advice())
-            elif is_of_compiler(error):
+            if is_of_compiler(error):
                 error.add_note("torch.compile failed; compile=false trains without it, also from a checkpoint")
             raise
 
@@ -95,22 +90,6 @@ class Recovery:
                 notes.append(f"going on from {where}, without the batch of step {_listed(self._skipped)}")
                 start = Start(self._config, checkpoint, notes)
         self._start = self._world.broadcast_object(start)
-
-    def _memory_advice(self) -> str:
-        """Return a line that says what a run without memory can change."""
-        config, num_slots = self._config, slots_of_ranks(self._config, self._world)
-        state = self._state() if self._state is not None else None
-        num_bytes = [local_part(tensor).nbytes for tensor in state.own_tensors()] if state is not None else []
-        return advice(
-            self._world.device,
-            num_slots=num_slots[self._world.data_rank],
-            divisible_slots=math.gcd(*num_slots),
-            global_batch_size=config.global_batch_size,
-            grad_accumulation=config.grad_accumulation,
-            activation_checkpointing=config.arch.activation_checkpointing,
-            parallel=config.parallel.name,
-            num_state_bytes=sum(num_bytes) or None,
-        )
 
 
 def _listed(steps: list[int]) -> str:

@@ -25,10 +25,11 @@ from models.text.model import TextModel
 from models.text.objective import TextBatch
 from training.advice import advice
 from training.config import PretrainConfig
-from training.data import Data
+from training.data import Data, Sizes
 from training.evaluation import AnswerSample, EvalOptions, evaluate
 from training.evaluation_text import TextEvalOptions, TextSample, evaluate_text
 from training.flops import FlopsGauge, FlopsOfRun
+from training.less_memory import smaller_evaluation
 from training.number_watch import BadStep
 from training.plan import Plan
 from training.saves import Saves
@@ -38,9 +39,10 @@ from utils.batch import Batch
 from utils.checkpoint.writer import Checkpointer
 from utils.config_files import typed_override
 from utils.dist.replicas import require_same_replicas
-from utils.dist.world import World
+from utils.dist.world import World, local_part
 from utils.errors import UserError
 from utils.metrics import Metrics, Picture, Row
+from utils.out_of_memory import advising, half
 from utils.perf.clocks import Deadline, StepClock, TimeShare
 from utils.perf.ranks import RankSampler
 from utils.perf.trace import StepProfiler
@@ -240,7 +242,8 @@ class Session:
         state.watch.require_no_bad_step(self._saves.last_good)
         self._announce_evaluation(self._data.test)
         try:
-            with self._eval_share.taking(limited=limited) as deadline, state.averaged_weights():
+            taking, advice = self._eval_share.taking(limited=limited), advising(self._smaller_evaluation)
+            with taking as deadline, state.averaged_weights(), advice:
                 metrics, pictures = self._evaluate(self._data.test, deadline)
         except UserError:
             progress.pending_row = row
@@ -258,6 +261,17 @@ class Session:
         if self._saves.may_fail:  # a best step that could not be saved must not count as the best any more
             self._saves.finish(last_comes=True)
         return Evaluation(row, is_done=True, is_best=self.plan.update_best(metrics, progress))
+
+    def _smaller_evaluation(self) -> str:
+        """Return the batch size with which an evaluation fits beside the state of this rank."""
+        config, test = self.config, self._data.test
+        batch_size = config.eval_batch_size or config.global_batch_size
+        if not isinstance(test, Split):
+            return half("eval_batch_size", batch_size)
+        batch_size = min(batch_size, max(test.num_examples(config.eval_max_examples).values()))
+        num_held = sum(local_part(tensor).nbytes for tensor in self.state.own_tensors())
+        sizes = Sizes.of(self._data.puzzles("train"))
+        return smaller_evaluation("eval_batch_size", batch_size, config.puzzle_arch, sizes, num_held, self._world)
 
     def _evaluate(self, test: Split | TextSplit, deadline: Deadline) -> tuple[dict[str, float] | None, list[Picture]]:
         """Return the metrics of the test split, and pictures of some answers. Every rank."""

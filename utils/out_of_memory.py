@@ -1,65 +1,75 @@
-"""Say which settings to change when memory runs out, with the numbers that matter."""
+"""Recognise the errors that a lack of memory raises, and say in two lines what to change."""
 
-import torch
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from utils.perf.devices import max_memory_gb
-
-_GB = 1e9
 # In the messages of the host's allocator, of MPS and CUDA, and of cuBLAS for its workspace.
 _SAID = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
+# Of torch on the host, of torch on a GPU, and of NumPy: 691200000 bytes, 20.00 GiB.
+_ASKED = re.compile(r"allocate ([\d.]+) (bytes|[KMGTPE]i?B)")
+# Where nobody knows anything better.
+LESS_AT_A_TIME = "smaller inputs need less memory; otherwise take a machine that has more"
+
+
+class OutOfMemory(Exception):
+    """The device or the host lacks memory: the program prints two lines and exits with status 1.
+
+    Args:
+        error: what the allocator raised.
+        change: returns the second line: the smallest change that fits. It may take some seconds.
+    """
+
+    def __init__(self, error: Exception, change: Callable[[], str]) -> None:
+        super().__init__(str(error))
+        self._error, self._change = error, change
+
+    def lines(self) -> tuple[str, str]:
+        """Return what happened, and what to change. Frees what the failed calls held."""
+        for error in (self, self._error):
+            traceback.clear_frames(error.__traceback__)
+        notes = [note for error in (self._error, self) for note in getattr(error, "__notes__", [])]
+        try:
+            change = self._change()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            change = LESS_AT_A_TIME
+        return "; ".join([_what(self._error), *notes]), change
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the error says that the device or the host ran out of memory."""
+    # torch.OutOfMemoryError is a RuntimeError, and torch does not raise it on every device.
     said = isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
-    return said or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return said or isinstance(error, MemoryError)
 
 
-def advice(
-    device: torch.device,
-    *,
-    num_slots: int,
-    divisible_slots: int,
-    global_batch_size: int,
-    grad_accumulation: int,
-    activation_checkpointing: str,
-    parallel: str,
-    num_state_bytes: int | None,
-) -> str:
-    """Return one line that says what to change on a rank that ran out of memory.
+@contextmanager
+def advising(change: Callable[[], str]) -> Iterator[None]:
+    """Say what to change if memory runs out inside. The innermost advice counts.
 
-    Args:
-        num_slots: slots of this rank, which computes them in `grad_accumulation` parts.
-        divisible_slots: the number whose divisors are the values of grad_accumulation that suit
-            all ranks.
-        num_state_bytes: bytes of weights, gradients and optimizer state on this rank; None: they
-            were not built yet.
+    Raises:
+        OutOfMemory: Memory ran out.
     """
-    at_once = num_slots // grad_accumulation
-    turns = []
-    parts = next((n for n in range(grad_accumulation + 1, divisible_slots + 1) if divisible_slots % n == 0), None)
-    if parts is not None:
-        turns.append(f"grad_accumulation={parts} ({num_slots // parts} slots at a time)")
-    if activation_checkpointing == "none":
-        turns.append("arch.activation_checkpointing=block")
-    if parallel == "ddp":
-        size = f"the {num_state_bytes / _GB:.2f} GB of " if num_state_bytes is not None else ""
-        turns.append(f"parallel=fsdp over more ranks (splits {size}weights, gradients and optimizer state)")
-    same = f"; these leave the result as it is: {', '.join(turns)}" if turns else ""
-    return (
-        f"out of memory with {at_once} slots at a time ({num_slots} of global_batch_size={global_batch_size} on this "
-        f"rank, grad_accumulation={grad_accumulation}), {_in_use(device)}; lower global_batch_size, in evaluation "
-        f"eval_batch_size{same}"
-    )
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(error, change) from error
+        raise
 
 
-def _in_use(device: torch.device) -> str:
-    at_most = max_memory_gb(device)
-    if device.type != "cuda":
-        return f"{at_most:.2f} GB taken by this process at most"
-    free, total = torch.cuda.mem_get_info(device)
-    mine = torch.cuda.memory_allocated(device)
-    return (
-        f"{mine / _GB:.2f} GB allocated by this rank (at most {at_most:.2f} before), {free / _GB:.2f} of "
-        f"{total / _GB:.2f} GB free on {device}"
-    )
+def half(key: str, value: int) -> str:
+    """Return the advice to halve a batch, for programs whose memory nobody calculates."""
+    return f"{key}={value // 2} needs about half as much for the batch" if value > 1 else LESS_AT_A_TIME
+
+
+def _what(error: Exception) -> str:
+    on_host = isinstance(error, MemoryError) or "CPU" in str(error)
+    said = f"out of memory on the {'host' if on_host else 'GPU'}"
+    if found := _ASKED.search(str(error)):
+        number, unit = found.groups()
+        said += f": {f'{float(number) / 1e9:,.2f} GB' if unit == 'bytes' else f'{number} {unit}'} more did not fit"
+    return said

@@ -12,21 +12,26 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from utils.dist.config import MeetingConfig
 from utils.dist.launch import Launch, end_with_launcher, may_be_first
-from utils.dist.lost_ranks import silent_ranks
+from utils.dist.lost_ranks import is_lost_peer, is_reported, report_first, silent_ranks
 from utils.dist.rendezvous import MissingRank, require_meeting_point
 from utils.dist.setup import join_ranks
 from utils.dist.world import World
 from utils.errors import UserError
 from utils.files import require_utf8
+from utils.out_of_memory import LESS_AT_A_TIME, OutOfMemory, advising
 from utils.shell import tell_mistake, wants_traceback
 from utils.terminal import leave, tell
+
+# What a rank reports to the others, which then end without a word.
+_NO_MEMORY = "out of memory"
 
 
 def run(main: Callable[[World], None]) -> NoReturn:
     """Run `main(world)` as a program, and exit.
 
     A mistake of the user is one line and status 2. A fault is a traceback, a line that names the
-    rank, and status 1. A worker ends when its launcher is gone.
+    rank, and status 1. A lack of memory is a fault of two lines, from one of the ranks. A worker
+    ends when its launcher is gone.
     """
     faulthandler.enable()  # SIGBUS and SIGSEGV raise no exception, and print where they struck
     try:
@@ -44,9 +49,16 @@ def run(main: Callable[[World], None]) -> NoReturn:
     @record  # passes the tracebacks of faults to torchrun's report; mistakes are not faults
     def attempt() -> UserError | None:
         try:
-            main(world)
+            with advising(lambda: LESS_AT_A_TIME):
+                main(world)
         except UserError as error:
             return error
+        except OutOfMemory as error:
+            _end_without_memory(error, world)
+        except Exception as error:
+            if is_lost_peer(error) and is_reported(_NO_MEMORY, world):
+                os._exit(1)  # that rank said why
+            raise
         return None
 
     try:
@@ -85,3 +97,17 @@ def run(main: Callable[[World], None]) -> NoReturn:
     # Python ends each thread that asks for the lock after finalization has begun. torch's C++ code
     # can't be ended so, and aborts the process: a finished run would fail.
     leave(0 if mistake is None else 2, finalize=world.size == 1)
+
+
+def _end_without_memory(error: OutOfMemory, world: World) -> NoReturn:
+    """End this rank. The first of the ranks that lack memory says so.
+
+    The lines are ready before any rank ends, because torchrun then ends the others.
+    """
+    traceback_lines = "".join(traceback.format_exception(error)).rstrip()
+    what, change = error.lines()
+    if report_first(_NO_MEMORY, world):
+        if wants_traceback():
+            tell(traceback_lines)
+        tell(f"fault on rank {world.rank}: {what}\n{change}")
+    os._exit(1)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from utils.errors import UserError
 from utils.files import require_utf8
+from utils.out_of_memory import LESS_AT_A_TIME, OutOfMemory, advising
 from utils.terminal import show, tell
 from utils.text import for_a_terminal, one_line
 
@@ -31,6 +32,7 @@ def run_command(
     argv: list[str] | None,
     *,
     interrupted: str = "interrupted; nothing was written",
+    less_memory: str = LESS_AT_A_TIME,
 ) -> int:
     """Run a program and print what it returns.
 
@@ -39,19 +41,28 @@ def run_command(
             empty summary is not printed.
         argv: the arguments; None: those of the process.
         interrupted: the message after Ctrl-C.
+        less_memory: the second line where memory runs out: what needs less.
 
     Returns:
-        The exit status: the program's or 0; 2 after a mistake of the user, 130 after Ctrl-C.
+        The exit status: the program's or 0; 2 after a mistake of the user, 1 where memory ran out,
+        130 after Ctrl-C.
     """
     try:
         require_utf8(sys.argv[1:] if argv is None else argv)
-        done = program(argv)
+        with advising(lambda: less_memory):
+            done = program(argv)
         summary, status = (done, 0) if isinstance(done, str) else done
         if summary:
             show(summary)
     except UserError as error:
         tell_mistake(error)
         return 2
+    except OutOfMemory as error:
+        if wants_traceback():
+            tell("".join(traceback.format_exception(error)).rstrip())
+        what, change = error.lines()
+        tell(f"fault: {what}\n{change}")
+        return 1
     except KeyboardInterrupt:
         tell(f"error: {interrupted}")
         return 130

@@ -9,7 +9,6 @@ import signal
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from models.losses import ACT_SUMS, METRICS
 from tests import runs
 from tests.in_process import SINGLE, Begun, begin, train_here
 from tests.runs import LAST_STEP, assert_same_run, rows, settings, train, with_arguments
-from tests.spawn import run_ranks, world_of
+from tests.spawn import run_ranks
 from training.config import PretrainConfig
 from training.number_watch import BadStep, NumberWatch
 from training.recovery import Recovery
@@ -435,34 +434,7 @@ def test_a_start_frees_its_memory_before_the_next(begun: Begun) -> None:
         assert gone() is None
 
 
-def test_advice_on_memory_uses_the_numbers_of_this_rank(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-
-    def advice(device: torch.device, **numbers: Any) -> str:
-        given.update(numbers)
-        return "buy more"
-
-    monkeypatch.setattr("training.recovery.advice", advice)
-    begun.start.config = begun.start.config.model_copy(update={"global_batch_size": 30})
-    world = replace(
-        world_of(1, 3), share_weights=(Fraction(1), Fraction(3), Fraction(1))
-    )  # the ranks have 6, 18 and 6 slots
-    with pytest.raises(MemoryError) as caught:
-        _fails(Recovery(begun.start, world), begun.state, MemoryError())
-    assert caught.value.__notes__ == ["buy more"]
-    config = begun.start.config
-    assert given == {
-        "num_slots": 18,
-        "divisible_slots": 6,
-        "global_batch_size": 30,
-        "grad_accumulation": config.grad_accumulation,
-        "activation_checkpointing": config.arch.activation_checkpointing,
-        "parallel": config.parallel.name,
-        "num_state_bytes": sum(tensor.nbytes for tensor in begun.state.own_tensors()),
-    }
-
-
-def test_an_ordinary_error_gets_no_advice_on_memory(begun: Begun) -> None:
+def test_an_ordinary_error_gets_no_note(begun: Begun) -> None:
     with pytest.raises(KeyError) as caught:
         _fails(Recovery(begun.start, SINGLE), begun.state, KeyError("a bug"))
     assert not hasattr(caught.value, "__notes__")

@@ -1,54 +1,122 @@
-"""The advice of a run that is out of memory on the host.
+"""What programs say where memory runs out: two lines, of which the second is a change that fits.
 
-tests/gpu has the same test for a device.
+tests/gpu has the error of a device.
 """
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests import runs
-from tests.runs import settings, train
-from utils.out_of_memory import advice, is_out_of_memory
+from tests.runs import settings, train, with_arguments
+from tests.spawn import free_port
+from utils.out_of_memory import OutOfMemory, advising, is_out_of_memory
+from utils.shell import run_command
+
+ON_HOST = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+ON_HOST += "allocate 691200000 bytes. Error code 12 (Cannot allocate memory)"
+ON_GPU = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB."
+
+
+def _lines(output: str) -> list[str]:
+    """Return the line of the fault, and the lines after it."""
+    assert "Traceback" not in output, output
+    lines = output.splitlines()
+    (first,) = [n for n, line in enumerate(lines) if line.startswith("fault")]
+    return lines[first:]
 
 
 def _little_memory(rank: int) -> None:
-    """Forbid the process to allocate more memory from the third step on."""
+    """Forbid the process to allocate much more memory from the third step on."""
 
     def limit(step: int) -> None:
         if step == 3:
             used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (used, used))
+            resource.setrlimit(resource.RLIMIT_AS, (used + 2**23, used + 2**23))
 
     runs.before_step(limit)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
-def test_a_run_out_of_memory_advises_which_keys_to_change(data: Path, tmp_path: Path, log: Path) -> None:
+def test_a_run_ends_with_two_lines_that_name_a_change(data: Path, tmp_path: Path, log: Path) -> None:
     done = train(settings(data, tmp_path / "run", global_batch_size=1024), log, hook=_little_memory)
     assert done.status == 1, done.output
-    (line,) = [line for line in done.output.splitlines() if line.startswith("fault on rank 0: ")]
-    assert "can't allocate memory" in line or "MemoryError" in line
-    assert "out of memory with 1024 slots at a time (1024 of global_batch_size=1024 on this rank" in line
-    assert "GB taken by this process" in line and "grad_accumulation=2 (512 slots at a time)" in line
-    assert "arch.activation_checkpointing=block" in line and "parallel=fsdp" in line
-    assert "step_00000002" in line, "the message does not name the last good checkpoint"
+    what, change = _lines(done.output)
+    assert what.startswith("fault on rank 0: out of memory on the host")
+    assert "step_00000002" in what, "the line does not name the last good checkpoint"
+    assert "grad_accumulation" in change
 
 
-def test_advice_names_only_keys_that_can_still_help() -> None:
-    base: dict[str, Any] = {"num_slots": 8, "divisible_slots": 8, "global_batch_size": 64, "num_state_bytes": 10**9}
-    text = advice(torch.device("cpu"), grad_accumulation=8, activation_checkpointing="block", parallel="fsdp", **base)
-    assert "1 slots at a time" in text and "lower global_batch_size" in text
-    assert "grad_accumulation=9" not in text and "activation_checkpointing=" not in text and "parallel=" not in text
-    text = advice(torch.device("cpu"), grad_accumulation=2, activation_checkpointing="none", parallel="ddp", **base)
-    assert "grad_accumulation=4 (2 slots at a time)" in text and "splits the 1.00 GB" in text
+def _lacks_memory(on_ranks: list[int], rank: int) -> None:
+    def fail(step: int) -> None:
+        if step == 3 and rank in on_ranks:
+            raise torch.OutOfMemoryError(ON_GPU)
+
+    runs.before_step(fail)
 
 
-def test_which_errors_count_as_out_of_memory() -> None:
-    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
-    assert is_out_of_memory(MemoryError())
+@pytest.mark.parametrize("on_ranks", [[0], [1], [0, 1]])
+def test_several_ranks_say_it_once(data: Path, tmp_path: Path, on_ranks: list[int]) -> None:
+    arguments, log = settings(data, tmp_path / "run"), tmp_path / "log"
+    hook = with_arguments(_lacks_memory, on_ranks)
+    done = runs.Torchrun(["--master-port", str(free_port())], hook, arguments, log, tmp_path).wait()
+    assert done.status == 1, done.output
+    own = [line for line in done.output.splitlines() if line.startswith(("fault", "it fits with"))]
+    assert len(own) == 2 and own[0][len("fault on rank ")] in map(str, on_ranks), done.output
+    assert "20.00 GiB" in own[0] and 'pretrain.py", line' not in done.output, done.output
+
+
+def _allocate(num_bytes: int) -> None:
+    torch.empty(num_bytes, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("allocate", [_allocate, lambda num: np.empty(num, np.uint8), lambda num: bytearray(num)])
+def test_which_errors_count(allocate: Callable[[int], object]) -> None:
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        allocate(2**60)
+    assert is_out_of_memory(caught.value)
+
+
+def test_other_errors_do_not_count() -> None:
+    assert is_out_of_memory(torch.OutOfMemoryError(ON_GPU))
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
     assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+    with pytest.raises(RuntimeError, match="an assert"), advising(lambda: "never"):
+        raise RuntimeError("an assert")
+
+
+@pytest.mark.parametrize(("error", "part"), [(RuntimeError(ON_HOST), "host: 0.69 GB"), (MemoryError(), "host")])
+def test_the_first_line_says_what_did_not_fit(error: Exception, part: str) -> None:
+    error.add_note("at step 7")
+    what, _ = OutOfMemory(error, lambda: "").lines()
+    assert part in what and what.endswith("at step 7") and "\n" not in what
+
+
+def test_the_innermost_advice_counts() -> None:
+    with pytest.raises(OutOfMemory) as caught, advising(lambda: "outer"), advising(lambda: "inner"):
+        raise MemoryError
+    assert caught.value.lines()[1] == "inner"
+
+
+def test_an_advice_without_memory_gives_way_to_a_general_one() -> None:
+    def calculate() -> str:
+        raise MemoryError
+
+    assert len(OutOfMemory(MemoryError(), calculate).lines()[1]) > 20
+
+
+def test_a_command_of_one_process_prints_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    def program(argv: list[str] | None) -> str:
+        np.empty(2**60, np.uint8)
+        return "built"
+
+    assert run_command(program, [], less_memory="lower --generate") == 1
+    captured = capsys.readouterr()
+    what, change = captured.err.splitlines()
+    assert what.startswith("fault: out of memory on the host: 1.00 EiB") and change == "lower --generate"
+    assert captured.out == ""

@@ -2,9 +2,12 @@
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from utils.dist.world import World
 
@@ -13,6 +16,9 @@ from utils.dist.world import World
 # ("late") each rank gives up after a fixed time, and the ranks began to wait at different moments.
 _ROLL_CALL_S = {"gone": 3.0, "late": 5.0}
 
+# How many seconds the store may take to answer.
+_ANSWER_S = 2.0
+
 
 def is_lost_peer(error: Exception) -> bool:
     """Return whether ranks lost contact; False if something failed on this rank.
@@ -20,6 +26,31 @@ def is_lost_peer(error: Exception) -> bool:
     The message of the error decides, because the errors of gloo and NCCL have no class in common.
     """
     return any(word in str(error) for word in ("gloo", "Gloo", "NCCL", "nccl"))
+
+
+def report_first(what: str, world: World) -> bool:
+    """Tell the other ranks what ends this rank, and return whether no other rank told it before."""
+    return world.size == 1 or _asked(lambda store: store.add(what, 1)) in (1, None)
+
+
+def is_reported(what: str, world: World) -> bool:
+    """Return whether a rank called `report_first`."""
+    return world.size > 1 and _asked(lambda store: store.check([what])) is True
+
+
+def _asked(question: Callable[[Store], Any]) -> Any:
+    """Ask the store where the ranks met; None: nobody answers in time."""
+    store, answers = dist.distributed_c10d._get_default_store(), list[Any]()
+
+    def ask() -> None:
+        with suppress(RuntimeError):  # the store may have ended together with rank 0
+            answers.append(question(store))
+
+    # In a thread, because the store never answers if its process hangs.
+    asker = threading.Thread(target=ask, name="question", daemon=True)
+    asker.start()
+    asker.join(_ANSWER_S)
+    return answers[0] if answers else None
 
 
 def silent_ranks(world: World, error: Exception) -> list[str]:

@@ -1,8 +1,10 @@
 """Read what the devices of a run can do and are doing: memory, utilisation, peak speed."""
 
+import os
 import re
 import resource
 import sys
+from pathlib import Path
 
 import pynvml
 import torch
@@ -36,6 +38,25 @@ def max_memory_gb(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 1e9
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e9 if sys.platform == "darwin" else peak / 1e6  # bytes on macOS, KiB elsewhere
+
+
+def room_for(world: World) -> float:
+    """Return the bytes that this rank can have at a time: on its CUDA device, else on the host.
+
+    Ranks of a host share its memory. A process may have a limit there (ulimit -v), of which what it
+    holds now is a part.
+    """
+    if world.device.type == "cuda":
+        return torch.cuda.mem_get_info(world.device)[0] + torch.cuda.memory_reserved(world.device)
+    own = world.places[world.rank]
+    num_ranks = sum(own.shares_host_with(other) for other in world.places)
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / num_ranks
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return room
+    used = Path("/proc/self/statm")
+    taken = int(used.read_text(encoding="utf-8").split()[0]) * resource.getpagesize() if used.exists() else 0
+    return min(room, max(0, limit - taken))
 
 
 def gpu_utilization(device: torch.device) -> float | None:

@@ -1,0 +1,92 @@
+"""Say what fits where memory ran out: the smallest change of a step or of an evaluation."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from models import shapes_of
+from models.act import empty_batch
+from models.base import CommonConfig, RecursiveModel
+from models.inference import Slots
+from training.config import PretrainConfig
+from training.data import Data, Sizes
+from training.dry_run import FREE_SHARE, Question, Variants, overrides_of, smallest_change
+from utils.dist.world import World
+from utils.out_of_memory import half
+from utils.perf.allocations import Allocations, fused_attention
+from utils.perf.devices import room_for
+from utils.run.resume import Start
+
+# The share of the memory that the calculation may fill. Gaps in the heap of the host (glibc) may
+# take more than the tensors of small microbatches: 2.9 GB in all, where 1.3 were calculated.
+_USABLE_SHARES = {"cuda": 1 - FREE_SHARE, "cpu": 0.25}
+
+
+def smaller_step(start: Start[PretrainConfig], data: Data, world: World) -> str:
+    """Return the overrides with which a step of training fits, by the calculation of --dry-run.
+
+    The strategy stays, and so does what the run learns.
+    """
+    config = start.config.model_copy(update={"device": world.device.type})
+    question = Question(config, data.sizes, world.size, _limit(world) / (1 - FREE_SHARE), rate=None, overrides=())
+    asked = Variants(question).asked().peak
+    if asked <= question.limit:  # something that is not counted did not fit beside it
+        question = replace(question, memory=asked / 2 / (1 - FREE_SHARE))
+    variants = Variants(question)
+    possible = [*variants.with_each_checkpointing(), *variants.row(config.parallel.name)]
+    fitting = [variant for variant in possible if variant.footprint.peak <= question.limit]
+    if fitting:
+        best = smallest_change(fitting, question)
+        return _fits(overrides_of(best, question), best.footprint.peak, asked)
+    least = min(variant.footprint.peak for variant in possible)
+    return (
+        f"no grad_accumulation and no activation_checkpointing is enough ({least / 1e9:,.2f} GB by calculation); take "
+        f"more ranks with parallel=fsdp, or a smaller model, such as arch.hidden_size={config.arch.hidden_size // 2}"
+    )
+
+
+def smaller_evaluation(key: str, batch_size: int, arch: CommonConfig, sizes: Sizes, num_held: int, world: World) -> str:
+    """Return the batch size with which an evaluation fits, by calculation.
+
+    Args:
+        key: of the batch size.
+        batch_size: over all ranks together; not more than there are examples.
+        num_held: the bytes that this rank holds beside the evaluation.
+    """
+    asked, limit = num_held + _evaluation(arch, sizes, batch_size, world), _limit(world)
+    for smaller in _halves(batch_size, world.data_size):
+        needed = num_held + _evaluation(arch, sizes, smaller, world)
+        if needed <= limit:
+            return _fits(f"{key}={smaller}", needed, asked)
+    return half(key, 1)
+
+
+def _limit(world: World) -> float:
+    return _USABLE_SHARES["cuda" if world.device.type == "cuda" else "cpu"] * room_for(world)
+
+
+def _halves(number: int, least: int) -> Iterator[int]:
+    while (number := number // 2) >= least:
+        yield number
+
+
+def _evaluation(arch: CommonConfig, sizes: Sizes, batch_size: int, world: World) -> int:
+    """Return the bytes that the slots of a rank take at most while they compute a segment."""
+    num_slots = -(-batch_size // world.data_size)
+    with torch.device("meta"):
+        model = shapes_of(arch, **sizes.of_model())
+        assert isinstance(model, RecursiveModel)
+        batch = empty_batch(num_slots, sizes.seq_len, torch.device("meta"))
+        kernels = fused_attention("cuda" if world.device.type == "cuda" else "cpu")
+        with kernels, Allocations([*model.parameters(), *model.buffers()]) as allocations:
+            Slots(model, iter([(np.arange(num_slots), batch)]), num_steps=2).advance()
+    return allocations.peak
+
+
+def _fits(overrides: str, needed: float, asked: float) -> str:
+    return (
+        f"it fits with {overrides}: {needed / 1e9:,.2f} GB instead of {asked / 1e9:,.2f} by calculation, and the same "
+        "result"
+    )
