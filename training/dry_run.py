@@ -336,10 +336,10 @@ def _of_rank(question: Question, variants: Variants) -> Iterator[str]:
     for part in PARTS:
         values = [footprint.parts[part] for footprint in footprints]
         if any(values):
-            yield _row(f"  {part}", [_gb(value) for value in values])
+            yield _row(f"  {part}", [gb(value) for value in values])
     if any(footprint.on_host for footprint in footprints):
-        yield _row("  beside it, on the host", [_gb(footprint.on_host) for footprint in footprints])
-    yield _row("  most at a time", [_gb(footprint.peak) for footprint in footprints])
+        yield _row("  beside it, on the host", [gb(footprint.on_host) for footprint in footprints])
+    yield _row("  most at a time", [gb(footprint.peak) for footprint in footprints])
     yield _row("  which is in the", ["update" if footprint.is_update else "backward" for footprint in footprints])
     if stages := [footprint.stages for footprint in footprints if footprint.stages]:
         yield _row("  of the rank with", stages)
@@ -368,17 +368,17 @@ def _of_fits(question: Question, variants: Variants) -> Iterator[str]:
     yield "* as asked"
     peak = variants.asked().peak
     if peak <= question.limit:
-        yield f"the run fits: {_gb(peak)} of {memory}"
+        yield f"the run fits: {gb(peak)} of {memory}"
     elif fitting:
         best = smallest_change(fitting, question)
-        yield f"the run does not fit: {_gb(peak)} of {memory}; it would with {overrides_of(best, question)}"
+        yield f"the run does not fit: {gb(peak)} of {memory}; it would with {overrides_of(best, question)}"
     else:
-        yield f"the run does not fit: {_gb(peak)} of {memory}; take more ranks, or a smaller batch or model"
+        yield f"the run does not fit: {gb(peak)} of {memory}; take more ranks, or a smaller batch or model"
     yield "not counted: what CUDA and NCCL take for themselves, and data that data_on keeps on the device"
 
 
 def _cell(variant: Variant, limit: float) -> str:
-    value = _gb(variant.footprint.peak)
+    value = gb(variant.footprint.peak)
     if variant.footprint.peak > limit:
         return f"({value})"
     return value if variant.grad_accumulation == 1 else f"{value} /{variant.grad_accumulation:<3}"
@@ -425,7 +425,8 @@ def _row(head: str, cells: list[str]) -> str:
     return f"{head:<32}" + "".join(f"{cell:>14}" for cell in cells)
 
 
-def _gb(number: float) -> str:
+def gb(number: float) -> str:
+    """Return bytes as GB, with three digits if they are few."""
     return f"{number / 1e9:,.{2 if number >= 1e8 else 3}f}"
 
 

@@ -12,7 +12,7 @@ from models.base import CommonConfig, RecursiveModel
 from models.inference import Slots
 from training.config import PretrainConfig
 from training.data import Data, Sizes
-from training.dry_run import FREE_SHARE, Question, Variants, overrides_of, smallest_change
+from training.dry_run import FREE_SHARE, Question, Variants, gb, overrides_of, smallest_change
 from utils.dist.world import World
 from utils.out_of_memory import half
 from utils.perf.allocations import Allocations, fused_attention
@@ -42,7 +42,7 @@ def smaller_step(start: Start[PretrainConfig], data: Data, world: World) -> str:
         return _fits(overrides_of(best, question), best.footprint.peak, asked)
     least = min(variant.footprint.peak for variant in possible)
     return (
-        f"no grad_accumulation and no activation_checkpointing is enough ({least / 1e9:,.2f} GB by calculation); take "
+        f"no grad_accumulation and no activation_checkpointing is enough ({gb(least)} GB by calculation); take "
         f"more ranks with parallel=fsdp, or a smaller model, such as arch.hidden_size={config.arch.hidden_size // 2}"
     )
 
@@ -86,7 +86,4 @@ def _evaluation(arch: CommonConfig, sizes: Sizes, batch_size: int, world: World)
 
 
 def _fits(overrides: str, needed: float, asked: float) -> str:
-    return (
-        f"it fits with {overrides}: {needed / 1e9:,.2f} GB instead of {asked / 1e9:,.2f} by calculation, and the same "
-        "result"
-    )
+    return f"it fits with {overrides}: {gb(needed)} GB instead of {gb(asked)} by calculation, and the same result"
