@@ -25,6 +25,7 @@ from utils import openmp  # isort: skip # noqa: F401 - before torch
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -487,6 +488,8 @@ class Source:
             return reader.of_lines(read_stdin(), "stdin")
         if os.path.isfile(file := os.path.expanduser(config.puzzle)):
             return reader.of_file(Path(file))
+        if re.search(r"\.(sdk|ss|sdm|txt|csv|tsv|json|jsonl)(\.gz)?$", file, re.IGNORECASE):
+            raise UserError(f"there is no file {file}; correct puzzle=...")
         return reader.of_text(config.puzzle, "puzzle")
 
 

@@ -316,7 +316,7 @@ def write_splits(folder: Path, settings: Settings, tokenizer: Tokenizer, left_ou
                 if _fits(writers[split], document, instruction, text, settings, left_out):
                     _add(writers[split], document, instruction, text, task)
             bar.update(len(batch))
-    if num_marked and settings.separator is None:
+    if num_marked and settings.separator != END_OF_TEXT:
         tell(
             f"note: {END_OF_TEXT} is read as text in {count(num_marked, 'document')}, first in {first_marked}; "
             f"--separator '{END_OF_TEXT}' divides plain text there"

@@ -131,7 +131,7 @@ def read_fields(file: Path, needed: Sequence[Column]) -> Iterator[tuple[int, dic
         UserError: The file can't be read, its header is wrong, it has no rows, or a row has another
             number of fields. The message names the file and the line.
     """
-    opener = gzip.open if file.suffix == ".gz" else open
+    opener = gzip.open if file.suffix.lower() == ".gz" else open
     line, num_rows = 1, 0
     try:
         # Undecodable bytes become characters that no puzzle has. The codec "utf-8-sig" drops the

@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dataset.canvas import Corner, common_side, shape_of, side_of
-from utils.checkpoint.names import kind_of
+from utils.checkpoint.names import foreign_weights, kind_of
 from utils.config import Float, Int
 from utils.errors import UserError
 from utils.files import file_errors, plain
@@ -272,6 +272,8 @@ def _why_none(data_path: Path, file: Path) -> str:
         )
         go_on, evaluates = (typed_override(each, str(data_path)) for each in (key, "checkpoint"))
         return f"it is {what}; {go_on} {does} with it, and {evaluates} evaluates it"
+    if weights := foreign_weights(data_path):
+        return f"it is a folder with weights, of which init_from={weights} starts a run; give the folder of a dataset"
     if (data_path / "dataset.json").is_file():
         return f"it is one split of a dataset; give the folder above it, {data_path.parent}"
     if _holds_csv(data_path):

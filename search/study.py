@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from search.config import PrunerConfig, SamplerConfig, without_password
 from search.space import Point
-from search.sweep import Sweep
+from search.sweep import Sweep, differing
 from utils.errors import UserError
 from utils.files import file_errors, remove_replaced, write_atomically
 from utils.run.stop import StopSignal
@@ -243,7 +243,7 @@ def _require_same_sweep(sweep: Sweep, study: optuna.Study) -> None:
         if study.get_trials(deepcopy=False):
             raise UserError(f"the database holds a study {sweep.name!r} of another program; give another sweep.name")
         study.set_user_attr("sweep", sweep.identity)
-    elif different := [key for key, value in sweep.identity.items() if stored.get(key) != value]:
+    elif different := differing(sweep.identity, stored):
         raise UserError(
             f"{sweep.path} holds another sweep, with other {' and '.join(different)}; give another sweep.name, "
             "or remove the folder if nobody needs it"

@@ -210,6 +210,15 @@ def _parsed(typed: str) -> Override:
         ) from error
 
 
+def differing(identity: Container, stored: Container) -> list[str]:
+    """Return the keys in which a sweep differs from a stored one. Needless quotes do not count."""
+
+    def comparable(values: Container) -> Container:
+        return values | {"overrides": [*map(_without_needless_quotes, values.get("overrides", []))]}
+
+    return [key for key, value in comparable(identity).items() if comparable(stored).get(key) != value]
+
+
 def _without_needless_quotes(typed: str) -> str:
     value = _parsed(typed).value()
     return f"{typed.partition('=')[0]}={as_override(value)}" if isinstance(value, str) else typed

@@ -131,7 +131,7 @@ class Workload:
         with suppress(OSError, subprocess.SubprocessError):
             # A process of its own leaves the device and the memory free for the runs.
             ended = subprocess.run(
-                [sys.executable, "-m", step_time.__name__, str(launcher.ranks)],
+                [sys.executable, "-c", f"from {step_time.__name__} import main; main()", str(launcher.ranks)],
                 input=json.dumps(asked).encode(),
                 capture_output=True,
                 cwd=ROOT,

@@ -101,6 +101,15 @@ def test_a_checkpoint_is_whole_in_any_locale(words: str, run: Path, data: Path, 
     assert done.returncode == 0, done.stderr.decode(errors="replace")
 
 
+def test_a_stored_path_that_the_locale_lacks_is_one_line(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "dätä").symlink_to(data)
+    runs.train(runs.settings(tmp_path / "dätä", tmp_path / "run"), tmp_path / "log").ok()
+    for words in ("evaluate.py checkpoint=run", "pretrain.py resume=run max_steps=13"):
+        refused = _run(tmp_path, *words.split(), **_ASCII)
+        assert refused.returncode == 2 and b"Traceback" not in refused.stderr, refused.stderr.decode(errors="replace")
+        assert b"LC_ALL" in refused.stderr
+
+
 def test_a_checkpoint_of_somebody_else_is_not_called_damaged(run: Path, tmp_path: Path) -> None:
     manifest = run / f"step_{runs.LAST_STEP:08d}" / "manifest.json"
     manifest.chmod(0)

@@ -1,7 +1,7 @@
 """Time training steps of runs on this machine, without their data and their optimizers.
 
-As a program (python -m training.step_time RANKS) it reads a list of configs and sizes of data from
-stdin, and prints the list of the seconds of a step. Both are JSON.
+`main` is called in a process of its own. It reads configs and sizes of data from stdin, and prints
+the seconds of each step. Both are JSON lists.
 """
 
 import json
@@ -96,13 +96,10 @@ def _text_step(config: PretrainConfig, sizes: AnySizes, layout: Layout, world: W
 
 
 def main() -> None:
+    """Time what stdin names. The number of ranks is the argument."""
     num_ranks, found = int(sys.argv[1]), list[float]()
     for asked in json.load(sys.stdin):
         config = validate(PretrainConfig, asked["config"])
         world = connect_devices(World.single(), config.device)
         found.append(seconds_of_step(config, sizes_from(asked["sizes"], config.arch), num_ranks, world))
     print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,6 @@ Every mistake is a UserError of one line.
 import argparse
 import os
 import re
-import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -44,7 +43,7 @@ from utils.mistakes import Origin, describe, describe_missing, in_one_line, key_
 from utils.secrets import secret_in
 from utils.shell import run_command
 from utils.synonyms import in_our_words
-from utils.text import one_line
+from utils.text import for_shell, one_line
 from utils.typed_text import Path, in_text_quotes, lost_text
 from utils.typed_words import overrides_among
 from utils.yaml_places import characters_of, name_of_choice
@@ -395,7 +394,7 @@ def _require_one_run(config_name: str, typed: str, overrides: list[str]) -> NoRe
     number = f"; for a decimal number write {decimal[1]}.{decimal[2]}" if decimal else ""
     if config_name == "pretrain":
         raise UserError(
-            f"{typed} asks for several runs, and this is one; python sweep.py {shlex.join(overrides)} runs them{number}"
+            f"{typed} asks for several runs, and this is one; python sweep.py {for_shell(overrides)} runs them{number}"
         )
     raise UserError(
         f"{typed} asks for several runs, but this is one; give one value, [a,b] for a list, or quotes for text{number}"

@@ -7,6 +7,7 @@ functions refuse both before anything reads them. Reading follows links. Writing
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -84,7 +85,16 @@ def require_utf8(words: Iterable[str]) -> None:
         try:
             word.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise UserError(f"{word!r} is no UTF-8, as configs have to be; rename it, or set LC_ALL=C.UTF-8") from error
+            raise not_utf8(word) from error
+
+
+def not_utf8(name: str) -> UserError:
+    """Return the mistake of a name that is no UTF-8, or that this locale can't give to a file."""
+    for encoding, errors in (("utf-8", "strict"), (sys.getfilesystemencoding(), "surrogateescape")):
+        with suppress(UnicodeError):
+            readable = name.encode(encoding, errors).decode()
+            return UserError(f"{readable!r} needs a locale of UTF-8, and this one is not; set LC_ALL=C.UTF-8")
+    return UserError(f"{name!r} is no UTF-8, as configs have to be; rename it")
 
 
 def refuse_links(paths: Iterable[Path]) -> None:

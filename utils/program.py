@@ -17,7 +17,7 @@ from utils.dist.rendezvous import MissingRank, require_meeting_point
 from utils.dist.setup import join_ranks
 from utils.dist.world import World
 from utils.errors import UserError
-from utils.files import require_utf8
+from utils.files import not_utf8, require_utf8
 from utils.out_of_memory import LESS_AT_A_TIME, OutOfMemory, advising
 from utils.shell import tell_mistake, wants_traceback
 from utils.terminal import leave, tell
@@ -55,6 +55,8 @@ def run(main: Callable[[World], None]) -> NoReturn:
             return error
         except OutOfMemory as error:
             _end_without_memory(error, world)
+        except UnicodeEncodeError as error:  # of a path in a stored config, in another locale
+            return not_utf8(error.object)
         except Exception as error:
             if is_lost_peer(error) and is_reported(_NO_MEMORY, world):
                 os._exit(1)  # that rank said why

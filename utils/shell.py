@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 
 from utils.errors import UserError
-from utils.files import require_utf8
+from utils.files import not_utf8, require_utf8
 from utils.out_of_memory import LESS_AT_A_TIME, OutOfMemory, advising
 from utils.terminal import show, tell
 from utils.text import for_a_terminal, one_line
@@ -54,6 +54,9 @@ def run_command(
         summary, status = (done, 0) if isinstance(done, str) else done
         if summary:
             show(summary)
+    except UnicodeEncodeError as error:  # of a path in a stored config, in another locale
+        tell_mistake(not_utf8(error.object))
+        return 2
     except UserError as error:
         tell_mistake(error)
         return 2

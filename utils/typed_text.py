@@ -18,8 +18,10 @@ from utils.config_files import quoted
 # Where a value stands in a config: keys, and indices of lists.
 Path = tuple[str | int, ...]
 
-# A value among several: in quotes, or up to the next comma or bracket. choice( is no value.
-_VALUE = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^\s,()\[\]{}'"][^,()\[\]{}]*+(?!\()""")
+# A value among several, up to the next comma: in quotes, in brackets, or or bare with commas as \\,
+_VALUE = re.compile(
+    r"""(\s*(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\[[^]]*\])\s*|(?:\\.|[^,\\]|\\$)*)(?:,|$)""", re.DOTALL
+)
 
 
 @cache
@@ -41,10 +43,20 @@ def in_text_quotes(page: str, override: str) -> str:
     may_be_null = _text_keys(page).get(key.lstrip("+"))
     if may_be_null is None or not value or "${" in value:
         return override
-    is_list = value[0] == "[" and value[-1] == "]"
-    if is_list or isinstance(_parsed(value), ChoiceSweep):
-        return f"{key}={_VALUE.sub(lambda match: _as_text(match[0].strip(), may_be_null and not is_list), value)}"
-    return f"{key}={_as_text(value, may_be_null)}"
+    return f"{key}={_in_quotes(value, may_be_null)}"
+
+
+def _in_quotes(value: str, may_be_null: bool) -> str:
+    if value.startswith("[") and not value.endswith("]"):
+        return value  # a mistake
+    if (choice := re.fullmatch(r"choice\((.*)\)", value, re.DOTALL)) and isinstance(_parsed(value), ChoiceSweep):
+        return f"choice({_in_quotes(choice[1], may_be_null)})"
+    values = [match[1].strip() for match in _VALUE.finditer(value) if match[0]]
+    if len(values) > 1:
+        return ",".join(_in_quotes(each, may_be_null) if each else "" for each in values)
+    if (inner := re.fullmatch(r"\[(.*\S.*)\]", value, re.DOTALL)) and not isinstance(_parsed(value), str):
+        return f"[{_in_quotes(inner[1], may_be_null=False)}]"
+    return _as_text(value, may_be_null)
 
 
 def _as_text(value: str, may_be_null: bool) -> str:

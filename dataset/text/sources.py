@@ -3,6 +3,7 @@
 import codecs
 import csv
 import gzip
+import os
 import re
 import zlib
 from collections import Counter
@@ -56,7 +57,7 @@ def files_of(sources: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for source in sources:
         files += _files_in(source) if source.is_dir() else [source]
-    if twice := [file for file, num in Counter(files).items() if num > 1]:
+    if twice := [file for file, num in Counter(map(os.path.realpath, files)).items() if num > 1]:
         raise UserError(f"{twice[0]} is named twice, itself or by its folder; name it once")
     return files
 

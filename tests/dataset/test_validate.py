@@ -340,7 +340,7 @@ def test_symmetric_sudokus_with_two_answers_are_named(tmp_path: Path, capsys: py
     assert report(answers[0], "same").errors == []
     (error,) = report(other_S, "other").errors
     file = tmp_path / "other/train/all__inputs.npy"
-    assert error.startswith(f"row 0 of {file} and row 3 of {file} are symmetries, but their labels disagree (1 such")
+    assert error.startswith(f"row 0 of {file} and row 3 of {file} are symmetries, but their labels disagree")
 
 
 def test_mazes_with_two_answers_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

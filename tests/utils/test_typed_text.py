@@ -10,7 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from search.sweep import Sweep
+from search.sweep import Sweep, differing
 from training.config import PretrainConfig
 from utils.command_line import CommandLine, read_config, validate
 from utils.dist.launch import Launch
@@ -100,23 +100,51 @@ def _is_plain(name: str, text: str) -> bool:
     return name in (event.value for event in events if isinstance(event, yaml.ScalarEvent))
 
 
-def test_a_sweep_on_the_command_line_passes_on_what_was_typed() -> None:
+def _values_of(typed: str) -> Any:
+    given = CommandLine.parse([typed, "lr=1e-3,2e-3"], "sweep", "").overrides
+    return Sweep.read(given).config.parameters[typed.partition("=")[0]][0].values
+
+
+@pytest.mark.parametrize(
+    ("typed", "values"),
+    [
+        ("1.1,1.10,on", ["1.1", "1.10", "on"]),
+        ("it's,1.10", ["it's", "1.10"]),
+        ("a=b,c#d,e f", ["a=b", "c#d", "e f"]),
+        ("a(1),b", ["a(1)", "b"]),
+        (r"a\,b,c", ["a,b", "c"]),
+        ("'a,b',c", ["a,b", "c"]),
+        ("choice(1.10,b)", ["1.10", "b"]),
+    ],
+)
+def test_several_values_stay_several_and_as_typed(typed: str, values: list[str]) -> None:
+    assert _values_of(f"data_path={typed}") == values
+
+
+def test_the_runs_of_a_sweep_get_what_was_typed() -> None:
     typed = CommandLine.parse(["data_path=1.1,1.10,on", "lr=1e-3,2e-3", "wandb.group=1_0"], "sweep", "").overrides
     sweep = Sweep.read(typed)
-    assert sweep.config.parameters["data_path"][0].values == ["1.1", "1.10", "on"]
-    assert sweep.config.parameters["lr"][0].values == [1e-3, 2e-3]
     for _, point in sweep.space.grid():
         values = read_config("pretrain", sweep.arguments(0, point, seed=0))
         assert values["data_path"] == point["data_path"] and values["wandb"]["group"] == "1_0"
         assert values["lr"] == point["lr"]
 
 
+def test_a_sweep_of_an_earlier_version_stored_no_quotes() -> None:
+    typed = CommandLine.parse(["data_path=/data/sudoku", "lr=1e-3,2e-3"], "sweep", "").overrides
+    identity = Sweep.read(typed).identity
+    assert differing(identity, identity | {"overrides": ["data_path=/data/sudoku"]}) == []
+    assert differing(identity, identity | {"overrides": ["data_path=/data/maze"]}) == ["overrides"]
+
+
 def test_quotes_null_lists_and_interpolations_keep_their_meaning() -> None:
     typed = ["data_path=null", "run_name=null", "project_name='1.10'", "checkpoint_path=x_${seed}"]
-    values = read_config("pretrain", [*typed, "init_from=${seed}", "wandb.tags=[ 1.10, 'a, b' ]", "resume=a\\,b"])
+    values = read_config(
+        "pretrain", [*typed, "init_from=${seed}", r"wandb.tags=[ 1.10, 'a, b', c\,d, e (1)]", r"resume=a\,b"]
+    )
     assert values["data_path"] == "null" and values["run_name"] is None and values["project_name"] == "1.10"
     assert (values["checkpoint_path"], values["init_from"], values["resume"]) == ("x_0", "0", "a,b")
-    assert values["wandb"]["tags"] == ["1.10", "a, b"]
+    assert values["wandb"]["tags"] == ["1.10", "a, b", "c,d", "e (1)"]
 
 
 def test_text_that_hydra_has_read_already_asks_for_quotes(tmp_path: Path) -> None:

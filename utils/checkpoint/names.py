@@ -110,10 +110,10 @@ def no_checkpoint(path: Path) -> str:
         listed = ", ".join(f"{run} (step {int(step_folders(run)[-1].name[5:])})" for run in runs[:_MOST_RUNS])
         more = f" and {len(runs) - _MOST_RUNS} more" if len(runs) > _MOST_RUNS else ""
         return f"{path} is a folder of runs; give one of them: {listed}{more}"
-    if files := _files_of_weights(path):
+    if weights := foreign_weights(path):
         return (
-            f"{path} is no run, but a folder with weights of another program ({', '.join(files[-3:])}); give "
-            f"{path / files[-1]}, and with it arch=... and data_path=... as in its training"
+            f"{path} is no run, but a folder with weights of another program; give {weights}, and with it arch=... and "
+            "data_path=... as in its training"
         )
     if any(os.path.isfile(path / split / "dataset.json") for split in ("train", "test")):
         return f"{path} is a dataset, which data_path takes; give the folder of a run or of one of its steps here"
@@ -123,12 +123,12 @@ def no_checkpoint(path: Path) -> str:
     return f"there is no checkpoint at {path}{similar}; give the folder of a run or of one of its steps{or_file}"
 
 
-def _files_of_weights(folder: Path) -> list[str]:
-    """Return the names of files that other programs give to weights; that of the last step last."""
-    with suppress(OSError):
+def foreign_weights(folder: Path) -> Path | None:
+    """Return the file of weights that another program left in a folder last; None without one."""
+    with suppress(OSError, ValueError):  # ValueError: there is none
         names = [each.name for each in os.scandir(folder) if _FILE_OF_WEIGHTS.fullmatch(each.name) and each.is_file()]
-        return sorted(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
-    return []
+        return folder / max(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
+    return None
 
 
 def refuse_folder_of_runs(path: Path) -> None:
