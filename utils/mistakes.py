@@ -9,6 +9,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date
 from functools import cache
 from typing import Any
 
@@ -287,7 +288,7 @@ def describe(key: str, errors: list[Any], container: dict[str, Any], origin: Ori
     if error["type"] == "list_type" and isinstance(given, str) and given.isprintable():
         written = f"{key}: [{given}]" if place is not None else f"{key}=[{given.strip('[]')}]"
         return f"{_at(place)}{key}: {wanted}, but it is {reprlib.repr(given)}; write {written}"
-    if error["type"] == "string_type" and given is not None:  # YAML or Hydra has read the text already
+    if error["type"] == "string_type" and isinstance(given, int | float | date):  # YAML or Hydra has read the text
         return f"{_at(place)}{key}: text that looks like {reprlib.repr(given)} needs quotes; put it in quotes"
     return f"{_at(place)}{key}: {wanted}, but it is {reprlib.repr(given)}{_correction(given)}"
 
