@@ -483,6 +483,8 @@ def evaluate_more(
                 *given, evaluators=evaluators, trajectories=trajectories, one_by_one=one_by_one
             )
     if variations is not None:
+        if loaded.model.config.is_equivariant and world.is_main:
+            tell(f"note: tta={variations.count} can't gain: this model answers all symmetries of a puzzle alike")
         metrics |= evaluate_votes(*given, evaluators=evaluators, variations=variations)
     return metrics
 

@@ -122,14 +122,9 @@ class Ballots:
     """Collects the answers to the variations of each example until the example is complete.
 
     The answers may arrive in any order.
-
-    Attributes:
-        num_decided: how many examples are complete.
-        num_divided: how many of them got votes that differ, by more than rounding.
     """
 
     def __init__(self, count: int) -> None:
-        self.num_decided = self.num_divided = 0
         self._count = count
         self._cast: dict[int, dict[int, tuple[np.ndarray, float]]] = {}
 
@@ -154,23 +149,8 @@ class Ballots:
             votes[variation] = answers_NS[index], float(confidence_N[index])
             if len(votes) == self._count:
                 decided.append((index, winner([votes[k] for k in range(self._count)])))
-                self.num_decided += 1
-                self.num_divided += differ(list(votes.values()))
                 del self._cast[row]
         return decided
-
-
-# How far the confidences of an equivariant model may lie apart. Those of the demo's mixer, which
-# computes in bfloat16, were 0.0007 apart at most.
-_ROUNDING = 0.02
-
-
-def differ(votes: list[tuple[np.ndarray, float]]) -> bool:
-    """Return whether the answers differ, or the confidences differ by more than rounding."""
-    (first_S, _), *others = votes
-    confidences = [confidence for _, confidence in votes]
-    apart = max(confidences) - min(confidences)
-    return apart > _ROUNDING or not all(np.array_equal(first_S, answer_S) for answer_S, _ in others)
 
 
 def winner(votes: list[tuple[np.ndarray, float]]) -> np.ndarray:

@@ -66,6 +66,11 @@ class CommonConfig(DepthConfig):
         return False
 
     @property
+    def is_equivariant(self) -> bool:
+        """Whether all symmetries of a puzzle get the same answer, so that votes can't gain."""
+        return False
+
+    @property
     def is_free_of_sizes(self) -> bool:
         """Whether no weight depends on the sizes of the data, so that other data fit the model."""
         return False

@@ -73,6 +73,11 @@ class SEMixerConfig(CommonConfig):
         return self.symbols == "side"
 
     @property
+    def is_equivariant(self) -> bool:
+        # The network is told the units of a Sudoku, which its symmetries permute.
+        return self.cells == "units"
+
+    @property
     def is_free_of_sizes(self) -> bool:
         return self.cells != "mlp" and not self.puzzle_emb_ndim
 

@@ -1,12 +1,11 @@
 """Say before the first trial how much work a sweep is: its trials, their models, and the time."""
 
 import json
-import math
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from optuna.trial import FrozenTrial
@@ -36,19 +35,21 @@ _DECISIVE = {
     *("arch", "global_batch_size", "rows_per_step", "grad_accumulation", "freeze", "freeze_weights"),
     *("epochs", "max_steps", "data_path", "data_paths"),
 }
+_LENGTH = {"epochs", "max_steps"}
 
 
-def announce(sweep: Sweep, trials: Sequence[FrozenTrial] = ()) -> None:
+def announce(sweep: Sweep, stopped: Callable[[], bool], trials: Sequence[FrozenTrial] = ()) -> None:
     """Tell how much a sweep has left to do, and time some steps of its runs.
 
     Args:
+        stopped: tells whether the sweep should end.
         trials: those that have begun.
     """
     work = Workload.of(sweep, trials)
     if work.num_trials:
         for line in work.lines():
             tell(line)
-        work.time_steps()
+        work.time_steps(stopped)
         tell(work.time())
 
 
@@ -88,11 +89,13 @@ class Workload:
     Attributes:
         num_trials: those that are not finished.
         sizes: of their runs. Of a search whose points are not known yet, those of the first points.
+        mistakes: why trials will fail.
     """
 
     sweep: Sweep
     num_trials: int
     sizes: list[Size]
+    mistakes: list[str]
 
     @staticmethod
     def of(sweep: Sweep, trials: Sequence[FrozenTrial] = ()) -> "Workload":
@@ -101,17 +104,22 @@ class Workload:
         if sweep.config.sampler.name == "grid":
             points = [point for _, point in sweep.space.grid() if point not in finished][:num_left]
         else:
-            points = dry_points(sweep).known[: min(num_left, _MOST_DRAWN)]
+            points = [point for point in dry_points(sweep).known if point not in finished]
+            points = points[: min(num_left, _MOST_DRAWN)]
         found: dict[str, Size] = {}
+        mistakes: list[str] = []
         for point in points:
-            with suppress(UserError):  # the trial will say what is wrong
+            try:
                 config = config_at(sweep, point)
-                arch = str(point.get("arch", config.arch.name))
+                overrides = sweep.overrides(point, sweep.config.seeds[0])
+                arch = next((each[5:] for each in reversed(overrides) if each.startswith("arch=")), config.arch.name)
                 key = arch + config.model_dump_json(include=_DECISIVE)
                 if key not in found:
-                    found[key] = Size.of(arch, config, sweep.overrides(point, sweep.config.seeds[0]))
+                    found[key] = Size.of(arch, config, overrides)
                 found[key].num_trials += 1
-        return Workload(sweep, num_left, [*found.values()])
+            except UserError as error:
+                mistakes.append(str(error))
+        return Workload(sweep, num_left, [*found.values()], mistakes)
 
     @property
     def num_runs(self) -> int:
@@ -121,61 +129,89 @@ class Workload:
     def at_once(self) -> int:
         return min(self.num_runs, build_launcher(self.sweep.config.launcher).at_once)
 
-    def time_steps(self) -> None:
-        """Note in the sizes how long a step of a run takes here, if that can be found out."""
+    def time_steps(self, stopped: Callable[[], bool]) -> None:
+        """Note in the sizes how long a step of a run takes here, as far as that can be found out.
+
+        Args:
+            stopped: tells whether the sweep should end.
+        """
         launcher = self.sweep.config.launcher
-        timed = self.sizes[:: max(1, math.ceil(len(self.sizes) / _MOST_TIMED))]
         if launcher.name == "slurm":  # the runs start elsewhere
             return
-        asked = [{"config": size.config.model_dump(mode="json"), "sizes": size.sizes.as_dict()} for size in timed]
-        with suppress(OSError, subprocess.SubprocessError):
-            # A process of its own leaves the device and the memory free for the runs.
-            ended = subprocess.run(
-                [sys.executable, "-c", f"from {step_time.__name__} import main; main()", str(launcher.ranks)],
-                input=json.dumps(asked).encode(),
-                capture_output=True,
-                cwd=ROOT,
-                env=environment_of(launcher, place=0),
-                preexec_fn=ending_with_parent(signal.SIGKILL),
-                timeout=_TIMED_WITHIN_S,
-                check=True,
-            )
-            for size, step_s in zip(timed, json.loads(ended.stdout), strict=True):
-                size.step_s = step_s
+        alike: dict[str, list[Size]] = {}
+        for size in self.sizes:
+            alike.setdefault(size.arch + size.config.model_dump_json(include=_DECISIVE - _LENGTH), []).append(size)
+        archs = [sizes[0].arch for sizes in alike.values()]
+        # Each architecture comes once before any comes again.
+        order = sorted(range(len(archs)), key=lambda n: archs[:n].count(archs[n]))
+        timed = [[*alike.values()][n] for n in order[:_MOST_TIMED]]
+        asked = [{"config": size.config.model_dump(mode="json"), "sizes": size.sizes.as_dict()} for size, *_ in timed]
+        for sizes, line in zip(timed, self._answers(json.dumps(asked).encode(), stopped).splitlines(), strict=False):
+            for size in sizes:
+                size.step_s = json.loads(line)
+
+    def _answers(self, asked: bytes, stopped: Callable[[], bool]) -> bytes:
+        """Return what a process of its own prints in time. It leaves the device and the memory free
+        for the runs.
+        """
+        launcher, until = self.sweep.config.launcher, time.monotonic() + _TIMED_WITHIN_S
+        with subprocess.Popen(
+            [sys.executable, "-c", f"from {step_time.__name__} import main; main()", str(launcher.ranks)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=ROOT,
+            env=environment_of(launcher, place=0),
+            preexec_fn=ending_with_parent(signal.SIGKILL),
+        ) as process:
+            given: bytes | None = asked
+            while not stopped() and time.monotonic() < until:
+                try:
+                    return process.communicate(given, timeout=0.2)[0]
+                except subprocess.TimeoutExpired:
+                    given = None
+            process.kill()
+            return process.communicate()[0]
 
     def seconds(self) -> float | None:
-        """Return how long all training steps take; None: not known.
-
-        The sizes that were timed speak for the others. With sweep.hours, it is not more than that.
-        """
-        timed = [(size.num_trials, size.num_steps * size.step_s) for size in self.sizes if size.step_s is not None]
-        if not timed:
+        """Return how long all training steps take; None: not known. Timed sizes speak for all."""
+        known = [(size.num_trials, size.num_steps * size.step_s) for size in self.sizes if size.step_s is not None]
+        if not known:
             return None
-        of_run = sum(number * seconds for number, seconds in timed) / sum(number for number, _ in timed)
-        return min(of_run * self.num_runs / self.at_once, 3600 * (self.sweep.config.hours or math.inf))
+        of_run = sum(number * seconds for number, seconds in known) / sum(number for number, _ in known)
+        return of_run * self.num_runs / self.at_once
 
     def lines(self) -> Iterator[str]:
         """Yield what is known without timing anything."""
         seeds = f" of {num_of(len(self.sweep.config.seeds), 'seed')}" if len(self.sweep.config.seeds) > 1 else ""
         runs = num_of(self.num_runs, "run")
         yield f"to do: {num_of(self.num_trials, 'trial')}{seeds}, {runs}, {self.at_once} at a time"
-        for arch in dict.fromkeys(size.arch for size in self.sizes):
-            same = [size for size in self.sizes if size.arch == arch]
+        for arch, same in self._by_arch().items():
             parameters = _range([f"{number:,}" for number in sorted(size.num_parameters for size in same)])
             steps = _range([f"{number:,}" for number in sorted(size.num_steps for size in same)])
             yield f"  arch={arch}: {parameters} parameters, {steps} steps"
             yield from (f"  {line}" for line in same[0].note)
+        if self.mistakes:
+            yield f"WARNING: {num_of(len(self.mistakes), 'trial')} will fail: {self.mistakes[0]}"
 
     def time(self) -> str:
         """Return a line with the time of all training steps. It warns of more than a day."""
         config, seconds = self.sweep.config, self.seconds()
         if seconds is None:
-            return "time: unknown, since no step could be timed here"
-        steps = [f"{_rounded(size.step_s)} s with arch={size.arch}" for size in self.sizes if size.step_s is not None]
+            return "time: not known, since no step was timed here"
+        steps = [
+            f"{_range([*map(_rounded, sorted(known))])} s with arch={arch}"
+            for arch, same in self._by_arch().items()
+            if (known := [size.step_s for size in same if size.step_s is not None])
+        ]
         at_most = "at most " if config.pruner.name != "none" or config.steps is not None else ""
         warning = "WARNING: this sweep takes more than a day; " if seconds > _UNITS_S["days"] else ""
-        about = f"{at_most}about {_duration(seconds)} without evaluations"
-        return f"{warning}time: {about}, by a step of {', '.join(steps)}"
+        about = f"{at_most}about {_duration(seconds)} for the training steps alone"
+        stop = f"; it stops after sweep.hours={config.hours:g}" if config.hours is not None else ""
+        return f"{warning}time: {about}, by a step of {', '.join(steps)}{stop}"
+
+    def _by_arch(self) -> dict[str, list[Size]]:
+        return {arch: [size for size in self.sizes if size.arch == arch] for arch in [size.arch for size in self.sizes]}
 
 
 def _range(ascending: list[str]) -> str:

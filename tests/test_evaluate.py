@@ -27,7 +27,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import evaluate as program
-from dataset.evaluators import NO_EVALUATORS
 from dataset.schema import Split, open_split
 from dataset.tta import Variations
 from models import export
@@ -37,7 +36,6 @@ from tests import runs
 from tests.dataset.shapes import split_of
 from tests.in_process import load_run, train_here, with_identifiers
 from training.config import PretrainConfig
-from training.evaluation import EvalOptions, evaluate_votes
 from utils.command_line import CommandLine, read_config, validate
 from utils.dist.world import World
 from utils.drawing import draw_accuracy_over_steps, draw_reliability
@@ -280,25 +278,19 @@ def test_the_variations_of_a_puzzle_vote(
     )
 
 
-def test_an_equivariant_model_is_said_to_gain_nothing(
-    known: Known, puzzles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_only_a_model_that_is_equivariant_is_said_to_gain_nothing(
+    run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The demo's mixer has the symmetries of Sudokus built in. TRM has not."""
-    arch = ["arch.halt_max_steps=2", "arch.forward_dtype=float32"]
-    length = ["max_steps=60", "eval_every_n_steps=null", "log_interval=60"]
-    typed = ["experiment=demo", f"data_path={puzzles}", f"checkpoint_path={tmp_path / 'mixer'}", "device=cpu"]
-    mixer = train_here([*typed, *arch, *length]).model
-    assert isinstance(mixer, RecursiveModel)
-    options, variations = EvalOptions(batch_size=100), Variations.of(known.split, NUM_VARIATIONS)
-
-    def said(model: RecursiveModel) -> str:
-        capsys.readouterr()
-        evaluate_votes(model, known.split, SINGLE, options, evaluators=NO_EVALUATORS, variations=variations)
-        return capsys.readouterr().err
-
-    (line,) = said(mixer).splitlines()
-    assert f"tta={NUM_VARIATIONS}" in line and f"{NUM_TEST} of {NUM_TEST}" in line
-    assert said(known.model) == ""
+    said: list[str] = []
+    monkeypatch.setattr(program, "tell", said.append)
+    mixer = str(tmp_path / "mixer")
+    typed = ["experiment=demo", f"data_path={puzzles}", f"checkpoint_path={mixer}", "device=cpu"]
+    length = ["max_steps=2", "eval_every_n_steps=null", "best_metric=null"]
+    train_here([*typed, *length, "arch.halt_max_steps=2", "arch.forward_dtype=float32"])
+    for checkpoint, is_said in ((mixer, True), (str(run), False)):
+        said.clear()
+        evaluated(f"checkpoint={checkpoint}", "tta=2")
+        assert any("tta=2" in line for line in said) == is_said
 
 
 def test_in_a_tie_the_unvaried_puzzle_wins(run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate) -> None:

@@ -23,7 +23,6 @@ from utils.dist.world import World
 from utils.perf.clocks import Deadline
 from utils.run.stop import StopSignal
 from utils.saved_outputs import OutputWriter, SavedOutput
-from utils.terminal import tell
 
 
 @dataclass(frozen=True)
@@ -306,12 +305,6 @@ def _outputs_to_save(names: Sequence[SavedOutput], done: Finished, answers_NS: T
 # ---- test-time augmentation --------------------------------------------------------------------
 
 
-# A model counts as equivariant if so many puzzles got votes, and no more than this share got votes
-# that differ. Rounding may decide between two symbols, or whether a sequence halts. Of 500
-# puzzles, votes differed on none for the demo's mixer, and on 124 to 176 for trm_sudoku_6x6.
-_ENOUGH, _MOST_DIVIDED = 30, 0.01
-
-
 @torch.no_grad()
 def evaluate_votes(
     model: RecursiveModel,
@@ -325,15 +318,12 @@ def evaluate_votes(
     """Let the variations of each example vote for its answer. All ranks get the same metrics. Every
     rank.
 
-    Rank 0 says if the votes showed that the model is equivariant. They can't help such a model.
-
     Returns:
         eval/<set>/tta/<name> for exact_accuracy, for what the evaluators judge, and for segments,
         the mean number of segments that all variations of an example took together. The means are
         over the examples with labels.
     """
     metrics: dict[str, float] = {}
-    num_decided = num_divided = 0
     for set_name in split.sets:
         of_set = variations.of_set(split, set_name)
         batch_size = max(world.size, options.batch_size // variations.count)
@@ -353,18 +343,10 @@ def evaluate_votes(
                 sums += _sums_of_votes(done, ballots, of_set, evaluators, set_name)
         with world.shared_errors():
             loader.require_all_read()
-        of_ballots = torch.tensor([ballots.num_decided, ballots.num_divided])
-        decided, divided, count, *rest = world.sum_(torch.cat([of_ballots, sums]).to(world.device)).tolist()
-        num_decided, num_divided = num_decided + decided, num_divided + divided
+        count, *rest = world.sum_(sums.to(world.device)).tolist()
         if count:
             shares = zip(names[1:], rest, strict=True)
             metrics |= {f"eval/{set_name}/tta/{name}": value / count for name, value in shares}
-    if world.is_main and num_decided >= _ENOUGH and num_divided <= _MOST_DIVIDED * num_decided:
-        agreed = f"{num_decided - num_divided:,} of {num_decided:,} puzzles"
-        tell(
-            f"note: tta={variations.count} can't gain here: on {agreed} the model gave every symmetry the same answer "
-            "and confidence (it is equivariant)"
-        )
     return metrics
 
 

@@ -1,13 +1,14 @@
 """Time training steps of runs on this machine, without their data and their optimizers.
 
 `main` is called in a process of its own. It reads configs and sizes of data from stdin, and prints
-the seconds of each step. Both are JSON lists.
+the seconds of each step, or null, in a line of its own.
 """
 
 import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
@@ -97,9 +98,11 @@ def _text_step(config: PretrainConfig, sizes: AnySizes, layout: Layout, world: W
 
 def main() -> None:
     """Time what stdin names. The number of ranks is the argument."""
-    num_ranks, found = int(sys.argv[1]), list[float]()
+    num_ranks = int(sys.argv[1])
     for asked in json.load(sys.stdin):
         config = validate(PretrainConfig, asked["config"])
         world = connect_devices(World.single(), config.device)
-        found.append(seconds_of_step(config, sizes_from(asked["sizes"], config.arch), num_ranks, world))
-    print(json.dumps(found))
+        seconds = None
+        with suppress(Exception):  # such as a lack of memory: the run will say what is wrong
+            seconds = seconds_of_step(config, sizes_from(asked["sizes"], config.arch), num_ranks, world)
+        print(json.dumps(seconds), flush=True)

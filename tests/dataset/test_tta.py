@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dataset.tta import Ballots, Variations, differ, winner
+from dataset.tta import Ballots, Variations, winner
 from tests.dataset.shapes import split_of
 
 
@@ -38,13 +38,6 @@ def test_votes_count_before_confidence() -> None:
     assert winner([(many, 0.3)]).tolist() == [1, 3]
 
 
-def test_votes_differ_by_answers_or_confidence() -> None:
-    same, other = _answer(1, 2), _answer(1, 3)
-    assert not differ([(same, 0.99), (_answer(1, 2), 0.9899), (_answer(1, 2), 0.9901)])
-    assert differ([(same, 0.5), (same, 0.5), (other, 0.5)])
-    assert differ([(same, 0.99), (same, 0.5)])
-
-
 def test_ballots_may_arrive_in_any_order() -> None:
     ballots = Ballots(3)
     answers = {6: _answer(7), 7: _answer(8), 8: _answer(8), 30: _answer(1), 31: _answer(1), 32: _answer(2)}
@@ -58,7 +51,6 @@ def test_ballots_may_arrive_in_any_order() -> None:
     assert cast(32, 7) == [(1, [8])]
     assert cast(30) == [(0, [1])]
     assert ballots._cast == {}, "the ballots of decided puzzles must be dropped"
-    assert (ballots.num_decided, ballots.num_divided) == (2, 2)
 
 
 def test_ballots_are_counted_in_the_order_of_variations() -> None:
