@@ -2,7 +2,6 @@
 # N = examples, S = tokens of an example, K = images of examples
 
 import hashlib
-import itertools
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -68,18 +67,44 @@ class Answers:
         order_K, question_K = order_K[is_next_K], question_K[is_next_K]  # one example of each answer
         starts = np.flatnonzero(np.concatenate([[True], np.diff(question_K) != 0]))
         counts = np.diff(np.append(starts, len(question_K)))
-        found = set()
+        found: set[tuple[int, int]] = set()
+        of_images: list[tuple[int, int]] = []
         for start, count in zip(starts[counts > 1], counts[counts > 1], strict=True):
-            for one, other in itertools.combinations(order_K[start : start + count], 2):
-                numbers = sorted((int(number_K[one]), int(number_K[other])))
-                if self._disagree(*map(example, numbers), itself=not kind_K[one] and not kind_K[other]):
-                    found.add((numbers[0], numbers[1]))
-                    break
+            same = order_K[start : start + count]
+            pair = _disagreeing([example(int(n)) for n in number_K[same[kind_K[same] == 0]]])
+            if pair is not None:
+                first, second = (int(number_K[same[kind_K[same] == 0][n]]) for n in pair)
+                found.add((min(first, second), max(first, second)))
+            elif pair := self._images_with_other_answers(same, kind_K, number_K, example):
+                of_images.append(pair)
+        # The keys of images are nearly always right. They are wrong if there is only one answer.
+        if self._task is not None and of_images:
+            questions_NS = np.stack([example(one)[0] for one, _ in of_images])
+            several_N = self._task.may_have_several_answers(questions_NS)
+            found |= {pair for pair, several in zip(of_images, several_N, strict=True) if several}
         return sorted(found)
 
-    def _disagree(self, one: tuple[np.ndarray, ...], other: tuple[np.ndarray, ...], *, itself: bool) -> bool:
-        (input_S, labels_S, labelled_S), (_, other_labels_S, other_labelled_S) = one, other
-        if itself:
-            return bool(((labels_S != other_labels_S) & labelled_S & other_labelled_S).any())
-        # The keys of images are nearly always right. They are wrong if there is only one answer.
-        return self._task is None or bool(self._task.may_have_several_answers(input_S[None])[0])
+    @staticmethod
+    def _images_with_other_answers(
+        same: np.ndarray, kind_K: np.ndarray, number_K: np.ndarray, example: Example
+    ) -> tuple[int, int] | None:
+        """Return two examples, labelled completely, whose images are equal, or None."""
+        image = next((at for at in same if kind_K[at]), None)
+        for other in same if image is not None else ():
+            if other != image and (kind_K[other] or example(int(number_K[other]))[2].all()):
+                one, two = sorted((int(number_K[image]), int(number_K[other])))
+                return one, two
+        return None
+
+
+def _disagreeing(examples: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[int, int] | None:
+    """Return two examples whose labels disagree in a cell that both label, or None."""
+    if len(examples) < 2:
+        return None
+    labels_NS, labelled_NS = (np.stack([each[part] for each in examples]) for part in (1, 2))
+    first_S = labelled_NS.argmax(axis=0)  # the first example that labels a cell
+    disagrees_NS = labelled_NS & (labels_NS != np.take_along_axis(labels_NS, first_S[None], axis=0))
+    if not disagrees_NS.any():
+        return None
+    second, cell = np.argwhere(disagrees_NS)[0]
+    return int(first_S[cell]), int(second)

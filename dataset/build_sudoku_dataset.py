@@ -330,7 +330,7 @@ def _describe_solutions(boards: dict[SplitName, Boards], box: Box) -> list[str]:
                     first = f", the first is {''.join(f'.{DIGITS}'[digit] for digit in several_NS[0])}"
                 num += len(several_NS)
                 bar.update(len(chunk_NS))
-        lines.append(f"unique {num:,} of {len(questions_NS):,} {split} questions have several solutions{first}")
+        lines.append(f"check  {num:,} of {len(questions_NS):,} {split} questions have several solutions{first}")
     return lines
 
 

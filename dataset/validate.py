@@ -177,7 +177,7 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
             fingerprint = findings.collect(partial(_fingerprint, path, name)) if split.whole else None
             lines += _describe(split, task, fingerprint)
     if not all(split.whole for split in splits.values()):
-        lines.append("leaks and duplicates were not looked for; correct the errors first")
+        lines.append("leaks, duplicates and second answers were not looked for; correct the errors first")
         return findings, "\n".join(lines)
     if answers is not None:
         _check_answers(list(splits.values()), answers, findings)
@@ -474,7 +474,7 @@ def _check_answers(splits: Sequence[Split], answers: Answers, findings: Findings
         same = (example(one)[0] == example(other)[0]).all()
         findings.errors.append(
             f"{_place(splits, one)} and {_place(splits, other)} {'have the same input' if same else 'are symmetries'}, "
-            f"but their labels disagree (pairs of this kind: {len(pairs):,}); leave out all answers but one"
+            f"but their labels disagree (questions of this kind: {len(pairs):,}); leave out all answers but one"
         )
 
 

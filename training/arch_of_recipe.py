@@ -1,5 +1,6 @@
 """Say which keys of a recipe no longer hold once another architecture is typed."""
 
+import re
 from contextlib import suppress
 
 from models import shapes_of
@@ -27,27 +28,34 @@ def note_on_arch(overrides: list[str], config: PretrainConfig, sizes: AnySizes) 
         config: of these overrides.
         sizes: of its data.
     """
-    changed: dict[str, tuple[str, str]] = {}
+    changed: dict[str, tuple[str, str | None]] = {}
     with suppress(UserError):  # the recipe alone may be wrong, and the run is right
         changed = replaced_keys(overrides)
     if not changed:
         return []
-    keys = ", ".join(f"{key} {before} -> {now}" for key, (before, now) in changed.items())
-    typed = {key: value for key, _, value in (each.lstrip("+").partition("=") for each in overrides)}
+    keys = ", ".join(
+        f"{key} {before} -> {now}" if now is not None else f"{key} (it has no such key)"
+        for key, (before, now) in changed.items()
+    )
+    words = [each.lstrip("+").partition("=") for each in overrides]
+    arch, experiment = (
+        [value for key, _, value in words if key == group and value[:1] != "{"][-1] for group in ("arch", "experiment")
+    )
     return [
-        f"arch={typed['arch']} replaces the architecture of experiment={typed['experiment']} and gives "
+        f"arch={arch} replaces the architecture of experiment={experiment} and gives "
         f"{num_parameters(config, sizes):,} parameters; keys of the recipe that no longer hold: {keys}"
     ]
 
 
-def replaced_keys(overrides: list[str]) -> dict[str, tuple[str, str]]:
+def replaced_keys(overrides: list[str]) -> dict[str, tuple[str, str | None]]:
     """Return the keys of arch whose value in the recipe a typed arch=... replaces.
 
     Typed keys are not among them, nor are options that only the architecture of the recipe has, if
     the recipe itself does not set them.
 
     Returns:
-        {key: (value of the recipe, value of the run)}, as they are typed.
+        {key: (value of the recipe, value of the run)}, as they are typed; None: the architecture of
+        the run has no such key.
 
     Raises:
         UserError: The config is wrong.
@@ -55,7 +63,7 @@ def replaced_keys(overrides: list[str]) -> dict[str, tuple[str, str]]:
     typed = typed_keys_and_groups(overrides)
     if not {"arch", "experiment"} <= typed:
         return {}
-    without_options = [each for each in overrides if not each.lstrip("+~").startswith("arch.")]
+    without_options = [each for each in overrides if not re.match(r"[+~]*arch(\.|=\{)", each)]
     recipe, chosen, run = (
         dict(flatten({"arch": read_config("pretrain", each)["arch"]}))
         for each in ([e for e in without_options if not e.lstrip("+").startswith("arch=")], without_options, overrides)
@@ -63,7 +71,9 @@ def replaced_keys(overrides: list[str]) -> dict[str, tuple[str, str]]:
     files = (file for file in chosen_files("pretrain", overrides) if file.group == "experiment")
     set_by_recipe = {key for file in files for key, _ in file.keys_with_lines()}
     return {
-        key: (as_override(value), as_override(run[key]) if key in run else "none")
+        key: (as_override(value), as_override(run[key]) if key in run else None)
         for key, value in recipe.items()
-        if key != "arch.name" and key not in typed and (chosen[key] != value if key in chosen else key in set_by_recipe)
+        if key != "arch.name"
+        and not any(key == each or key.startswith(f"{each}.") for each in typed - {"arch"})
+        and (chosen[key] != value and run.get(key) != value if key in chosen else key in set_by_recipe)
     }

@@ -86,4 +86,4 @@ def _evaluation(arch: CommonConfig, sizes: Sizes, batch_size: int, world: World)
 
 
 def _fits(overrides: str, needed: float, asked: float) -> str:
-    return f"it fits with {overrides}: {gb(needed)} GB instead of {gb(asked)} by calculation, and the same result"
+    return f"it should fit with {overrides}: {gb(needed)} GB instead of {gb(asked)} by calculation, and the same result"

@@ -71,5 +71,5 @@ def _what(error: Exception) -> str:
     said = f"out of memory on the {'host' if on_host else 'GPU'}"
     if found := _ASKED.search(str(error)):
         number, unit = found.groups()
-        said += f": {f'{float(number) / 1e9:,.2f} GB' if unit == 'bytes' else f'{number} {unit}'} more did not fit"
+        said += f": {f'{float(number) / 1e6:,.1f} MB' if unit == 'bytes' else f'{number} {unit}'} more did not fit"
     return said

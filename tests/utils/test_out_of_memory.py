@@ -65,7 +65,7 @@ def test_several_ranks_say_it_once(data: Path, tmp_path: Path, on_ranks: list[in
     hook = with_arguments(_lacks_memory, on_ranks)
     done = runs.Torchrun(["--master-port", str(free_port())], hook, arguments, log, tmp_path).wait()
     assert done.status == 1, done.output
-    own = [line for line in done.output.splitlines() if line.startswith(("fault", "it fits with"))]
+    own = [line for line in done.output.splitlines() if line.startswith(("fault", "it should fit with"))]
     assert len(own) == 2 and own[0][len("fault on rank ")] in map(str, on_ranks), done.output
     assert "20.00 GiB" in own[0] and 'pretrain.py", line' not in done.output, done.output
 
