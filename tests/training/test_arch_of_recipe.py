@@ -35,7 +35,7 @@ def test_a_typed_size_changes_what_follows_from_it() -> None:
 
 def test_keys_that_the_architecture_lacks_are_named() -> None:
     keys = replaced_keys(["experiment=trm_sudoku_6x6", "arch=se_mixer"])
-    assert {key for key, (_, now) in keys.items() if now == "none"} == {"arch.mlp", "arch.num_registers"}
+    assert {key for key, (_, now) in keys.items() if now is None} == {"arch.mlp", "arch.num_registers"}
 
 
 def test_a_recipe_of_ones_own(tmp_path: Path) -> None:
