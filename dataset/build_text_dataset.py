@@ -28,7 +28,7 @@ from dataset.schema import SplitName
 from dataset.tasks.base import count
 from dataset.text.generated import generate
 from dataset.text.schema import check_text_contents, open_text_split
-from dataset.text.sources import Document, files_of, read_documents
+from dataset.text.sources import Document, files_of, read_documents, require_separator
 from dataset.text.tokenizer import LEAST_BPE, ByteTokenizer, FileTokenizer, Tokenizer, train_bpe
 from dataset.text.writer import TextSplitWriter
 from utils.arguments import Parser, check_at_least, check_exclusive, typed_path
@@ -380,6 +380,9 @@ def build(settings: Settings) -> str:
             source=settings.source and files_of(settings.source),
             test_source=settings.test_source and files_of(settings.test_source),
         )
+        if settings.separator is not None:
+            files = [*(expanded.source or ()), *(expanded.test_source or ())]
+            require_separator(files, os.fsencode(settings.separator))
         tokenizer = make_tokenizer(folder, expanded)
         lines = write_splits(folder, expanded, tokenizer, left_out)
         # This is the code with which training reads the dataset.

@@ -27,6 +27,7 @@ PASSAGE_BYTES = 1 << 14
 # The longest line of a JSONL file and the longest field of a CSV file.
 MOST_BYTES = 1 << 26
 _TAB = "\t"
+_LINES, _TABLES = (".jsonl", ".ndjson"), (".csv", ".tsv")
 _REFUSED = (".json", ".parquet", ".arrow", ".zip", ".zst", ".xz", ".bz2", ".pdf")
 KEYS = "text, or instruction and response"
 # What JSON calls the values that are no text.
@@ -90,6 +91,23 @@ def _why_no_text(file: Path) -> str:
     return "" if len(beginning) == PASSAGE_BYTES or beginning.strip() else "empty"
 
 
+def require_separator(files: Sequence[Path], separator: bytes) -> None:
+    """Raise UserError if no file of plain text has the separator. Reads up to the first one."""
+    for file in files:
+        if _name(file).endswith((*_LINES, *_TABLES, *_REFUSED)):
+            continue
+        end = b""
+        with _opened(file) as stream:
+            for block in iter(partial(stream.read, PASSAGE_BYTES), b""):
+                if separator in end + block:
+                    return
+                end = (end + block)[1 - len(separator) :] if len(separator) > 1 else b""
+    raise UserError(
+        f"no plain text in --source has the separator {os.fsdecode(separator)!r}; write it as the texts do, such as "
+        "--separator '<|endoftext|>' or --separator $'\\n\\n'"
+    )
+
+
 def read_documents(file: Path, separator: bytes | None = None) -> Iterator[Document]:
     """Yield the documents of a file: .jsonl, .csv, .tsv, or else plain text; each perhaps with .gz.
 
@@ -104,9 +122,9 @@ def read_documents(file: Path, separator: bytes | None = None) -> Iterator[Docum
         raise UserError(f"{file}: can't be read; convert it to .jsonl, .csv or plain text, perhaps with .gz")
     is_empty = True
     with _opened(file) as stream:
-        if name.endswith((".jsonl", ".ndjson")):
+        if name.endswith(_LINES):
             documents = _jsonl(file, stream)
-        elif name.endswith((".csv", ".tsv")):
+        elif name.endswith(_TABLES):
             documents = _csv(file, stream, _TAB if name.endswith(".tsv") else ",")
         else:
             documents = _plain(file, stream, separator)

@@ -199,6 +199,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--source", source, source], f"{source} is named twice"),
         (["--generate", "a", "b", "a"], "--generate names a more than once; name it once"),
         (["--source", source, "--separator", ""], "--separator is empty; give the text between two documents"),
+        (["--source", source, "--separator", "<none>"], "no plain text in --source has the separator '<none>'"),
         (["--source", source, "--seed", 10**80], "; give a number below 2^64"),
         (["--source", source, "--tokenizer", tmp_path / "no.json"], "no.json is missing; correct --tokenizer"),
         (["--source", source, "--train-bpe", 256], "--train-bpe is 256; it must be at least 260"),
