@@ -289,7 +289,7 @@ def test_only_a_model_that_is_equivariant_is_said_to_gain_nothing(
     train_here([*typed, *length, "arch.halt_max_steps=2", "arch.forward_dtype=float32"])
     for checkpoint, is_said in ((mixer, True), (str(run), False)):
         said.clear()
-        evaluated(f"checkpoint={checkpoint}", "tta=2")
+        evaluated(f"checkpoint={checkpoint}", "tta=2", f"out={tmp_path / 'out'}")
         assert any("tta=2" in line for line in said) == is_said
 
 

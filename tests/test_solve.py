@@ -470,7 +470,7 @@ def test_standard_input(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) 
 
 
 IN_FILES = {
-    "list.txt": f"# two of them\n{QUESTION} # easy\n{OTHER.replace('.', '0')}\n",
+    "list.txt": f"# two of them\n{QUESTION}\n{OTHER.replace('.', '0')}\n",
     "one.sdk": "#AMe\n[Puzzle]\n1..4\n....\n4...\n.3.1\n[State]\n1234\n3412\n4123\n2341\n",
     "plain.sdk.gz": "1..4\n....\n4...\n.3.1\n",
     "frame.ss": "*-------*\n|1X|X4|\n|XX|XX|\n|--+--|\n|4X|XX|\n|X3|X1|\n*-------*\n",

@@ -218,7 +218,7 @@ def _page(*typed: str) -> str:
 @pytest.fixture
 def here(puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Workload, "time_steps", lambda self: None)
+    monkeypatch.setattr(Workload, "time_steps", lambda self, stopped: None)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/4").symlink_to(puzzles)
     return tmp_path

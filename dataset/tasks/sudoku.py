@@ -141,11 +141,11 @@ class SudokuTask(TextTask):
         """
         lines, section = [], _PUZZLE
         for number, line in super().lines_in(text):
-            without_comment = line.partition("#")[0].strip()
-            if without_comment.startswith("["):
-                section = without_comment.lower()
-            elif section == _PUZZLE and (not line.strip() or set(without_comment) - _FRAME):
-                lines.append((number, without_comment.translate(_WITHOUT_FRAME)))
+            line = line.strip()
+            if line.startswith("["):
+                section = line.lower()
+            elif section == _PUZZLE and not line.startswith("#") and (not line or set(line) - _FRAME):
+                lines.append((number, line.translate(_WITHOUT_FRAME)))
         return lines
 
     @property

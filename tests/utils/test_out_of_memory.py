@@ -90,7 +90,7 @@ def test_other_errors_do_not_count() -> None:
         raise RuntimeError("an assert")
 
 
-@pytest.mark.parametrize(("error", "part"), [(RuntimeError(ON_HOST), "host: 0.69 GB"), (MemoryError(), "host")])
+@pytest.mark.parametrize(("error", "part"), [(RuntimeError(ON_HOST), "host: 691.2 MB"), (MemoryError(), "host")])
 def test_the_first_line_says_what_did_not_fit(error: Exception, part: str) -> None:
     error.add_note("at step 7")
     what, _ = OutOfMemory(error, lambda: "").lines()
