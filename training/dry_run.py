@@ -371,7 +371,7 @@ def _of_fits(question: Question, variants: Variants) -> Iterator[str]:
         yield f"the run fits: {gb(peak)} of {memory}"
     elif fitting:
         best = smallest_change(fitting, question)
-        yield f"the run does not fit: {gb(peak)} of {memory}; it would with {overrides_of(best, question)}"
+        yield f"the run does not fit: {gb(peak)} of {memory}; it would with {' '.join(overrides_of(best, question))}"
     else:
         yield f"the run does not fit: {gb(peak)} of {memory}; take more ranks, or a smaller batch or model"
     yield "not counted: what CUDA and NCCL take for themselves, and data that data_on keeps on the device"
@@ -400,17 +400,13 @@ def smallest_change(fitting: list[Variant], question: Question) -> Variant:
     def cost(variant: Variant) -> tuple[bool, int, int, int]:
         is_another = variant.parallel.name != question.config.parallel.name
         place = _CHECKPOINTINGS.index(variant.checkpointing)
-        return is_another, len(_changes(variant, question)), variant.grad_accumulation, place
+        return is_another, len(overrides_of(variant, question)), variant.grad_accumulation, place
 
     return min(fitting, key=cost)
 
 
-def overrides_of(variant: Variant, question: Question) -> str:
+def overrides_of(variant: Variant, question: Question) -> list[str]:
     """Return what to type so that the run becomes the variant."""
-    return " ".join(_changes(variant, question))
-
-
-def _changes(variant: Variant, question: Question) -> list[str]:
     config = question.config
     of_keys = {
         "parallel": (variant.parallel.name, config.parallel.name),

@@ -39,7 +39,7 @@ def smaller_step(start: Start[PretrainConfig], data: Data, world: World) -> str:
     fitting = [variant for variant in possible if variant.footprint.peak <= question.limit]
     if fitting:
         best = smallest_change(fitting, question)
-        return _fits(overrides_of(best, question), best.footprint.peak, asked)
+        return _fits(" ".join(overrides_of(best, question)), best.footprint.peak, asked)
     least = min(variant.footprint.peak for variant in possible)
     return (
         f"no grad_accumulation and no activation_checkpointing is enough ({gb(least)} GB by calculation); take "

@@ -18,7 +18,7 @@ from utils.config_files import quoted
 # Where a value stands in a config: keys, and indices of lists.
 Path = tuple[str | int, ...]
 
-# A value among several, up to the next comma: in quotes, in brackets, or or bare with commas as \\,
+# A value among several, up to the next comma: in quotes, in brackets, or bare with commas as \\,
 _VALUE = re.compile(
     r"""(\s*(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\[[^]]*\])\s*|(?:\\.|[^,\\]|\\$)*)(?:,|$)""", re.DOTALL
 )
