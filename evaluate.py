@@ -42,15 +42,15 @@ from utils.checkpoint.names import kind_of
 from utils.checkpoint.reader import open_checkpoint
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import Bool, Int, page
-from utils.dist.config import DeviceName, DistConfig
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
 from utils.drawing import draw_accuracy_over_steps, draw_reliability, pyplot
 from utils.errors import UserError
 from utils.files import file_errors, plain, refuse_links, write_atomically
 from utils.mistakes import Origin
 from utils.out_of_memory import advising, half
 from utils.program import run
+from utils.ranks.config import DeviceName, DistConfig
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 from utils.saved_outputs import SavedOutput, num_saved
 from utils.terminal import show, tell
 
@@ -73,7 +73,7 @@ Let eight symmetries of each puzzle vote:
   python evaluate.py checkpoint=<run> tta=8
 Run eight passes with noise over each puzzle, and take the answer with the highest q_halt:
   python evaluate.py checkpoint=<run> trajectories=8 noise=0.5
-A file or a folder that python -m models.export wrote:
+A file or a folder that python -m sharing.export wrote:
   python evaluate.py checkpoint=model.safetensors data_path=data/sudoku-6x6
 A model of text, on its own test split or on another of the same tokenizer:
   python evaluate.py checkpoint=<run> data_path=data/book

@@ -57,13 +57,13 @@ from training.trained import (
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.command_line import CommandLine
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.metrics import Row
 from utils.out_of_memory import advising
 from utils.perf.recording import AVERAGE, PUZZLE_TABLE
 from utils.program import run
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 from utils.run.folder import clear_stopped
 from utils.run.heading import heading
 from utils.run.launched import Launched

@@ -54,13 +54,13 @@ from training.prompts import PromptConfig, Writer, open_reader
 from training.trained import Trained, TrainedConfig, open_trained
 from utils.command_line import CommandLine, read_config, validate
 from utils.config import Int, page
-from utils.dist.config import DeviceName
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.mistakes import Origin
 from utils.out_of_memory import advising, half
 from utils.program import run
+from utils.ranks.config import DeviceName
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 from utils.terminal import leave, show, write
 
 USAGE = """
@@ -77,7 +77,7 @@ Eight passes with noise over each puzzle, of which the most confident one answer
 The puzzles of a text, one on each line or in rows, or of a .sdk or .ss file; - is standard input:
   python solve.py checkpoint=<run> puzzle=sudokus.txt
   cat mazes.txt | python solve.py checkpoint=<run> puzzle=-
-With a file or a folder that python -m models.export wrote, here or on the Hugging Face Hub:
+With a file or a folder that python -m sharing.export wrote, here or on the Hugging Face Hub:
   python solve.py checkpoint=model.safetensors puzzle=...
   python solve.py checkpoint=hf://owner/repo puzzle=...
 A model of text continues a text or answers an instruction, whichever it was trained on:
@@ -266,7 +266,7 @@ class Solver:
             checkpoint: a run folder (its newest checkpoint), <run>/best, a step folder, a weights
                 file, or hf://owner/repo[/path].
             overrides: overrides as on the command line of solve.py. A weights file that
-                `python -m models.export` did not write needs its architecture and the dataset of
+                `python -m sharing.export` did not write needs its architecture and the dataset of
                 its training, such as ["arch=trm_mlp", "data_path=data/sudoku-extreme-1k-aug-1000"].
             device: "cuda", "mps" or "cpu"; "auto" takes the first of these that the machine has.
 

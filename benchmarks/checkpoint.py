@@ -44,8 +44,8 @@ from utils.checkpoint.format import RunState, step_folders
 from utils.checkpoint.reader import Checkpoint
 from utils.checkpoint.writer import Checkpointer, Snapshot
 from utils.command_line import read_config, validate
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 VOCAB_SIZE = 11
 

@@ -31,11 +31,11 @@ from benchmarks.on_request import Asked
 from benchmarks.spread import spread
 from dataset.loader import EvalLoader
 from dataset.schema import Split, open_datasets
-from models.export import Settings, export
+from sharing.export import Settings, export
 from training.evaluation import EvalOptions, evaluate
 from training.trained import Trained, open_trained
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 _METRICS = ("exact_accuracy", "steps", "num_examples")
 Result = dict[str, float]

@@ -25,8 +25,8 @@ from training.data import Sizes
 from training.flops import flops_of_step
 from training.precision import with_forward_dtype
 from utils.command_line import read_config, validate
-from utils.dist.setup import join_ranks
 from utils.perf.ranks import RankSampler
+from utils.ranks.setup import join_ranks
 
 # The paper's depth. Blocks are narrow, so that a CPU takes short steps.
 RECIPE = ["arch.hidden_size=64", "arch.num_heads=2", "global_batch_size=4", "arch.forward_dtype=auto"]

@@ -25,7 +25,7 @@ from training.plan import Plan, online_augmentation
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.command_line import read_config, validate
-from utils.dist.setup import join_ranks
+from utils.ranks.setup import join_ranks
 from utils.run.resume import Start
 
 

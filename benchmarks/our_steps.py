@@ -25,7 +25,6 @@ from training.data import Sizes
 from training.flops import flops_of_parts, flops_of_step
 from training.plan import Plan
 from utils.command_line import read_config, validate
-from utils.dist.setup import join_ranks
 from utils.perf.devices import max_memory_gb
 from utils.perf.recording import (
     AVERAGE,
@@ -40,6 +39,7 @@ from utils.perf.recording import (
     transfers,
     union,
 )
+from utils.ranks.setup import join_ranks
 from utils.run.resume import Start
 
 

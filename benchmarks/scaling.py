@@ -40,8 +40,8 @@ from models.block import Block
 from training.config import PretrainConfig
 from training.data import Sizes
 from utils.command_line import CommandLine
-from utils.dist.config import Axes
-from utils.dist.launch import Launch
+from utils.ranks.config import Axes
+from utils.ranks.launch import Launch
 from utils.run.lock import RunLock
 from utils.run.resume import read_start
 

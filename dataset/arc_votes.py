@@ -31,10 +31,10 @@ from dataset.arc import (
 )
 from dataset.schema import Split, read_names
 from dataset.tasks.arc import ArcTask
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
 from utils.json_files import read_json
+from utils.ranks.world import World
 
 KS = (1, 2, 5, 10, 100, 1000)
 # The number of answers per test input in arc_votes.json.

@@ -14,8 +14,8 @@ from dataset.schema import Split
 from dataset.tasks import TASKS, task_of_set, task_of_shape
 from dataset.tasks.base import BoardTask, Votes
 from utils.batch import Batch
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 if TYPE_CHECKING:
     EvaluatorName = str

@@ -17,9 +17,9 @@ from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
 from dataset.schema import CHUNK_BYTES, IGNORE_LABEL, PuzzleSet, Split, unchanged
 from utils.batch import Batch
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.prefetch import Prefetcher
+from utils.ranks.world import World
 
 DataOn = Literal["auto", "host", "device"]
 

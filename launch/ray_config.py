@@ -10,8 +10,8 @@ from launch.ray_job import RayJob
 from training.config import PretrainConfig
 from utils.command_line import read_config, validate
 from utils.config import Float, Int, StrictModel, page
-from utils.dist.launch import Launch
 from utils.errors import UserError
+from utils.ranks.launch import Launch
 from utils.run.folder import with_names
 from utils.run.resume import place_of_resumed, place_of_run
 

@@ -20,11 +20,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from launch.ray_job import free_port, rank_environment
 from launch.stepping import SteppedRun
 from training.state import HostCopy
-from utils.dist.config import MeetingConfig
-from utils.dist.launch import Launch
-from utils.dist.setup import join_ranks
 from utils.errors import UserError
 from utils.metrics import Row
+from utils.ranks.config import MeetingConfig
+from utils.ranks.launch import Launch
+from utils.ranks.setup import join_ranks
 
 
 @ray.remote

@@ -8,9 +8,9 @@ from training.plan import Plan
 from training.session import Session
 from training.state import HostCopy
 from utils.checkpoint.format import read_name
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.metrics import Row
+from utils.ranks.world import World
 from utils.run.lock import RunLock
 from utils.run.stop import StopSignal
 

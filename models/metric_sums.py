@@ -12,8 +12,8 @@ from torch import Tensor
 
 from models.losses import LOSS_SUMS, METRICS, Outputs, TokenLossConfig, act_loss, correctness, widest_float
 from models.objective import SLOTS, SumsSpec
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 EVAL_METRICS = (*(name for name in METRICS if name not in ("count", "q_continue_loss")), "halt_step")
 """What every evaluation measures. The value of going on is learned, and never evaluated."""

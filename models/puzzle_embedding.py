@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from utils.dist.world import World
+from utils.ranks.world import World
 
 
 class PuzzleEmbedding(nn.Module):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
-from utils.dist.world import local_part
 from utils.errors import UserError
+from utils.ranks.world import local_part
 
 
 class AdamATan2(torch.optim.Optimizer):

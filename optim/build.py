@@ -19,9 +19,9 @@ from torch.profiler import record_function
 from optim.adam_atan2 import AdamATan2
 from optim.muon import Coefficients, Muon, Scale
 from utils.config import Float, Int, StrictModel, name_of, union_of
-from utils.dist.world import is_dtensor
 from utils.errors import UserError
 from utils.perf.recording import OPTIMIZER
+from utils.ranks.world import is_dtensor
 from utils.shapes import Shapes, compare_shapes
 
 # ---- one class for each optimizer ---------------------------------------------------------------

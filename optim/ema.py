@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from utils.dist.world import local_part
 from utils.errors import UserError
+from utils.ranks.world import local_part
 from utils.shapes import Shapes, compare_shapes
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from utils.dist.world import World, local_part
+from utils.ranks.world import World, local_part
 
 _START, _SMALLEST = 2.0**16, 1.0
 _STEPS_TO_GROW = 2000

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch.optim.optimizer import ParamsT
 
-from utils.dist.world import is_dtensor
+from utils.ranks.world import is_dtensor
 
 Coefficients = Literal["jordan", "urm"]
 Scale = Literal["spectral", "rms"]

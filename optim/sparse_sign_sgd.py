@@ -8,7 +8,7 @@ The result is the same for any number of ranks.
 
 import torch
 
-from utils.dist.world import World, is_dtensor
+from utils.ranks.world import World, is_dtensor
 
 
 @torch.no_grad()

@@ -7,13 +7,13 @@ from search.launchers import build_launcher
 from search.report import Best, measured, num_of, require_best_first
 from search.study import Study
 from search.sweep import Sweep
+from sharing.recipe import differences_from_groups, recipe_text
 from utils.command_line import read_config, with_changes
 from utils.config import flatten
 from utils.config_files import CONFIG_DIR, as_override
 from utils.errors import UserError
 from utils.files import file_errors, refuse_links, write_atomically
 from utils.programs import PACKAGE
-from utils.recipe import differences_from_groups, recipe_text
 
 EXPERIMENTS = CONFIG_DIR / "experiment"
 # Where a run is, and what belongs to one start of it. The seed is left at its default: the values

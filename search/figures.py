@@ -23,7 +23,7 @@ from search.report import Best, best_first, logged_rows
 from search.space import shown_point
 from search.study import Study
 from search.sweep import Sweep
-from utils.recipe import shown_value
+from sharing.recipe import shown_value
 from utils.run.status import is_number
 from viewer.curves import Group, LoggedRun, Panel, panels_of, x_in_steps
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Protocol
 
 from search.config import LauncherConfig
-from utils.dist.launch import without_launcher
 from utils.files import file_errors
 from utils.processes import ending_with_parent
 from utils.programs import ENVIRONMENT, PRETRAIN, command_words, under_torchrun
+from utils.ranks.launch import without_launcher
 from utils.run.lock import is_locked
 from utils.text import for_shell
 

@@ -17,10 +17,10 @@ from search.launchers import build_launcher
 from search.space import Point
 from search.study import Study
 from search.sweep import Sweep
+from sharing.recipe import shown_value
 from utils.config_files import as_override
 from utils.errors import UserError
 from utils.programs import command_words
-from utils.recipe import shown_value
 from utils.run.history import METRICS_FILE, History, read_run_config
 from utils.text import for_shell
 

@@ -20,11 +20,11 @@ from typing import Any
 
 from search.config import LauncherConfig
 from search.launchers import Start, shown
-from utils.dist.launch import without_launcher
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
 from utils.processes import ending_with_parent
 from utils.programs import ENVIRONMENT, PACKAGE, PRETRAIN, ROOT, command_words
+from utils.ranks.launch import without_launcher
 from utils.run.lock import is_locked
 
 _AT_ONCE = 8

@@ -16,8 +16,8 @@ from optuna.distributions import (
 from optuna.trial import FrozenTrial, Trial
 
 from search.config import Entry, Value
+from sharing.recipe import shown_value
 from utils.config_files import as_override
-from utils.recipe import shown_value
 
 Point = dict[str, Value]
 

@@ -14,8 +14,8 @@ from search.sweep import Sweep
 from training.config import PretrainConfig
 from utils.command_line import Container, read_config, validate
 from utils.config_files import as_override
-from utils.dist.launch import Launch
 from utils.errors import UserError
+from utils.ranks.launch import Launch
 from utils.run.folder import with_names
 
 _METHODS = {"grid": "grid", "random": "random", "tpe": "bayes"}

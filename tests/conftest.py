@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 
 from dataset import build_sudoku_dataset
 from tests import runs
-from utils.dist.launch import without_launcher
+from utils.ranks.launch import without_launcher
 
 # The tests may be started in a job of Slurm. Runs that they start are not ranks of that job.
 for name in os.environ.keys() - without_launcher(os.environ).keys():

@@ -21,7 +21,7 @@ from training.state import TrainState
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.command_line import read_config, validate
-from utils.dist.world import World
+from utils.ranks.world import World
 
 SEQ_LEN = 81
 # Those of Sudoku, with a thousand puzzles and the row of unknown ones.

@@ -53,6 +53,7 @@ from dataset.tasks.maze import MazeTask
 from dataset.tasks.sudoku import SudokuTask
 from dataset.validate import validate as validate_dataset
 from models import build_on_meta
+from sharing.weights_file import write_weights
 from tests import runs
 from tests.in_process import SINGLE, begin, load_run
 from tests.test_view import write_arc, write_run
@@ -60,12 +61,11 @@ from training.config import PretrainConfig
 from training.data import Sizes
 from training.trained import weights_from
 from utils.command_line import read_config, validate
-from utils.dist.launch import Launch
 from utils.errors import UserError
 from utils.metrics.row_file import keep_rows
+from utils.ranks.launch import Launch
 from utils.run.lock import RunLock
 from utils.run.resume import prepare, read_start
-from utils.weights_file import write_weights
 from view import view
 
 LIMIT_S = 5

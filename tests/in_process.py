@@ -19,9 +19,9 @@ from training.data import Data, open_data
 from training.state import TrainState
 from training.trained import open_trained
 from utils.checkpoint.reader import Checkpoint
-from utils.dist.launch import Launch
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.launch import Launch
+from utils.ranks.world import World
 from utils.run.lock import RunLock
 from utils.run.resume import Start, read_start
 from utils.run.stop import StopSignal

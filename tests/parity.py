@@ -26,12 +26,12 @@ from models.layers import RMS_EPS
 from models.losses import ACT_SUMS, METRICS, Outputs, act_loss, correctness
 from models.metric_sums import OpenSums
 from models.parallel.layout import Layout
-from models.published import fit_weights, to_ours
 from models.se_rrm import SERRMConfig
 from models.trm import TRMConfig
 from models.urm import URMConfig
 from optim.build import AdamATan2Config, MuonConfig, OptimizerConfig, build_optimizers
 from pretrain import StepSettings, train_step
+from sharing.published import fit_weights, to_ours
 from tests import parity_text
 from tests.recordings import TOLERANCE, Report, expect_keys, number, read_json, read_tensors
 from training.number_watch import NumberWatch
@@ -39,7 +39,7 @@ from training.state import TrainState
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.command_line import validate
-from utils.dist.world import World
+from utils.ranks.world import World
 
 REFERENCE = Path(__file__).parent / "reference"
 QUANTITIES = (

@@ -27,17 +27,17 @@ from models.text.losses import TEXT_METRICS, TEXT_SUMS, text_sums
 from models.text.model import TextModel
 from models.text.objective import TextBatch, TextRow, TextSettings
 from models.text.packing import Packing
-from models.text.published import to_ours, to_published
 from optim.build import AdamATan2Config, build_optimizers
 from optim.ema import EMA
 from optim.schedule import lr_multiplier
 from pretrain import StepSettings, train_step
+from sharing.published_text import to_ours, to_published
 from tests.recordings import Report, expect_keys, number, read_json, read_tensors
 from training.number_watch import NumberWatch
 from training.state import TrainState
 from utils.checkpoint.format import Progress
 from utils.command_line import validate
-from utils.dist.world import World
+from utils.ranks.world import World
 
 QUANTITIES = (
     *("logits", "loss", "metrics", "gradient norm", "no gradient", "schedule"),

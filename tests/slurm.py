@@ -20,7 +20,7 @@ import psutil
 
 from tests import spawn
 from tests.runs import REPOSITORY
-from utils.dist.launch import without_launcher
+from utils.ranks.launch import without_launcher
 
 NODES = ("n1", "n2")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "unshare")

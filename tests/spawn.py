@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from utils.dist.setup import join_ranks
-from utils.dist.world import World
+from utils.ranks.setup import join_ranks
+from utils.ranks.world import World
 
 # Importing torch takes seconds. A fork of a server that has imported it takes milliseconds.
 _CONTEXT = mp.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "utils.dist.setup"])
+_CONTEXT.set_forkserver_preload(["torch", "utils.ranks.setup"])
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120) -> list[Any]:

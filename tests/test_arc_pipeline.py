@@ -35,8 +35,8 @@ from tests.models.helpers import small_config
 from tests.spawn import run_ranks
 from training.evaluation import EvalOptions, evaluate
 from utils.batch import Batch
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 SINGLE = World.single()
 REAL_TASKS = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "arc"

@@ -21,10 +21,10 @@ from tests.in_process import load_run
 from tests.spawn import world_of
 from training.config import PretrainConfig
 from training.data import Sizes, open_data, require_same_sizes, sizes_of_checkpoint
-from utils.dist.launch import Launch
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.launch import Launch
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 from utils.run.lock import RunLock
 from utils.run.resume import read_start
 from utils.run.stop import StopSignal

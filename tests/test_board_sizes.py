@@ -16,7 +16,7 @@ from solve import Solver
 from tests.in_process import mistake
 from tests.runs import Row, rows, settings, train
 from training.trained import Trained
-from utils.dist.world import World
+from utils.ranks.world import World
 from viewer.run_page import page_of_run
 
 SMALL, LARGE = "s2x2.all", "s2x3.all"

@@ -29,8 +29,8 @@ from tests.models.helpers import (
 from tests.models.parallel.helpers import DIST, NUM_STEPS, by_one_process, close, config_of, model_of, start, train
 from tests.spawn import run_ranks
 from utils.batch import Batch
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 NUM_SLOTS = 8
 LARGEST_TRAINING = 5  # graphs, with evaluations of as many slots

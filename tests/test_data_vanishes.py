@@ -18,8 +18,8 @@ from dataset.sampler import Sampler
 from dataset.schema import PuzzleSet, open_split
 from dataset.tasks.maze import MazeTask
 from tests import runs
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 pytestmark = pytest.mark.faults
 

@@ -17,7 +17,7 @@ import pytest
 from tests.pages import blocks, commands
 from tests.runs import REPOSITORY, rows
 from tests.spawn import free_port
-from utils.dist.launch import without_launcher
+from utils.ranks.launch import without_launcher
 
 COMMANDS = commands("docs/launching.md")
 TINY = "debug=tiny device=cpu max_steps=5 log_interval=1 eval_every_n_steps=null best_metric=null"

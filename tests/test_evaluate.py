@@ -29,18 +29,18 @@ from safetensors.torch import load_file, save_file
 import evaluate as program
 from dataset.schema import Split, open_split
 from dataset.tta import Variations
-from models import export
 from models.base import RecursiveModel
 from models.inference import Trace, trace
+from sharing import export
 from tests import runs
 from tests.dataset.shapes import split_of
 from tests.in_process import load_run, train_here, with_identifiers
 from training.config import PretrainConfig
 from utils.command_line import CommandLine, read_config, validate
-from utils.dist.world import World
 from utils.drawing import draw_accuracy_over_steps, draw_reliability
 from utils.errors import UserError
 from utils.out_of_memory import OutOfMemory
+from utils.ranks.world import World
 from utils.saved_outputs import SavedOutput
 
 SINGLE = World.single()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import evaluate as program
-from models.export import export, parse_settings
+from sharing.export import export, parse_settings
 from tests import runs
 from tests.dataset.text.samples import write_split
 from tests.in_process import SINGLE, mistake, train_here

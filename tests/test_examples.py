@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from models.card import CARD, RECIPE
-from models.exported import read_exported
+from sharing.card import CARD, RECIPE
+from sharing.exported import read_exported
 from solve import Solver
 from tests.runs import REPOSITORY
 from training.config import PretrainConfig

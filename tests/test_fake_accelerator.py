@@ -21,7 +21,7 @@ from tests.fake_accelerator import failure_of, fake_accelerator, needs_fake_acce
 from tests.fake_training import SEQ_LEN, FakeTraining, config_of
 from tests.spawn import run_ranks
 from tests.step_costs import RECIPES, Costs, costs_of_a_step, difference, megabytes, read_record, torch_version
-from utils.dist.world import World
+from utils.ranks.world import World
 
 # N = sequences, B = slots, S = tokens
 NUM_SLOTS = 8

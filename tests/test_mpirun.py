@@ -12,7 +12,7 @@ import pytest
 
 from tests import runs
 from tests.runs import assert_same_run, latest, settings, until
-from utils.dist.launch import without_launcher
+from utils.ranks.launch import without_launcher
 
 pytestmark = pytest.mark.launch
 

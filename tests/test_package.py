@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.runs import REPOSITORY
-from utils.dist.launch import without_launcher
 from utils.programs import VERSION
+from utils.ranks.launch import without_launcher
 
 pytestmark = [pytest.mark.launch, pytest.mark.timeout(600)]
 

@@ -18,8 +18,8 @@ from tests.models.helpers import PUZZLE_ARCHS
 from tests.runs import Row, rows, settings, stopped_after, tensors, train, with_arguments
 from tests.spawn import run_ranks
 from utils.config import name_of
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 pytestmark = pytest.mark.invariance
 

@@ -12,7 +12,7 @@ from tests.dataset.text.samples import write_split
 from tests.runs import Row, rows, tensors
 from tests.spawn import run_ranks
 from tests.test_parallel import _differences, _train_all
-from utils.dist.world import World
+from utils.ranks.world import World
 
 pytestmark = pytest.mark.invariance
 

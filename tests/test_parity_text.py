@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from dataset.schema import IGNORE_LABEL
 from models.text.model import TextModel
-from models.text.published import to_published
+from sharing.published_text import to_published
 from tests import parity, parity_text
 from tests.models.text.helpers import NUM_TOKENS, SEQUENCES, VOCAB_SIZE, make_row
 from tests.recordings import Report, change_json, change_tensors

@@ -33,9 +33,9 @@ from training.session import Evaluation
 from training.state import TrainState
 from utils.checkpoint.format import Progress
 from utils.checkpoint.reader import Checkpoint
-from utils.dist.launch import Launch
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.launch import Launch
+from utils.ranks.world import World
 from utils.run.lock import RunLock
 from utils.run.resume import read_start
 from utils.run.stop import StopSignal

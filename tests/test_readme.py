@@ -96,7 +96,7 @@ def _made_small(command: str) -> str:
         return f"{command} --generate 10 --size 8"
     if "build_arc_dataset" in command:
         return f"{command} --num-aug 2"
-    if any(program in command for program in ("models.export", "dataset.validate", "view.py", "watch.py")):
+    if any(program in command for program in ("sharing.export", "dataset.validate", "view.py", "watch.py")):
         return command
     if "dataset.show" in command:
         return f"{command} --num 1"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import pretrain
 from tests.runs import settings
 from tests.spawn import run_ranks
-from utils.dist.world import World
+from utils.ranks.world import World
 
 pytestmark = pytest.mark.invariance
 

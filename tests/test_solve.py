@@ -25,18 +25,18 @@ from dataset.builder import SPLITS, SplitWriter
 from dataset.puzzle_input import PuzzleReader, PuzzleTable
 from dataset.tasks.sudoku import SudokuTask
 from dataset.tta import Variations, winner
-from models import export
 from models.act import initial_carry, segment
 from models.inference import Trace, trace
 from models.trajectories import Trajectories
+from sharing import export
 from solve import Solver, Source, Step
 from tests import runs
 from tests.in_process import load_run, train_here
 from training import more_compute
 from training.trained import Trained
 from utils.batch import Batch
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 SINGLE = World.single()
 STEPS = 3

@@ -12,16 +12,16 @@ import torch
 
 import solve as program
 from dataset.text.schema import open_text_split
-from models.export import export, parse_settings
-from models.exported import ExportedText, read_exported
 from models.text.generation import generate
 from models.text.model import TextModel
+from sharing.export import export, parse_settings
+from sharing.exported import ExportedText, read_exported
+from sharing.weights_file import read_weights
 from tests.text_runs import MAX_LEN, write_data, write_run
 from training.data import TextSizes, require_own_tokens
 from training.trained import open_trained, read_config_of_new_run, require_tokens_of
-from utils.dist.world import World
 from utils.errors import UserError
-from utils.weights_file import read_weights
+from utils.ranks.world import World
 
 SINGLE = World.single()
 PROMPT = "2 + 2"

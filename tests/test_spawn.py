@@ -3,7 +3,7 @@
 import pytest
 
 from tests.spawn import run_ranks
-from utils.dist.world import World
+from utils.ranks.world import World
 
 
 def _dies_or_waits(world: World) -> None:

@@ -21,7 +21,7 @@ from tests.spawn import run_ranks
 from training.config import PretrainConfig
 from training.data import Sizes
 from utils.command_line import read_config, validate
-from utils.dist.world import World
+from utils.ranks.world import World
 
 OPERATORS = "operators"
 WIDTH = 64

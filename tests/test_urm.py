@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models import export
 from models.layers import ConvSwiGLU
 from models.urm import URM, URMConfig
 from optim.build import MuonConfig
+from sharing import export
 from tests import fuzz, runs
 from tests.in_process import begin, load_run, train_here
 from training.config import PretrainConfig

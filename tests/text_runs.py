@@ -16,7 +16,7 @@ from training.data import TextSizes
 from utils.checkpoint.format import RunState
 from utils.checkpoint.writer import Checkpointer, Snapshot
 from utils.command_line import read_config, validate
-from utils.dist.world import World
+from utils.ranks.world import World
 
 MAX_LEN = 40
 SMALL = ("arch.hidden_size=16", "arch.num_layers=2", "arch.num_heads=2", "arch.forward_dtype=float32")

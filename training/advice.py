@@ -9,7 +9,7 @@ from training.config import PretrainConfig
 from training.flops import FlopsOfRun
 from training.plan import Plan
 from training.precision import multiplies_bfloat16
-from utils.dist.world import World
+from utils.ranks.world import World
 from utils.run.status import in_words
 
 # The time of smaller steps is not estimated: they are short on any device, and counting their

@@ -6,8 +6,8 @@ from models.model import Model
 from models.text.model import TextModel
 from models.text.packing import Packing
 from models.text.stack_config import StackShape
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 from utils.text import one_line
 
 

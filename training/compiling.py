@@ -11,8 +11,8 @@ from training.config import PretrainConfig
 from training.data import Data, TextSizes
 from training.flops import FlopsOfRun
 from utils.compiled_code import keep_compiled_code, why_compiling_fails
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 # Compiling pays for a run with more floating-point operations than this for each thread of a CPU or
 # each GPU. docs/lab/log.md has the measurements for CPUs ("compiling"). The number for CUDA is an

@@ -12,18 +12,18 @@ from models import ARCHS, ArchConfig
 from models.base import CommonConfig
 from models.metric_sums import EVAL_METRICS
 from models.parallel import ParallelConfig
-from models.published import PuzzleTable
 from models.text.config import TextConfig
 from models.text.losses import TEXT_EVAL_METRICS
 from optim.build import OptimConfig
 from optim.schedule import BatchScaling
+from sharing.published import PuzzleTable
 from utils.command_line import Container
 from utils.config import Bool, Float, Int, name_of, page
 from utils.config_files import CONFIG_DIR
-from utils.dist.config import DeviceName, DistConfig
 from utils.errors import UserError
 from utils.metrics import WandbConfig
 from utils.perf.trace import ProfileConfig
+from utils.ranks.config import DeviceName, DistConfig
 from utils.run.folder import RunConfig
 from utils.saved_outputs import SavedOutput
 

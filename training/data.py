@@ -27,8 +27,8 @@ from models.base import CommonConfig
 from training.config import PretrainConfig
 from utils.checkpoint.reader import Checkpoint
 from utils.config_files import CONFIG_DIR
-from utils.dist.world import World, shares
 from utils.errors import UserError
+from utils.ranks.world import World, shares
 
 # The vocabulary of a text model is rounded up to a multiple of this, because products of matrices
 # with odd sides are slow. The tokens beyond the dataset's are never a label.

@@ -33,10 +33,10 @@ from training.precision import with_forward_dtype
 from training.trained import read_config_of_new_run
 from utils.command_line import read_config, validate
 from utils.config_files import choices
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.mistakes import Origin
 from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
+from utils.ranks.world import World
 
 # What --dry-run takes beside the keys of a run, with the default. The last three are sizes of data,
 # which the data tell if they are there.

@@ -19,8 +19,8 @@ from dataset.tta import Ballots, Variations
 from models.base import RecursiveModel
 from models.inference import Examples, Finished, Slots, idle_segment
 from models.metric_sums import EvalSums
-from utils.dist.world import World
 from utils.perf.clocks import Deadline
+from utils.ranks.world import World
 from utils.run.stop import StopSignal
 from utils.saved_outputs import OutputWriter, SavedOutput
 

@@ -22,10 +22,10 @@ from models.text.config import CallCounts
 from models.text.generation import Decoder
 from models.text.model import TextModel
 from models.text.packing import Packing
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.files import write_atomically
 from utils.perf.clocks import Deadline
+from utils.ranks.world import World
 from utils.run.stop import StopSignal
 
 # Of a text that is shown, the model reads at most so many tokens, and continues for so many.

@@ -33,10 +33,10 @@ from training.config import PretrainConfig
 from training.data import AnySizes, Sizes, TextSizes, open_own, sizes_from, sizes_of
 from utils.checkpoint.format import RunState, read_state, step_folders
 from utils.command_line import validate
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.perf.devices import peak_tflops
 from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
+from utils.ranks.world import World
 from utils.run.history import read_run_config
 from utils.run.launched import Launched
 from utils.run.resume import completed

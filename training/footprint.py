@@ -41,10 +41,10 @@ from optim.sparse_sign_sgd import sparse_sign_sgd_
 from training.config import PretrainConfig
 from training.data import AnySizes, Sizes, TextSizes, require_whole_shares, slots_of_ranks
 from training.flops import no_seeds
-from utils.dist.config import Axes
-from utils.dist.setup import pick_weights
-from utils.dist.world import World
 from utils.perf.allocations import Allocations, SavedTensors, fused_attention
+from utils.ranks.config import Axes
+from utils.ranks.setup import pick_weights
+from utils.ranks.world import World
 
 T = TypeVar("T")
 

@@ -13,10 +13,10 @@ from models.inference import Slots
 from training.config import PretrainConfig
 from training.data import Data, Sizes
 from training.dry_run import FREE_SHARE, Question, Variants, gb, overrides_of, smallest_change
-from utils.dist.world import World
 from utils.out_of_memory import half
 from utils.perf.allocations import Allocations, fused_attention
 from utils.perf.devices import room_for
+from utils.ranks.world import World
 from utils.run.resume import Start
 
 # The share of the memory that the calculation may fill. Gaps in the heap of the host (glibc) may

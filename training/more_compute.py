@@ -24,8 +24,8 @@ from models.trajectories import Trajectories
 from training.evaluation import EvalOptions, answers_of, cropped
 from utils.batch import Batch
 from utils.config import Float, Int, StrictModel
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 
 class MoreCompute(StrictModel):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from models.objective import SumsSpec
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 # A loss is compared with the median of at most so many steps before it, and of at least so many.
 _SPIKE_WINDOW, _SPIKE_LEAST = 100, 10

@@ -22,8 +22,8 @@ from training.config import PretrainConfig
 from training.data import Data
 from training.evaluation_text import text_eval_metrics
 from utils.checkpoint.format import Progress
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 _LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")  # of text
 

@@ -7,8 +7,8 @@ import torch
 from models.base import RecursiveModel
 from models.layers import FP8_MULTIPLE, Linear, fp8_product
 from models.model import ArchBase, Model
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 from utils.text import one_line
 
 A = TypeVar("A", bound=ArchBase)

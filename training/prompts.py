@@ -14,11 +14,11 @@ from dataset.text.tokenizer import Tokenizer, find_tokenizer
 from models.text.generation import generate
 from models.text.model import TextModel
 from models.text.sampling import Draws, Sampling
+from sharing.hub import download, is_address, with_file
 from training.data import TextSizes, sizes_of_data, with_tokens_of
 from training.trained import Trained
 from utils.config import Float, Int, StrictModel
 from utils.errors import UserError
-from utils.hub import download, is_address, with_file
 from utils.run.folder import located_paths
 
 Reason = Literal["end", "stop", "max_new_tokens", "context"]

@@ -10,8 +10,8 @@ from training.number_watch import BadStep
 from training.state import TrainState
 from utils.checkpoint.reader import find_checkpoint
 from utils.compiled_code import is_of_compiler
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 from utils.run.resume import Start
 
 

@@ -38,14 +38,14 @@ from training.text_loader import TextLoader
 from utils.batch import Batch
 from utils.checkpoint.writer import Checkpointer
 from utils.config_files import typed_override
-from utils.dist.replicas import require_same_replicas
-from utils.dist.world import World, local_part
 from utils.errors import UserError
 from utils.metrics import Metrics, Picture, Row
 from utils.out_of_memory import advising, half
 from utils.perf.clocks import Deadline, StepClock, TimeShare
 from utils.perf.ranks import RankSampler
 from utils.perf.trace import StepProfiler
+from utils.ranks.replicas import require_same_replicas
+from utils.ranks.world import World, local_part
 from utils.run.folder import mark_stopped
 from utils.run.launched import Launched
 from utils.run.lock import RunLock

@@ -21,8 +21,8 @@ from training.number_watch import NumberWatch
 from utils.checkpoint.format import Progress, RunState
 from utils.checkpoint.reader import Checkpoint
 from utils.checkpoint.writer import Snapshot
-from utils.dist.world import World, local_part
 from utils.errors import UserError
+from utils.ranks.world import World, local_part
 from utils.shapes import compare_shapes, shapes_of
 
 T = TypeVar("T")

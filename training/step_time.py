@@ -25,8 +25,8 @@ from training.data import AnySizes, Sizes, sizes_from
 from training.precision import with_forward_dtype
 from training.trained import initial_weights
 from utils.command_line import validate
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 # A step of fewer slots than the run has is long enough to tell the time of all of them.
 _LONG_ENOUGH_S = 1.0

@@ -11,9 +11,9 @@ from dataset.text.sampler import TextSampler
 from models.text.objective import TextBatch, TextRow
 from models.text.packing import Packing
 from models.text.stack_config import Kernel
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.prefetch import Prefetcher
+from utils.ranks.world import World
 
 
 class TextLoader:

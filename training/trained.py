@@ -14,10 +14,11 @@ from dataset.schema import Split
 from dataset.text.schema import UNKNOWN
 from models import ArchConfig, build_arch, build_on_meta
 from models.base import CommonConfig, RecursiveModel
-from models.exported import ExportedText, read_exported, read_foreign, why_not_described
 from models.model import Model
 from models.parallel.layout import Layout
-from models.published import PuzzleTable, fit_one_by_one
+from sharing.exported import ExportedText, read_exported, read_foreign, why_not_described
+from sharing.published import PuzzleTable, fit_one_by_one
+from sharing.weights_file import is_text
 from training.config import PretrainConfig, require_keys_of_arch
 from training.data import (
     AnySizes,
@@ -43,13 +44,12 @@ from utils.command_line import (
 )
 from utils.config import StrictModel
 from utils.config_files import sets_whole_config
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.files import file_errors
+from utils.ranks.world import World
 from utils.run.resume import completed, read_beside_groups
 from utils.shapes import compare_shapes, shapes_of
 from utils.terminal import tell
-from utils.weights_file import is_text
 from utils.yaml_places import chosen_files
 
 
@@ -156,7 +156,7 @@ def open_trained(
         source: the folder of a run, which means its newest checkpoint, or of one of its steps,
             <run>/best or <run>/latest; or a file of weights, also hf://owner/repo/path/in/repo.
         arch: of a file that does not describe its model, which needs `data_path` as well.
-        puzzle_table: what becomes of the puzzle rows of a file (models.published.fit_weights).
+        puzzle_table: what becomes of the puzzle rows of a file (sharing.published.fit_weights).
 
     Raises:
         UserError: There is no whole checkpoint, or no dataset at `data_path`, or a file needs

@@ -10,15 +10,15 @@ from typing import NoReturn
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from utils.dist.config import MeetingConfig
-from utils.dist.launch import Launch, end_with_launcher, may_be_first
-from utils.dist.lost_ranks import is_lost_peer, is_reported, report_first, silent_ranks
-from utils.dist.rendezvous import MissingRank, require_meeting_point
-from utils.dist.setup import join_ranks
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.files import not_utf8, require_utf8
 from utils.out_of_memory import LESS_AT_A_TIME, OutOfMemory, advising
+from utils.ranks.config import MeetingConfig
+from utils.ranks.launch import Launch, end_with_launcher, may_be_first
+from utils.ranks.lost_ranks import is_lost_peer, is_reported, report_first, silent_ranks
+from utils.ranks.rendezvous import MissingRank, require_meeting_point
+from utils.ranks.setup import join_ranks
+from utils.ranks.world import World
 from utils.shell import tell_mistake, wants_traceback
 from utils.terminal import leave, tell
 

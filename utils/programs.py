@@ -21,7 +21,7 @@ COMMANDS = {
     "hrm-view": "view",
     "hrm-watch": "watch",
     "hrm-sweep": "sweep",
-    "hrm-export": "models.export",
+    "hrm-export": "sharing.export",
     "hrm-validate": "dataset.validate",
     "hrm-show": "dataset.show",
     "hrm-build-sudoku": "dataset.build_sudoku_dataset",

@@ -9,9 +9,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.files import file_errors, without_following
+from utils.ranks.world import World
 
 SavedOutput = Literal[
     "inputs",

@@ -221,8 +221,8 @@ def _marks(runs: list[LoggedRun]) -> list[tuple[str, ...]]:
 
 def _as_typed(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config with arch=trm_mlp for the options of that file, and without what follows."""
+    from sharing.recipe import typed_options
     from utils.config_files import is_group  # not at the top, as in LoggedRun.open
-    from utils.recipe import typed_options
 
     typed: dict[str, Any] = {}
     for group in (key.removesuffix(".name") for key in config if key.endswith(".name")):
@@ -235,7 +235,7 @@ def _as_typed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _apart(value: object, others: Iterable[object]) -> str:
     """Return a value with four digits, or with all if one of the others has the same four."""
-    from utils.recipe import shown_value
+    from sharing.recipe import shown_value
 
     shown = [shown_value(other) for other in others]
     return _value(value) if len(set(shown)) < len(shown) else shown_value(value)

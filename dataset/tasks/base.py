@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from utils.batch import Batch
-    from utils.dist.world import World
+    from utils.ranks.world import World
 
 Plain = str | list[list[int]]
 """A board for programs: a text with a character for each cell, or the rows of a grid of numbers."""

@@ -26,7 +26,7 @@ from models.parallel.pipeline_text import TextPipelineLayout
 from models.parallel.puzzle_table import shard_table
 from models.parallel.tensor import FSDPTPConfig, TPConfig, split_tensors
 from models.text.model import TextModel
-from utils.dist.world import World
+from utils.ranks.world import World
 
 ParallelConfig = Annotated[
     DDPConfig | FSDPConfig | HSDPConfig | TPConfig | FSDPTPConfig | PipelineConfig, Field(discriminator="name")

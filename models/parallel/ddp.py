@@ -20,9 +20,9 @@ from models.parallel.dtensor import DTensorLayout
 from models.parallel.layout import LayoutConfig
 from models.parallel.requirements import can_sum, require_gradients
 from utils.config import Bool, Float, Int
-from utils.dist.config import Axes
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.config import Axes
+from utils.ranks.world import World
 
 # The dtypes that compression rounds gradients to.
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from models.model import Model
 from models.parallel.layout import Layout
-from utils.dist.world import World, is_dtensor, local_part
+from utils.ranks.world import World, is_dtensor, local_part
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

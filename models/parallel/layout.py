@@ -20,10 +20,10 @@ from models.objective import PartResult
 from models.objectives import objective_of
 from models.parallel.requirements import nearest_divisors, require_gradients
 from utils.config import StrictModel
-from utils.dist.config import Axes
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.perf.recording import BACKWARD, FORWARD
+from utils.ranks.config import Axes
+from utils.ranks.world import World
 
 
 class LayoutConfig(StrictModel):

@@ -33,9 +33,9 @@ from models.text.config import CallCounts
 from models.text.model import TextModel
 from models.transformer import TransformerConfig
 from utils.config import Int
-from utils.dist.config import Axes
-from utils.dist.world import World, is_dtensor
 from utils.errors import UserError
+from utils.ranks.config import Axes
+from utils.ranks.world import World, is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

@@ -17,7 +17,7 @@ from models.model import Model
 from models.parallel.pipeline import PipelineConfig, PipelineLayout, Stage
 from models.tokens import TokenModel
 from utils.batch import Batch
-from utils.dist.world import World
+from utils.ranks.world import World
 
 
 class PuzzleStage(Stage):

@@ -15,7 +15,7 @@ from models.text.config import CallCounts
 from models.text.model import TextModel, call_stack
 from models.text.objective import TextBatch, TextObjective, TextSettings
 from models.text.packing import Packing
-from utils.dist.world import World
+from utils.ranks.world import World
 
 
 class TextStage(Stage):

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from models.model import Model
 from models.parallel.dtensor import own_part
 from models.puzzle_embedding import ShardedPuzzleEmbedding
-from utils.dist.world import World
+from utils.ranks.world import World
 
 
 def shard_table(model: Model, world: World) -> None:

@@ -3,8 +3,8 @@
 import torch
 
 from models.model import Model
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 
 def nearest_divisors(number: int, wanted: int) -> list[int]:

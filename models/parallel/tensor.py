@@ -19,9 +19,9 @@ from models.parallel.requirements import fill_in_degrees
 from models.text.block import GELU, PackedAttention
 from models.tokens import TokenConfig
 from utils.config import Int
-from utils.dist.config import Axes
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.config import Axes
+from utils.ranks.world import World
 
 
 class TPConfig(LayoutConfig):

@@ -17,7 +17,7 @@ from dataset.sampler import Sampler
 from dataset.schema import DatasetMetadata, PuzzleSet, Split
 from dataset.sudoku import random_solution
 from tests.dataset.mazes import random_maze
-from utils.dist.world import World
+from utils.ranks.world import World
 
 
 def split_of(seq_len: int, vocab_size: int) -> Split:

@@ -17,8 +17,8 @@ from dataset.arc_votes import ArcVotes
 from dataset.build_arc_dataset import main
 from dataset.schema import Split, merge_splits, open_split
 from tests.spawn import run_ranks
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 REAL_TASKS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "arc"
 KS = (1, 2, 5, 10, 100, 1000)

@@ -18,7 +18,7 @@ from dataset.arc_votes import ArcVotes
 from dataset.build_arc_dataset import load_sources, main, make_puzzles, parse_settings
 from dataset.schema import PuzzleSet, Split, SplitName, open_split
 from dataset.validate import main as main_of_validate
-from utils.dist.world import World
+from utils.ranks.world import World
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REAL_TASKS = REPOSITORY.parent / "shared" / "data" / "arc"

@@ -20,8 +20,8 @@ from dataset.tta import Variations
 from tests.dataset.shapes import augmented_batches, split_with, sudoku_split
 from tests.spawn import world_of
 from utils.batch import Batch
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 SINGLE = World.single()
 SIDES = {"four": 4, "six": 6, "nine": 9}

@@ -20,8 +20,8 @@ from dataset.loader import DataOn, EvalLoader, TrainLoader
 from dataset.sampler import Sampler
 from dataset.schema import IGNORE_LABEL, DatasetMetadata, PuzzleSet, Split
 from tests.spawn import world_of
-from tests.utils.dist.helpers import devices_of_threads
-from utils.dist.world import World
+from tests.utils.ranks.helpers import devices_of_threads
+from utils.ranks.world import World
 
 SEQ_LEN, VOCAB = 5, 7
 DATA_ON: tuple[DataOn, ...] = ("host", "device")

@@ -16,7 +16,7 @@ from dataset.online import OnlineAugmentation
 from dataset.schema import Split
 from tests.dataset.shapes import arc_split, augmented_batches, maze_split, split_with, sudoku_split
 from tests.spawn import world_of
-from utils.dist.world import World
+from utils.ranks.world import World
 
 SPLITS: dict[str, Callable[[], Split]] = {
     "sudoku": lambda: sudoku_split(BOXES["2x2"], 12),

@@ -26,9 +26,9 @@ from training.number_watch import NumberWatch
 from training.state import TrainState
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
-from utils.dist.world import World
 from utils.out_of_memory import OutOfMemory
 from utils.perf.devices import max_memory_gb
+from utils.ranks.world import World
 
 # B = slots
 BATCH_SIZE = 8

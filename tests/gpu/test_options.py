@@ -17,8 +17,8 @@ from tests.gpu.device import DEVICE, on_the_gpu, waiting_is_an_error
 from tests.in_process import begin, train_here
 from training.plan import Plan
 from training.precision import why_fp8_fails
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 pytestmark = on_the_gpu
 
@@ -153,9 +153,9 @@ from pathlib import Path
 import torch
 from tests.utils.checkpoint.helpers import snapshot_at
 from utils.checkpoint.writer import Checkpointer
-from utils.dist.launch import Launch
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
+from utils.ranks.launch import Launch
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 world = connect_devices(World(launch=Launch(local_rank=1)), "cuda")
 checkpointer = Checkpointer(Path(sys.argv[1]), world, None)

@@ -12,8 +12,8 @@ from tests.gpu.device import DEVICE, on_the_gpu
 from tests.in_process import train_here
 from tests.models.text.helpers import make_config
 from training.attention_kernel import why_varlen_fails
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 pytestmark = on_the_gpu
 

@@ -21,8 +21,8 @@ from launch import kubernetes
 from launch.kubernetes import GRACE_S, MEETING_S, MISTAKE, PORT, STOPPED, VOLUME, main, manifests, parse, render
 from tests.runs import REPOSITORY, assert_same_run, latest, settings
 from tests.spawn import free_port
-from utils.dist.launch import without_launcher
 from utils.errors import UserError
+from utils.ranks.launch import without_launcher
 
 Manifest = dict[str, Any]
 DATA = f"data_path={VOLUME}/data/sudoku"

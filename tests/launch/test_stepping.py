@@ -11,8 +11,8 @@ from tests import runs
 from tests.runs import Row
 from tests.spawn import run_ranks
 from utils.checkpoint.format import read_state
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 pytestmark = pytest.mark.launch
 

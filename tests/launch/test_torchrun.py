@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import REPOSITORY
-from utils.dist.launch import without_launcher
+from utils.ranks.launch import without_launcher
 
 
 @pytest.mark.launch

@@ -13,8 +13,8 @@ from torch import Tensor
 from models.losses import ACT_SUMS, METRICS, LossConfig, Outputs
 from models.metric_sums import EvalSums, OpenSums, reliability, reliability_sums
 from tests.spawn import run_ranks
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 SINGLE = World.single()
 IGNORE = 0

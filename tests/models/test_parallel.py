@@ -28,7 +28,7 @@ from tests.models.parallel.helpers import (
     train,
 )
 from tests.spawn import run_ranks
-from utils.dist.world import World
+from utils.ranks.world import World
 
 
 def _same(found: Found, expected: Found, case: str, is_main: bool, *, only_first_step: bool) -> None:

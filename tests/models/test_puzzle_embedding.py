@@ -8,7 +8,7 @@ from torch import Tensor
 
 from models.puzzle_embedding import PuzzleEmbedding, ShardedPuzzleEmbedding
 from tests.spawn import run_ranks
-from utils.dist.world import World
+from utils.ranks.world import World
 
 DIM = 3
 

@@ -32,8 +32,8 @@ from optim.ema import EMA
 from tests.runs import REPOSITORY
 from tests.spawn import run_ranks
 from utils.config import name_of
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 LR, BETAS, WEIGHT_DECAY = 0.1, (0.9, 0.95), 0.2
 # What the tests change in config/optim/<name>.yaml, so that three steps of a tiny model show it.

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from optim.adam_atan2 import AdamATan2
 from optim.ema import EMA, require_same_average
 from tests.spawn import run_ranks
-from utils.dist.world import World
+from utils.ranks.world import World
 
 
 def _live() -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from optim.loss_scale import LossScale
 from tests.spawn import run_ranks
-from utils.dist.world import World
+from utils.ranks.world import World
 
 WORLD = World.single()
 FINE, OVERFLOWN = torch.ones(3), torch.tensor([1.0, float("inf"), 0.0])

@@ -9,9 +9,9 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from tests.spawn import run_ranks
-from tests.utils.dist.helpers import dist_config
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
+from tests.utils.ranks.helpers import dist_config
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 LR, WEIGHT_DECAY = 0.5, 0.25
 NUM_ROWS, DIM, BATCH = 20, 3, 16

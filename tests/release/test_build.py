@@ -41,7 +41,7 @@ def test_an_import_that_the_build_cannot_move_stops_it(line: str) -> None:
         ("pretrain.py stops", "hrm-train stops"),
         ("python dataset/build_lights_out_dataset.py --seed 1", "hrm-build-lights-out --seed 1"),
         ("build_maze_dataset.py: write mazes", "hrm-build-maze: write mazes"),
-        ("python -m models.export --format hrm", "hrm-export --format hrm"),
+        ("python -m sharing.export --format hrm", "hrm-export --format hrm"),
         ("torchrun --nproc-per-node 8 evaluate.py x", "torchrun --nproc-per-node 8 -m hrm_trainer.evaluate x"),
         ("pip install -r requirements-plot.txt", "pip install 'hrm-trainer[plot]'"),
         ("needs requirements-plot.txt", "needs hrm-trainer[plot]"),
@@ -106,7 +106,7 @@ def test_an_extra_has_what_its_file_refers_to() -> None:
 
 def test_a_clone_names_its_files() -> None:
     assert PACKAGE == "" and command_words("hrm-train") == ["python", "pretrain.py"]
-    assert command_words("hrm-export") == ["python", "-m", "models.export"]
+    assert command_words("hrm-export") == ["python", "-m", "sharing.export"]
     assert command_words("hrm-build-maze") == ["python", "dataset/build_maze_dataset.py"]
     assert under_torchrun("hrm-evaluate") == ["evaluate.py"]
 

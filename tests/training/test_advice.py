@@ -13,7 +13,7 @@ from training.data import Sizes
 from training.flops import FlopsOfRun, flops_of_step
 from training.plan import Plan
 from utils.command_line import read_config, validate
-from utils.dist.world import World
+from utils.ranks.world import World
 from utils.run.status import in_words
 
 SINGLE = World.single()

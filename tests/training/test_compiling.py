@@ -21,9 +21,9 @@ from training.data import AnySizes, Sizes, open_data
 from training.flops import flops_of_step
 from training.recovery import Recovery
 from utils.command_line import read_config, validate
-from utils.dist.launch import Launch
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.launch import Launch
+from utils.ranks.world import World
 from utils.run.lock import RunLock
 from utils.run.resume import Start, read_start
 from utils.run.stop import StopSignal

@@ -12,7 +12,7 @@ from tests.spawn import world_of
 from training.config import PretrainConfig
 from training.data import Sizes, open_data, require_same_sizes, require_whole_shares, slots_of_ranks
 from utils.command_line import read_config, validate
-from utils.dist.world import World
+from utils.ranks.world import World
 
 SINGLE = World.single()
 

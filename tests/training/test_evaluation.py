@@ -20,8 +20,8 @@ from tests.spawn import run_ranks
 from tests.training.examples import IGNORED, made_split, random_rows
 from training.evaluation import AnswerSample, EvalOptions, evaluate
 from utils.batch import Batch
-from utils.dist.world import World
 from utils.perf.clocks import Deadline
+from utils.ranks.world import World
 from utils.run.stop import StopSignal
 from utils.saved_outputs import SavedOutput
 

@@ -23,10 +23,10 @@ from tests.models.parallel.helpers import DIST, config_of
 from tests.models.text.helpers import make_config
 from tests.spawn import run_ranks
 from training.evaluation_text import TextAnswer, TextEvalOptions, TextSample, evaluate_text, text_eval_metrics
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.perf.clocks import Deadline
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 from utils.run.stop import StopSignal
 
 SINGLE = World.single()

@@ -23,9 +23,9 @@ from training.config import PretrainConfig
 from training.data import Sizes
 from training.flops import FlopsGauge, FlopsOfRun, flops_of_parts, flops_of_step, flops_until, sizes_of_run
 from utils.command_line import read_config, validate
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
+from utils.ranks.world import World
 from utils.run.launched import Launched
 
 SIZES = Sizes(seq_len=16, vocab_size=6, num_puzzle_identifiers=3)

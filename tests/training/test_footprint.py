@@ -45,10 +45,10 @@ from training.footprint import (
     before_head,
 )
 from utils.command_line import read_config, validate
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.perf.allocations import SavedTensors
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 TINY = ["debug=tiny", "device=cpu", "arch.hidden_size=64", "eval_every_n_steps=null", "max_steps=1"]
 SIZES = Sizes(seq_len=81, vocab_size=11, num_puzzle_identifiers=1001)

@@ -19,8 +19,8 @@ from tests.training.examples import IGNORED, made_split, random_rows
 from training import more_compute
 from training.evaluation import EvalOptions, evaluate
 from training.more_compute import MoreCompute, evaluate_trajectories, trace_with_more
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 SINGLE = World.single()
 NUM, COUNT, STEPS, NOISE = 13, 5, 4, 0.9

@@ -11,7 +11,7 @@ from torch import Tensor
 from models.losses import ACT_SUMS, METRICS
 from tests.spawn import run_ranks
 from training.number_watch import BadStep, NumberWatch
-from utils.dist.world import World
+from utils.ranks.world import World
 
 SINGLE = World.single()
 LM_LOSS = METRICS.index("lm_loss")

@@ -27,8 +27,8 @@ from training.data import open_data
 from training.plan import Plan, draw_exploration, full_best_metric, improves, online_augmentation
 from utils.checkpoint.format import Progress
 from utils.command_line import read_config, validate
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 SINGLE = World.single()
 

@@ -13,8 +13,8 @@ from tests.in_process import changed, load_run, train_here
 from tests.models.helpers import needs_fp8, small_model
 from tests.runs import settings, train, with_arguments
 from training import precision
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 
 def _cpu_with(bfloat16: bool, rank: int) -> None:

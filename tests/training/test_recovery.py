@@ -25,8 +25,8 @@ from training.number_watch import BadStep, NumberWatch
 from training.recovery import Recovery
 from training.state import TrainState
 from utils.checkpoint.reader import Checkpoint
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 from utils.run.resume import Start
 
 pytestmark = pytest.mark.faults

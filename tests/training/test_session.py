@@ -20,9 +20,9 @@ from training.session import Session, describe
 from utils.checkpoint import writer as writer_module
 from utils.checkpoint.format import step_folders
 from utils.checkpoint.reader import Checkpoint
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.perf.clocks import Deadline
+from utils.ranks.world import World
 from utils.run.stop import StopSignal
 
 BATCH = 16

@@ -9,7 +9,7 @@ from training.config import PretrainConfig
 from training.data import Sizes, TextSizes
 from training.step_time import seconds_of_step
 from utils.command_line import read_config, validate
-from utils.dist.world import World
+from utils.ranks.world import World
 
 SIZES = Sizes(seq_len=16, vocab_size=6, num_puzzle_identifiers=3)
 TEXT = TextSizes(vocab_size=256, max_len=32, mean_context=20, tokenizer="bytes", special_tokens={})

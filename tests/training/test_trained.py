@@ -12,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import ArchConfig, export
+from models import ArchConfig
 from pretrain import read_config_and_checkpoint
+from sharing import export
+from sharing.weights_file import read_metadata
 from solve import Solver
 from tests import runs
 from tests.in_process import SINGLE, Tensors, begin, changed, mistake, train_here, weights_of, with_identifiers
@@ -22,12 +24,11 @@ from training.config import PretrainConfig
 from training.trained import TrainedConfig, open_trained
 from utils.checkpoint.reader import Checkpoint
 from utils.command_line import validate
-from utils.dist.launch import Launch
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.launch import Launch
+from utils.ranks.world import World
 from utils.run.lock import RunLock
 from utils.run.resume import Start, prepare
-from utils.weights_file import read_metadata
 from view import at_named_step, parse_settings
 
 # A TRM that halts by q_halt. The published code knows all its options except the moving average.

@@ -12,7 +12,7 @@ import dataset.build_maze_dataset
 import dataset.build_sudoku_dataset
 import dataset.show
 import dataset.validate
-import models.export
+import sharing.export
 import view
 from utils.arguments import Parser, typed_path
 from utils.errors import UserError
@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "view": (lambda argv: run_command(view.view, argv), TOO_LONG),
     "validate": (dataset.validate.main, TOO_LONG),
     "show": (dataset.show.main, TOO_LONG),
-    "export": (models.export.main, f"{TOO_LONG} --format hrm -o out"),
+    "export": (sharing.export.main, f"{TOO_LONG} --format hrm -o out"),
     "build sudoku": (dataset.build_sudoku_dataset.main, f"--output-dir {TOO_LONG} --generate 1"),
     "build sudoku from": (dataset.build_sudoku_dataset.main, f"--output-dir out --source-dir {TOO_LONG}"),
     "build maze": (dataset.build_maze_dataset.main, f"--output-dir {TOO_LONG} --generate 1"),

@@ -14,8 +14,8 @@ from dataset.show import _record
 from dataset.text.schema import _published_special_tokens, is_text, open_text_split
 from dataset.text.sources import read_documents
 from dataset.text.tokenizer import FileTokenizer
-from models.exported import read_exported
-from models.text.published_files import find_published
+from sharing.exported import read_exported
+from sharing.published_text_files import find_published
 from utils.errors import UserError
 from utils.json_files import parse_json, read_json
 from utils.run.history import History

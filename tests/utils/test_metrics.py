@@ -21,10 +21,10 @@ import pytest
 
 from tests import runs
 from tests.in_process import train_here
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.metrics import Metrics, Picture, WandbConfig
 from utils.metrics.progress import Progress
+from utils.ranks.world import World
 
 CONFIG = {"project_name": "p", "run_name": "r", "lr": 1e-4}
 SINGLE = World.single()
@@ -732,7 +732,7 @@ def test_what_is_off_is_never_imported(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 import pretrain
-from utils.dist.world import World
+from utils.ranks.world import World
 from utils.metrics import Metrics, WandbConfig
 config = WandbConfig(mode="disabled", **{WANDB!r})
 metrics = Metrics(World.single(), Path({str(tmp_path)!r}), config, False, "x", {{}}, 0, 1)

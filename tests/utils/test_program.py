@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.spawn import free_port
-from utils.dist.launch import without_launcher
+from utils.ranks.launch import without_launcher
 
 pytestmark = pytest.mark.launch
 

@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 from tests.spawn import run_ranks
 from utils import saved_outputs
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 from utils.saved_outputs import OutputWriter
 
 SINGLE = World.single()

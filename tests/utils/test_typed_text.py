@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 from search.sweep import Sweep, differing
 from training.config import PretrainConfig
 from utils.command_line import CommandLine, read_config, validate
-from utils.dist.launch import Launch
 from utils.errors import UserError
 from utils.mistakes import Origin
+from utils.ranks.launch import Launch
 from utils.run.history import read_run_config
 from utils.run.lock import RunLock
 from utils.run.resume import prepare, read_start

@@ -16,7 +16,6 @@ from typing import Literal
 from utils.checkpoint.format import STEP_FOLDER, read_name, step_folders
 from utils.errors import UserError
 from utils.files import file_errors
-from utils.hub import is_address
 from utils.safetensors_files import weights_in
 
 MARKERS = ("best", "latest")
@@ -75,7 +74,7 @@ def kind_of(typed: str | Path) -> Kind:
         UserError: The path is <run>/best or <run>/latest, and there is no such step.
     """
     path = Path(typed)
-    if is_address(str(typed)):
+    if str(typed).startswith("hf://"):
         return "weights"
     if step_named(path) is not None:
         return "step"
@@ -86,7 +85,7 @@ def kind_of(typed: str | Path) -> Kind:
 
 
 def _is_hrm_text(folder: Path) -> bool:
-    """Return whether a folder is one that models/text/published_files.py describes."""
+    """Return whether a folder is one that sharing/published_text_files.py describes."""
     return os.path.isfile(folder / ".metadata") or any(folder.glob("fsdp2_epoch_*"))
 
 

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
 from utils.checkpoint.format import File
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 WriteTensors = Callable[[Path, dict[str, Tensor], dict[str, str]], File]
 """Writes a file of tensors with a header."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from utils.checkpoint.format import File
-from utils.dist.world import World, is_dtensor, local_part
+from utils.ranks.world import World, is_dtensor, local_part
 from utils.safetensors_files import DTYPES, INDEX, name_of_file
 
 

@@ -34,10 +34,10 @@ from utils.checkpoint.format import (
 )
 from utils.checkpoint.reader import Tensors
 from utils.checkpoint.weights import Plan, own_parts, plan_of, write_weights
-from utils.dist.lost_ranks import is_lost_peer
-from utils.dist.world import World, is_dtensor, local_part
 from utils.errors import UserError
 from utils.files import INCOMPLETE, file_errors, remove_replaced, sync_folder, write_synced
+from utils.ranks.lost_ranks import is_lost_peer
+from utils.ranks.world import World, is_dtensor, local_part
 from utils.terminal import tell
 
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from utils.dist.world import World
 from utils.errors import UserError
 from utils.files import writing
 from utils.metrics.progress import Progress
@@ -19,6 +18,7 @@ from utils.metrics.row_file import RowFile
 from utils.metrics.sink import Picture, Row, Sink
 from utils.metrics.tensorboard import TensorBoard
 from utils.metrics.weights_and_biases import WandbConfig, start_wandb
+from utils.ranks.world import World
 
 __all__ = ["Metrics", "Picture", "Row", "WandbConfig"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pynvml
 import torch
 
-from utils.dist.world import World
+from utils.ranks.world import World
 
 # Dense TFLOP/s of data sheets: of bfloat16 and float16 with float32 sums, and of float32 without
 # TF32. The first entry whose words are all in the GPU's name counts.

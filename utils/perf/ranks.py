@@ -10,9 +10,9 @@ from typing import Any
 
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
-from utils.dist.world import World
 from utils.perf.devices import gpu_utilization, max_memory_gb
 from utils.perf.recording import recording, transfers, union
+from utils.ranks.world import World
 
 _BACKENDS = ("gloo:", "nccl:", "mpi:")  # the first part of the name of a transfer on the host
 # Bytes of an element, by the names that the profiler gives to dtypes.

@@ -10,8 +10,8 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
 from utils.config import Bool, Int, StrictModel
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 FOLDER = "profile"
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from utils.dist.rendezvous import meeting_point
-from utils.dist.world import World
 from utils.programs import PACKAGE, ROOT, VERSION
+from utils.ranks.rendezvous import meeting_point
+from utils.ranks.world import World
 from utils.text import for_a_terminal, for_shell
 
 _GIT_TIMEOUT_S = 10

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from utils.dist.launch import Launch
 from utils.files import plain, write_atomically, writing
+from utils.ranks.launch import Launch
 
 LAUNCH_FILE = "launch.json"
 

@@ -27,11 +27,11 @@ from utils.command_line import (
 )
 from utils.config import flatten
 from utils.config_files import Place, choices, default_groups, typed_override
-from utils.dist.config import DEFAULT_MEETING
-from utils.dist.launch import Launch
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
 from utils.mistakes import Origin
+from utils.ranks.config import DEFAULT_MEETING
+from utils.ranks.launch import Launch
 from utils.run.folder import CHECKPOINTS, C, RunConfig, claim_fresh, clear_stopped, note_name, same_folder, with_names
 from utils.run.launched import Launched
 from utils.run.lock import RunLock

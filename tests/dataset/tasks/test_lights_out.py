@@ -21,7 +21,7 @@ from tests import runs
 from tests.dataset.mazes import turned_row
 from tests.dataset.shapes import augmented_batches, split_of, split_with, tensors
 from tests.dataset.variations import spread
-from utils.dist.world import World
+from utils.ranks.world import World
 
 TASK = LightsOutTask(3)
 # The lit lamps are the middle lamp of the upper row and its neighbours. One press turns them off.

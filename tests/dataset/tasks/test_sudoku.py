@@ -15,7 +15,7 @@ from dataset.tasks.sudoku import SudokuSymmetries, SudokuTask
 from dataset.tta import Variations
 from tests.dataset.shapes import augmented_batches, split_of, sudoku_split, tensors
 from tests.dataset.variations import spread
-from utils.dist.world import World
+from utils.ranks.world import World
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 

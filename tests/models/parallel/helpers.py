@@ -22,11 +22,11 @@ from models.parallel import ParallelConfig, parallelize
 from models.parallel.layout import Layout
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_model
-from tests.utils.dist.helpers import dist_config
+from tests.utils.ranks.helpers import dist_config
 from utils.batch import Batch
 from utils.checkpoint.weights import gathered, own_parts, plan_of
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 CONFIGS = Path(__file__).resolve().parents[3] / "config" / "parallel"
 BATCH, NUM_STEPS, LR, TABLE_LR = 8, 3, 0.05, 0.01

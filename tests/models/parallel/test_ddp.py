@@ -19,8 +19,8 @@ from tests.models.parallel.helpers import (
     without_bf16_sums,
 )
 from tests.spawn import run_ranks
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.world import World
 
 
 def _equal(found: Found, expected: Found, steps: slice) -> None:

@@ -6,7 +6,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.models.parallel.helpers import layout_of, model_of, whole, whole_weights
 from tests.spawn import run_ranks
-from utils.dist.world import World
+from utils.ranks.world import World
 
 
 def _check_portable(world: World) -> None:

@@ -14,9 +14,9 @@ from tests.models.parallel.helpers import (
     without_bf16_sums,
 )
 from tests.spawn import run_ranks
-from utils.dist.config import Axes
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.config import Axes
+from utils.ranks.world import World
 
 
 def _check_forward_dtype(world: World) -> None:

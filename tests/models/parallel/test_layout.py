@@ -11,7 +11,7 @@ from models.losses import METRICS, act_loss
 from models.parallel.layout import Layout
 from tests.models.helpers import ARCH_NAMES
 from tests.models.parallel.helpers import BATCH, batch_at, config_of, model_of, start, train
-from utils.dist.world import World
+from utils.ranks.world import World
 
 
 def _layout(num_parts: int = 1, freeze: str = "none") -> Layout:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from models.parallel.pipeline import PipelineConfig
-from utils.dist.config import Axes
+from utils.ranks.config import Axes
 
 
 def _config(**changes: Any) -> PipelineConfig:

@@ -20,12 +20,12 @@ from models.parallel.pipeline_puzzles import PuzzlePipelineLayout
 from tests.models.helpers import ARCH_NAMES, RECURRENT, SEQ_LEN, VOCAB_SIZE, random_batch, small_config, small_model
 from tests.models.parallel.helpers import whole, whole_weights
 from tests.spawn import run_ranks
-from tests.utils.dist.helpers import dist_config
+from tests.utils.ranks.helpers import dist_config
 from utils.batch import Batch
-from utils.dist.replicas import require_same_replicas
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.replicas import require_same_replicas
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 BATCH, STEPS, LR, CLIP = 8, 30, 1e-3, 0.05
 SCHEDULES = ("gpipe", "1f1b", "interleaved")

@@ -21,10 +21,10 @@ from models.text.stack_config import Sequences
 from tests.models.parallel.helpers import config_of, whole, whole_weights
 from tests.models.text.helpers import NUM_TOKENS, VOCAB_SIZE, make_config, make_model
 from tests.spawn import run_ranks
-from tests.utils.dist.helpers import dist_config
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
+from tests.utils.ranks.helpers import dist_config
 from utils.errors import UserError
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 NUM_ROWS = 8
 NO_GRAD_CALLS = CallCounts(H=0, L=0)

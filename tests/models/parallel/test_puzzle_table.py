@@ -11,9 +11,9 @@ from models.parallel.puzzle_table import shard_table
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from tests.models.parallel.helpers import BATCH, DIST, model_of
 from tests.spawn import run_ranks
-from utils.dist.config import DistConfig
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
+from utils.ranks.config import DistConfig
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 
 def _check_table(world: World) -> None:

@@ -15,9 +15,9 @@ from models.parallel.requirements import can_sum, fill_in_degrees, nearest_divis
 from tests.models.helpers import gradients_of, random_batch, run
 from tests.models.parallel.helpers import DIST, NUM_STEPS, config_of, model_of, start, train, without_bf16_sums
 from tests.spawn import run_ranks
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 
 @pytest.mark.parametrize(

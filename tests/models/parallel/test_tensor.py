@@ -18,10 +18,10 @@ from tests.models.parallel.helpers import DIST, close, config_of, model_of, whol
 from tests.models.text.helpers import ARCHS as TEXT_ARCHS
 from tests.models.text.helpers import NUM_TOKENS, SEQUENCES, make_config, make_model, make_row
 from tests.spawn import run_ranks
-from utils.dist.config import Axes
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.config import Axes
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 
 def _world(num_ranks: int) -> World:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.utils.checkpoint.helpers import save_step
-from utils.dist.world import World
+from utils.ranks.world import World
 
 
 @pytest.fixture

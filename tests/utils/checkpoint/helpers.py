@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from tests.utils.dist.helpers import dist_config
+from tests.utils.ranks.helpers import dist_config
 from utils.checkpoint.format import RunState
 from utils.checkpoint.writer import Checkpointer, Snapshot
-from utils.dist.config import Axes
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
+from utils.ranks.config import Axes
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 SLOTS = 7
 STATE_FILE = "state/rank_0000.safetensors"

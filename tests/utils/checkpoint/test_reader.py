@@ -31,10 +31,10 @@ from tests.utils.checkpoint.helpers import (
     weights_at,
 )
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, put_back
-from utils.dist.config import Axes
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.config import Axes
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 # pytest resets the filter that utils/checkpoint/reader.py sets.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -15,10 +15,10 @@ from tests.utils.checkpoint.helpers import CONFIG, WHOLE_RC, fix_manifest, place
 from utils.checkpoint.reader import Checkpoint
 from utils.checkpoint.weights import own_parts, plan_of
 from utils.checkpoint.writer import Checkpointer
-from utils.dist.config import Axes
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.config import Axes
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

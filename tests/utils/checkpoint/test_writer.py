@@ -22,17 +22,17 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tests import runs
 from tests.spawn import run_ranks, world_of
 from tests.utils.checkpoint.helpers import CONFIG, SLOTS, carry_of, placed, save_step, silent, snapshot_at, weights_at
-from tests.utils.dist.helpers import devices_of_threads
+from tests.utils.ranks.helpers import devices_of_threads
 from utils import files
 from utils.checkpoint import weights as weights_module
 from utils.checkpoint import writer as writer_module
 from utils.checkpoint.format import read_name, step_folders
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, put_back
 from utils.checkpoint.writer import Checkpointer, require_finite_weights
-from utils.dist.config import Axes
-from utils.dist.setup import connect_devices
-from utils.dist.world import World
 from utils.errors import UserError
+from utils.ranks.config import Axes
+from utils.ranks.setup import connect_devices
+from utils.ranks.world import World
 
 # pytest resets the filter that utils/checkpoint/storage.py sets.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.spawn import run_ranks
-from utils.dist.world import World
 from utils.perf.devices import gpu_utilization, max_memory_gb, peak_of, peak_tflops
+from utils.ranks.world import World
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -15,9 +15,9 @@ from torch.distributed.fsdp import fully_shard
 
 from tests.runs import settings, train
 from tests.spawn import run_ranks
-from utils.dist.world import World
 from utils.perf.ranks import RankSampler
 from utils.perf.recording import union
+from utils.ranks.world import World
 
 MEMORY = {"perf/max_memory_gb"}
 OF_RANKS = {f"perf/{name}/rank_{rank}" for name in ("memory_gb", "examples_per_second") for rank in (0, 1)}

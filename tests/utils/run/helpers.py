@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from training.config import PretrainConfig
-from utils.dist.launch import Launch
+from utils.ranks.launch import Launch
 from utils.run.lock import RunLock
 from utils.run.resume import Start, prepare, read_start
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.spawn import run_ranks
-from utils.dist.launch import Launch
-from utils.dist.world import World
+from utils.ranks.launch import Launch
+from utils.ranks.world import World
 from utils.run.heading import _on_host, _ranks, _Seat, heading
 
 

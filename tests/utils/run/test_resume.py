@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from tests.utils.run.helpers import all_bytes, prepare_run, read, set_attempt
-from utils.dist.launch import Launch
 from utils.errors import UserError
+from utils.ranks.launch import Launch
 from utils.run.folder import mark_stopped
 from utils.run.launched import Launched
 

@@ -1,0 +1,500 @@
+"""Write a checkpoint as a file of weights, or as a folder to share, also on the Hugging Face Hub.
+
+    python -m sharing.export checkpoints/<project>/<run> -o FILE.safetensors
+    python -m sharing.export checkpoints/<project>/<run> -o FOLDER
+    python -m sharing.export checkpoints/<project>/<run> --push owner/repo [--private]
+    python -m sharing.export --format hrm checkpoints/<project>/<run> -o FILE
+    python -m sharing.export --format urm checkpoints/<project>/<run> -o FILE.pt
+    python -m sharing.export --format transformers checkpoints/<project>/<run> -o FOLDER
+
+The first file describes its model, so that every command loads it without further keys. The folder
+has this file as model.safetensors, the recipe of its training and a card (sharing/card.py), and
+--push uploads it. The file of `--format hrm` has the names that the published code of HRM, TRM and
+SE-RRM reads. If its name ends in .safetensors, it has that format, otherwise `torch.save` writes a
+plain dict. That of `--format urm` is a checkpoint of URM's program: {step, model_state_dict}. The
+last folder is one that the transformers library loads as HRM-Text. The tensors are written bit for
+bit as they are, except that URM's program needs the parameters of its convolution in forward_dtype.
+"""
+
+import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from models import ArchConfig
+from models.base import CommonConfig
+from models.text.config import TextConfig
+from models.tokens import TokenConfig
+from sharing.card import CARD, RECIPE, card_of, facts_of, recipe_of
+from sharing.exported import (
+    FORMAT,
+    Exported,
+    ExportedText,
+    exported_as,
+    read_exported,
+    read_foreign,
+    whole_arch,
+    why_not_described,
+)
+from sharing.hub import require_account, upload
+from sharing.published import Weights, arch_of, to_published
+from sharing.published_text_export import write_for_transformers
+from sharing.weights_file import is_text, read_step, write_weights
+from utils.arguments import Parser, typed_path
+from utils.checkpoint.names import folder_around, kind_of
+from utils.checkpoint.reader import Checkpoint, open_checkpoint
+from utils.command_line import read_config
+from utils.config import flatten
+from utils.config_files import as_override, choices, typed_override
+from utils.errors import UserError
+from utils.files import INCOMPLETE
+from utils.run.folder import located_paths
+from utils.safetensors_files import FILE
+from utils.shell import run_command
+from utils.terminal import tell
+from utils.text import for_shell
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+# Options that the published code lacks. They change nothing in what a trained model computes.
+_NOT_PUBLISHED = {
+    *("backprop", "backprop_warmup_steps", "activation_checkpointing", "depth_curriculum", "fp8_no_grad"),
+    "num_states",
+    *("loss.label_smoothing", "loss.halt_weight"),
+}
+# The published HRM has no such options. The first changes only when a slot halts in training. The
+# prefix has the length that the puzzle embedding needs.
+_NOT_IN_HRM = {"no_ACT_continue", "puzzle_emb_len"}
+# Options that URM's code does not have. Its prefix has the length that the puzzle embedding needs.
+_NOT_IN_URM = {
+    "no_ACT_continue",
+    "puzzle_emb_len",
+    "halt_exploration_prob",
+    "conv_bias",
+    "mlp_t",
+    "conv_2d",
+    "num_registers",
+}
+# Options whose defaults in URM's code differ from those of config/arch/urm.yaml, or that have
+# another name there.
+_TYPED_FOR_URM = {"halt_max_steps": "loops", "H_cycles": "H_cycles", "L_cycles": "L_cycles", "num_layers": "num_layers"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values of the command line."""
+
+    format: str
+    checkpoint: str
+    output: Path | None  # None: --push alone
+    push: str | None = None
+    private: bool = False
+    compiled: bool = False
+    raw: bool = False
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether a folder with a card is written."""
+        return self.format == "native" and (self.output is None or self.output.suffix != ".safetensors")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The weights of a checkpoint by our names, and what is known of the model."""
+
+    weights: Weights
+    model: Exported | None  # None for a file of weights that does not describe its model
+    checkpoint: Checkpoint | None  # None for a file of weights
+    data_paths: tuple[str, ...]  # from the current directory
+    step: int  # that the weights were trained for; 0 if that is not known
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """The tokenizer.json beside the data of a text model, if there is one."""
+        files = (Path(path) / "tokenizer.json" for path in self.data_paths)
+        return next(filter(Path.is_file, files), None)
+
+
+def parse_settings(argv: list[str] | None) -> Settings:
+    """Read the command line.
+
+    Raises:
+        UserError: An option is unknown, malformed or missing.
+    """
+    parser = Parser(
+        "python -m sharing.export",
+        "Write a checkpoint as a file of weights, or as a folder with a card, also on the Hugging Face Hub.",
+        path_keys=("checkpoint", "run"),
+    )
+    add = parser.add_argument
+    add(
+        "checkpoint",
+        type=os.path.expanduser,
+        metavar="CHECKPOINT",
+        help="a run folder (its newest step), a step folder, <run>/best, or a weights file",
+    )
+    add(
+        "--format",
+        default="native",
+        choices=["native", "hrm", "urm", "transformers"],
+        help="native (the default): safetensors that describe their model, for every command of this project, alone "
+        "or in a folder with a recipe and a card; "
+        "hrm: the names that the published code of HRM, TRM and SE-RRM reads; urm: a checkpoint that URM code reads; "
+        "transformers: a folder with config.json for that library, of arch=hrm_text alone",
+    )
+    add(
+        "-o",
+        "--output",
+        type=typed_path,
+        metavar="PATH",
+        help="native: NAME.safetensors, or a new folder; hrm, urm: NAME.safetensors or NAME; transformers: a new "
+        "folder",
+    )
+    add(
+        "--push",
+        metavar="OWNER/REPO",
+        help="native: upload the folder to this repository of the Hugging Face Hub, which is made if it is missing",
+    )
+    add("--private", action="store_true", help="with --push: a repository that is made is private")
+    add("--compiled", action="store_true", help="hrm, urm: write a compiled model's names, which begin with _orig_mod.")
+    add("--raw", action="store_true", help="write the trained weights instead of their moving average")
+    settings = Settings(**vars(parser.parse_args(argv)))
+    _require_sense(settings)
+    return settings
+
+
+def _require_sense(settings: Settings) -> None:
+    """Raise UserError if two options contradict each other, or one is missing."""
+    output = settings.output
+    if settings.format not in ("hrm", "urm") and settings.compiled:
+        raise UserError("--compiled is about published names; give --format hrm or urm as well, or leave it out")
+    if output is None and settings.push is None:
+        raise UserError("-o (or --push) is missing; --help shows the options")
+    # A folder's name may have a dot, as in urm-v1.0. A word after it is rather a mistyped ending.
+    if settings.is_folder and output is not None and re.fullmatch(r"\.[A-Za-z]\w*", output.suffix):
+        raise UserError(
+            f"-o {output} has to end in .safetensors, the only format that can describe the model; rename it, or give "
+            "--format hrm, or the name of a folder without an ending"
+        )
+    if settings.push is not None and not settings.is_folder:
+        raise UserError("--push uploads a folder of the native format; leave --format out, and name a folder with -o")
+    if settings.private and settings.push is None:
+        raise UserError("--private is about a repository of the Hub; give --push owner/repo as well, or leave it out")
+    if settings.raw and settings.is_folder:
+        raise UserError("--raw takes weights that nobody evaluated; give -o NAME.safetensors")
+
+
+def load_source(checkpoint: str, *, raw: bool) -> Source:
+    """Return the weights of a checkpoint and its description.
+
+    Args:
+        checkpoint: a run folder, a step folder, <run>/best, <run>/latest or a weights file.
+        raw: return the trained weights. Otherwise the moving average is returned if there is one.
+
+    Raises:
+        UserError: The checkpoint can't be read.
+    """
+    path = Path(checkpoint)
+    if kind_of(checkpoint) == "weights":
+        if raw:
+            raise UserError(f"--raw applies to the checkpoint of a run, but {checkpoint} is not one; leave it out")
+        if is_text(checkpoint):
+            raise UserError(why_not_described(checkpoint))
+        model = read_exported(checkpoint)
+        step = model.step if model is not None else read_step(checkpoint)
+        return Source(read_foreign(checkpoint), model, None, (), step or 0)
+    opened = open_checkpoint(path, lambda warning: tell(f"warning: {warning}"))
+    config = opened.state.config
+    data_paths = tuple(located_paths(config, config.get("data_paths") or [config.get("data_path")]))
+    weights = opened.weights() if raw else opened.trained_weights()
+    return Source(weights, describe(opened, data_paths), opened, data_paths, opened.state.step)
+
+
+def describe(checkpoint: Checkpoint, data_paths: tuple[str, ...]) -> Exported:
+    """Return the description of the model of a run.
+
+    Raises:
+        UserError: state.json has other contents than a run's.
+    """
+    state = checkpoint.state
+    run = checkpoint.path.absolute().parent
+    is_text_model = "tokenizer" in state.task
+    of_text = {"kind": "text", "target_only": state.config.get("target_only", True)}
+    described = (of_text if is_text_model else {}) | {
+        "format": FORMAT,
+        "arch": whole_arch(state.config),
+        **state.task,
+        # The names of folders only: the path to them may say more than the owner wants to publish.
+        "data": [Path(path).name for path in data_paths],
+        "run": f"{run.parent.name}/{run.name}",
+        "step": state.step,
+    }
+    try:
+        return exported_as(described)
+    except UserError as error:
+        raise UserError(f"checkpoint {checkpoint.path} is damaged: state.json describes no model ({error})") from error
+
+
+def export(settings: Settings) -> str:
+    """Write the file or the folder, and return a line about it and the commands that load it.
+
+    Raises:
+        UserError: The checkpoint can't be exported, the file can't be written or the folder
+            can't be uploaded. An earlier file of the same name stays as it was.
+    """
+    api = None if settings.push is None else require_account(settings.push)
+    source = load_source(settings.checkpoint, raw=settings.raw)
+    if settings.is_folder:
+        return _export_folder(settings, source, api)
+    assert settings.output is not None
+    if settings.format == "transformers":
+        return _export_for_transformers(settings, source)
+    metadata, step = None, None
+    if settings.format == "native":
+        if source.model is None:
+            raise UserError(
+                folder_around(settings.checkpoint)
+                or f"{settings.checkpoint} is a file of weights, which does not say its architecture; export the run "
+                "that wrote it, or give --format hrm or urm"
+            )
+        weights, metadata = source.weights, source.model.as_metadata()
+    else:
+        arch = arch_of(source.weights)
+        if source.model is not None:
+            _require_published(_of_puzzles(source.model.arch), settings.checkpoint)
+        weights = to_published(source.weights, compiled=settings.compiled)
+        if (arch == "urm") != (settings.format == "urm"):
+            raise UserError(
+                f"{settings.checkpoint} is a model of {arch.upper()}; give --format {'urm' if arch == 'urm' else 'hrm'}"
+            )
+        step = source.step if arch == "urm" else None
+    try:
+        write_weights(settings.output, weights, metadata, step=step)
+    except OSError as error:
+        raise _not_written(settings.output, error) from error
+    lines = commands(str(settings.output), settings, source)
+    return "\n".join([_summary(settings.output, weights), *(f"  {line}" for line in lines)])
+
+
+def _export_folder(settings: Settings, source: Source, api: "HfApi | None") -> str:
+    if source.checkpoint is None or source.model is None:
+        raise UserError(
+            folder_around(settings.checkpoint)
+            or f"{settings.checkpoint} is a file of weights, which does not say how it was trained; export the run "
+            "that wrote it, or give -o NAME.safetensors"
+        )
+    facts = facts_of(source.checkpoint, source.model, source.weights)
+    address = str(settings.output) if settings.push is None else f"hf://{settings.push}"
+    # A card names no folders of this machine.
+    shown = Path(address).name if os.path.isabs(address) else address
+    texts = {RECIPE: recipe_of(facts, shown), CARD: card_of(facts, shown)}
+    # The name of a run is its owner's matter.
+    metadata = source.model.model_copy(update={"run": ""}).as_metadata()
+    output = settings.output
+    lines = []
+    with _new_folder(output) as folder:
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        if (tokenizer := source.tokenizer) is not None:
+            shutil.copyfile(tokenizer, folder / tokenizer.name)
+        write_weights(folder / FILE, source.weights, metadata)
+        if api is not None and settings.push is not None:
+            message = f"Upload {facts.title} after step {source.step}"
+            url = upload(api, folder, settings.push, private=settings.private, message=message)
+            lines.append(f"uploaded to {url}")
+    if output is not None:
+        lines.insert(0, f"{_summary(output, source.weights)}, {RECIPE} and {CARD}")
+    return "\n".join([*lines, *(f"  {line}" for line in commands(address, settings, source))])
+
+
+@contextmanager
+def _new_folder(output: Path | None) -> Iterator[Path]:
+    """Give a folder to fill. It becomes the output when it is whole, or vanishes if there is none.
+
+    Raises:
+        UserError: The output exists, or the folder can't be written.
+    """
+    if output is not None and os.path.lexists(output):
+        raise UserError(f"-o {output} exists; remove it, or give the name of a new folder")
+    beside = None if output is None else output.absolute().parent
+    try:
+        with TemporaryDirectory(dir=beside, prefix=INCOMPLETE, ignore_cleanup_errors=True) as around:
+            folder = Path(around) / "model"
+            folder.mkdir()
+            yield folder
+            if output is not None:
+                folder.rename(output)
+    except OSError as error:
+        raise _not_written(output or Path("a temporary folder"), error) from error
+
+
+def _export_for_transformers(settings: Settings, source: Source) -> str:
+    if not isinstance(source.model, ExportedText):
+        raise UserError(f"{settings.checkpoint} is no model of text, and transformers has no other; leave --format out")
+    assert isinstance(source.model.arch, TextConfig)
+    assert settings.output is not None
+    with _new_folder(settings.output) as folder:
+        write_for_transformers(
+            folder,
+            source.weights,
+            source.model.arch,
+            max_len=source.model.max_len,
+            special_tokens=source.model.special_tokens,
+            tokenizer=source.tokenizer,
+        )
+    return f'{_summary(settings.output, source.weights)}\n  AutoModelForCausalLM.from_pretrained("{settings.output}")'
+
+
+def _not_written(output: Path, error: OSError) -> UserError:
+    return UserError(f"can't write {output} ({error.strerror}); check the folder and its free space, or change -o")
+
+
+def _summary(output: Path, weights: Weights) -> str:
+    return f"wrote {output}: {len(weights)} tensors, {sum(t.numel() for t in weights.values()):,} numbers"
+
+
+def commands(address: str, settings: Settings, source: Source) -> list[str]:
+    """Return the commands that load the file or the folder at this address, as they are typed."""
+    file, data = typed_override("checkpoint", address), "data_path=..."
+    if source.data_paths:
+        data = typed_override("data_path", source.data_paths[0])
+    if settings.format == "native":
+        asked = "puzzle=..."
+        if isinstance(source.model, ExportedText):  # the tokenizer.json lies with the data
+            # A folder has the tokenizer.json in it.
+            is_known = source.model.tokenizer == "bytes" or (settings.is_folder and source.tokenizer is not None)
+            asked = "prompt=..." if is_known else f"{data} prompt=..."
+        return [
+            f"python evaluate.py {file} {data}",
+            f"python solve.py {file} {asked}",
+            f"python pretrain.py {typed_override('init_from', address)} {data}",
+        ]
+    if source.model is None:
+        return [f"python evaluate.py {file} {data} arch=...   # with the options that it was trained with"]
+    arch = source.model.arch
+    return [
+        f"python evaluate.py {file} {data} {for_shell(overrides_of(arch, choices('arch')))}",
+        _for_published_code(_of_puzzles(arch), address, compiled=settings.compiled),
+    ]
+
+
+def overrides_of(arch: ArchConfig, among: Sequence[str]) -> list[str]:
+    """Return the overrides that choose an architecture: a name of config/arch, and what differs.
+
+    Args:
+        among: the names to choose from. The one with the fewest differences is taken.
+    """
+    ours = arch.model_dump(mode="json")
+    same_name = [choice for choice in among if _arch([f"arch={choice}"])["name"] == arch.name]
+    closest = min(same_name, key=lambda choice: (len(_differing(ours, _arch([f"arch={choice}"]))), len(choice)))
+    overrides = [f"arch={closest}"]
+    # An option may set the default of another one, as hidden_size does. So they are added in turn.
+    while differing := _differing(ours, _arch(overrides)):
+        key, value = next(iter(differing.items()))
+        overrides.append(f"arch.{key}={as_override(value)}")
+    for override in overrides[1:]:
+        others = [other for other in overrides if other != override]
+        if not _differing(ours, _arch(others)):  # a later option has set it as well
+            overrides = others
+    return overrides
+
+
+def _of_puzzles(arch: ArchConfig) -> CommonConfig:
+    if not isinstance(arch, CommonConfig):
+        raise UserError(f"arch={arch.name} is a model of text, which the published code of puzzles can't load")
+    return arch
+
+
+def _for_published_code(arch: CommonConfig, file: str, *, compiled: bool) -> str:
+    """Return a line that says how the published code loads the file."""
+    if file.endswith(".safetensors"):
+        return "the published code reads only files of torch.save; name the file otherwise to load it there"
+    if arch.name == "urm":
+        return _for_urm_code(arch, file, compiled=compiled)
+    # The published TRM builds a state of another length otherwise.
+    if isinstance(arch, TokenConfig) and not arch.puzzle_emb_ndim:
+        arch = arch.model_copy(update={"puzzle_emb_len": 0})
+    lacking = _NOT_PUBLISHED | (_NOT_IN_HRM if arch.name == "hrm" else set())
+    options = overrides_of(arch, [arch.name])[1:]
+    known = [typed for typed in options if typed.partition("=")[0].removeprefix("arch.") not in lacking]
+    # Its YAML lacks this key, which its classes know.
+    known = [typed.replace("arch.rope_theta", "+arch.rope_theta") for typed in known]
+    if arch.name in ("trm", "se_rrm"):
+        name, published_arch = ("TRM", "trm") if arch.name == "trm" else ("SE-RRM", "trm_equi")
+        typed = [typed_override("load_checkpoint", file), f"arch={published_arch}", *known]
+        # A model that it compiles, as it does by default, has other names.
+        uncompiled = "" if compiled else "DISABLE_COMPILE=1 "
+        return f"the published {name} code: {uncompiled}python pretrain.py {' '.join(typed)}"
+    typed = ["arch=hrm_v1", *known]
+    return f"the published HRM code: evaluate.py with these options in all_config.yaml beside it: {for_shell(typed)}"
+
+
+def _for_urm_code(arch: CommonConfig, file: str, *, compiled: bool) -> str:
+    """Return a line that says how URM's program loads the file."""
+    options = dict(typed.split("=", 1) for typed in overrides_of(arch, ["urm"])[1:])
+    lacking = _NOT_PUBLISHED | _NOT_IN_URM | _TYPED_FOR_URM.keys()
+    typed = [f"arch.{theirs}={getattr(arch, ours)}" for ours, theirs in _TYPED_FOR_URM.items()]
+    typed += [f"{key}={value}" for key, value in options.items() if key.removeprefix("arch.") not in lacking]
+    # Its YAML lacks these keys, which its class knows.
+    typed = [re.sub(r"^arch\.(rope_theta|forward_dtype)=", r"+arch.\1=", each) for each in typed]
+    command = " ".join([typed_override("+load_checkpoint", file), "arch=urm", *typed])
+    # A model that it compiles, as it does by default, has other names.
+    uncompiled = "" if compiled else "DISABLE_COMPILE=1 "
+    return f"the published URM code: {uncompiled}python pretrain.py {command}"
+
+
+def _require_published(arch: CommonConfig, where: str) -> None:
+    """Raise UserError if the published code computes something else than this model.
+
+    Names of tensors don't show these options. A width_multiple other than 256 gives shapes that the
+    published code never builds.
+    """
+    options: dict[str, tuple[Any, ...]] = {
+        "name": ("hrm", "trm", "urm", "se_rrm"),
+        "width_multiple": (256,),
+    }
+    if arch.name != "se_rrm":
+        options |= {"mlp": ("swiglu",), "pos_encodings": ("rope", "learned", "none"), "conv_2d": (False,)}
+    if arch.name == "hrm":
+        options["pos_encodings"] = ("rope", "learned")
+        if arch.puzzle_emb_ndim:
+            options["puzzle_emb_len"] = (0, math.ceil(arch.puzzle_emb_ndim / arch.hidden_size))
+    if arch.name == "urm":
+        options |= {"mlp": ("conv_swiglu",), "pos_encodings": ("rope",), "mlp_t": (False,), "num_registers": (0,)}
+        if arch.puzzle_emb_ndim:
+            options["puzzle_emb_len"] = (0, math.ceil(arch.puzzle_emb_ndim / arch.hidden_size))
+    for option, published in options.items():
+        if (value := getattr(arch, option)) not in published:
+            raise UserError(
+                f"{where} has arch.{option}={value}, which the published code doesn't know; only "
+                f"{' or '.join(map(str, published))} can be written for it; leave --format out for a file that this "
+                "project reads"
+            )
+
+
+def _arch(overrides: list[str]) -> dict[str, Any]:
+    """Return the options, which need not suit one another before all overrides are there."""
+    arch: dict[str, Any] = read_config("evaluate", ["checkpoint=_", *overrides])["arch"]
+    return arch
+
+
+def _differing(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    leaves = dict(flatten(theirs))
+    return {key: value for key, value in flatten(ours) if leaves.get(key, ...) != value}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Return the exit status: 0, 2 after a mistake of the user, 130 after Ctrl-C."""
+    return run_command(lambda arguments: export(parse_settings(arguments)), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

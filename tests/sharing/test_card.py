@@ -1,0 +1,237 @@
+"""A folder that shares a model loads as it, trains as its run did, and says what is known."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from models import build_puzzle_arch
+from sharing.export import main
+from sharing.published import Weights
+from sharing.weights_file import read_weights
+from tests import runs
+from tests.hub_stand_in import Hub, hub
+from tests.runs import REPOSITORY
+from tests.sharing.test_export import mistake, save_step
+from training.config import PretrainConfig
+from training.trained import open_trained
+from utils.command_line import Container, read_config, validate
+from utils.config import flatten
+from utils.ranks.world import World
+
+_SIZES = {"seq_len": 36, "vocab_size": 8, "num_puzzle_identifiers": 1}
+_TRAINING = ["experiment=demo", "lr=0.002", "arch.L_cycles=3", "arch.forward_dtype=float32"]
+_TYPED = [*_TRAINING, "data_path=/home/me/sudoku-6x6", "project_name=secret"]
+
+
+def _config(*typed: str) -> Container:
+    return read_config("pretrain", [*_TYPED, *typed])
+
+
+def _save(run: Path, *typed: str) -> Weights:
+    """Save step 7 of a run of the demo's model, and return its weights."""
+    config = _config(f"checkpoint_path={run}", *typed)
+    model = build_puzzle_arch(validate(PretrainConfig, config).arch, **_SIZES)
+    model.init_weights(torch.Generator().manual_seed(0))
+    weights = dict(model.state_dict())
+    save_step(run, 7, config["arch"], weights, config=config, task=_SIZES)
+    return weights
+
+
+def _results(run: Path, name: str, data: str, exact: float) -> None:
+    folder = run / "eval_outputs" / name
+    folder.mkdir(parents=True)
+    results = {
+        "checkpoint": str(run),
+        "data": f"/home/me/{data}/test",
+        "num_examples": {"all": 500},
+        "settings": {"num_steps": 16, "trajectories": 2, "noise": 0.3, "tta": None, "checkpoint": "/home/me/run"},
+        "metrics": {
+            "eval/all/exact_accuracy": exact,
+            "eval/all/lm_loss": 0.5,
+            "eval/all/q_halt_accuracy": 0.9,
+            "eval/all/trajectories/exact_accuracy": 0.97,
+        },
+        "intervals": {
+            "eval/all/exact_accuracy": [exact - 0.01, exact + 0.01],
+            "eval/all/q_halt_accuracy": [0.8, 1.0],
+            "eval/all/trajectories/exact_accuracy": [0.96, 0.98],
+        },
+        "compute": [
+            {"set_name": "all", "method": "single pass of 4 steps", "segments": 2.5, "exact_accuracy": exact},
+            {"set_name": "all", "method": "trajectories=2 noise=0.3", "segments": 5.25, "exact_accuracy": 0.97},
+        ],
+    }
+    (folder / "results.json").write_text(json.dumps(results))
+
+
+def _card(folder: Path) -> tuple[dict[str, Any], str]:
+    """Return the metadata and the text of a card."""
+    nothing, metadata, text = (folder / "README.md").read_text().split("---\n", 2)
+    assert nothing == ""
+    return yaml.safe_load(metadata), text
+
+
+def test_the_folder_is_a_checkpoint_for_every_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = _save(tmp_path / "run")
+    folder = tmp_path / "shared"
+    assert main([str(tmp_path / "run"), "-o", str(folder)]) == 0
+    wrote, *commands = capsys.readouterr().out.splitlines()
+    assert (
+        wrote
+        == f"wrote {folder}: {len(weights)} tensors, {sum(t.numel() for t in weights.values()):,} numbers, "
+        + ("recipe.yaml and README.md")
+    )
+    assert f"  python solve.py checkpoint={folder} puzzle=..." in commands
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "model.safetensors", "recipe.yaml"]
+    shared = read_weights(str(folder))
+    assert shared.keys() == weights.keys() and all(torch.equal(shared[name], weights[name]) for name in weights)
+    model = open_trained(str(folder), World.single()).load_puzzle_model(World.single())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_recipe_is_the_config_of_the_run_without_its_places(tmp_path: Path) -> None:
+    secret = ["wandb.entity=somebody", "init_from=/home/me/other", "freeze=blocks", "puzzle_table=mean"]
+    _save(tmp_path / "run", "parallel=fsdp", "dist.num_threads=3", *secret)
+    assert main([str(tmp_path / "run"), "-o", str(tmp_path / "shared")]) == 0
+    recipe = tmp_path / "shared" / "recipe.yaml"
+    assert "python pretrain.py experiment=shared/recipe.yaml" in recipe.read_text()
+    again = read_config("pretrain", [f"experiment={recipe}"])
+    expected = dict(flatten(read_config("pretrain", _TRAINING)))
+    differing = {key for key, value in flatten(again) if expected.get(key) != value}
+    # The recipe leaves out the demo's project name and its mode of Weights & Biases.
+    assert differing == {"project_name", "wandb.mode"}
+    written = b"".join(file.read_bytes() for file in (tmp_path / "shared").iterdir()).decode(errors="replace")
+    for private in ("/home", "somebody", "secret", "me/other", str(tmp_path), "run:", "/run"):
+        assert private not in written, f"the folder tells {private}"
+    assert "It started from other weights." in written and "which this recipe" in recipe.read_text()
+
+
+def test_the_card_has_every_evaluation_of_this_step(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    _save(run)
+    _results(run, "step_00000007", "sudoku-6x6", 0.9)
+    _results(run, "step_00000007_sudoku-9x9", "sudoku-9x9", 0.25)
+    _results(run, "step_00000003", "sudoku-6x6", 0.1)
+    assert main([str(run), "-o", str(tmp_path / "shared")]) == 0
+    metadata, text = _card(tmp_path / "shared")
+    assert metadata["tags"] == ["recursive-reasoning", "se_mixer", "sudoku"]
+    (entry,) = metadata["model-index"]
+    found = {result["dataset"]["name"]: result["metrics"][0]["value"] for result in entry["results"]}
+    assert found == {"sudoku-6x6": 0.9, "sudoku-9x9": 0.25}
+    assert "| sudoku-6x6 | 500 | num_steps=16 | all/exact_accuracy | 0.9000 | 0.8900 to 0.9100 |" in text
+    typed = "num_steps=16 trajectories=2 noise=0.3"
+    assert f"| sudoku-6x6 | 500 | {typed} | all/trajectories/exact_accuracy | 0.9700 | 0.9600 to 0.9800 |" in text
+    names = [metric["name"] for metric in entry["results"][0]["metrics"]]
+    assert names == ["all/exact_accuracy num_steps=16", f"all/trajectories/exact_accuracy {typed}"]
+    assert "| sudoku-9x9 | all | single pass of 4 steps | 2.5 | 0.2500 |" in text
+    assert "0.1000" not in text and "q_halt" not in text
+    assert "Training took 7 steps of 32 sequences. The seed was" in text
+    assert "It is told the rows, columns and boxes of a Sudoku" in text
+    assert "It has 3,440 parameters." in text
+
+
+def test_without_an_evaluation_the_card_has_what_training_logged(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    _save(run)
+    rows = [
+        {"step": 6, "time_s": 100.0, "eval/all/exact_accuracy": 0.1},
+        {"step": 7, "time_s": 360.0, "eval/all/exact_accuracy": 0.75, "eval/all/num_examples": 9.0, "train/lm_loss": 3},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main([str(run), "-o", str(tmp_path / "shared")]) == 0
+    _, text = _card(tmp_path / "shared")
+    assert "`evaluate.py` has not measured it." in text
+    assert "| all/exact_accuracy | 0.7500 |" in text and "0.1000" not in text and "lm_loss" not in text
+    assert "Training took 7 steps of 32 sequences, and 6 minutes with the evaluations between them." in text
+    assert "num_examples" not in text
+
+
+def test_an_unknown_accuracy_is_said(tmp_path: Path) -> None:
+    _save(tmp_path / "run", "arch.cells=attention", "arch.num_heads=1")
+    assert main([str(tmp_path / "run"), "-o", str(tmp_path / "shared")]) == 0
+    metadata, text = _card(tmp_path / "shared")
+    assert "Nobody measured it." in text and "model-index" not in metadata
+    assert "It is told the rows" not in text
+
+
+def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    _save(run)
+    assert main([str(run), "-o", str(tmp_path / "model.safetensors")]) == 0
+    (tmp_path / "there").mkdir()
+    capsys.readouterr()
+    for typed, expected in {
+        (): r"-o \(or --push\) is missing",
+        ("-o", tmp_path / "there"): "exists; remove it",
+        ("-o", tmp_path / "x" / "y"): "can't write .*No such file",
+        ("-o", tmp_path / "model.safetensor"): "has to end in .safetensors",
+        ("-o", tmp_path / "x", "--raw"): "--raw takes weights that nobody evaluated",
+        ("-o", tmp_path / "x", "--private"): "--private is about a repository",
+        ("--push", "me/it", "--format", "hrm"): "--push uploads a folder",
+        ("--push", "me/it", "-o", tmp_path / "x.safetensors"): "--push uploads a folder",
+        ("--push", "it"): "it names no repository",
+        ("--push", "me/a b"): "names no repository",
+    }.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HF_TOKEN", "x")
+            assert re.search(expected, mistake(capsys, run, *typed)), typed
+    assert "does not say how it was trained" in mistake(capsys, tmp_path / "model.safetensors", "-o", tmp_path / "x")
+    _results(run, "step_00000007", "sudoku-6x6", 0.9)
+    (run / "eval_outputs/step_00000007/results.json").write_text("{")
+    assert "holds no results of evaluate.py" in mistake(capsys, run, "-o", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+# ---- the Hub -----------------------------------------------------------------------------------
+
+
+def _python(served: Hub, home: Path, *arguments: object, **environment: str) -> runs.Ended:
+    # A process of its own, because huggingface_hub reads its variables once.
+    variables = {"HF_HOME": str(home)} | served.environment | environment
+    words = [*(f"{name}={value}" for name, value in variables.items()), "python", *map(str, arguments)]
+    return runs.command(shlex.join(words), REPOSITORY)
+
+
+def test_a_pushed_model_is_found_on_the_hub(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    _save(run)
+    with hub() as served:
+        pushed = _python(served, tmp_path, "-m", "sharing.export", run, "--push", "me/six", "--private")
+        assert pushed.status == 0, pushed.stderr
+        first, *commands = pushed.stdout.splitlines()
+        assert first == f"uploaded to {served.address}/me/six"
+        assert "  python solve.py checkpoint=hf://me/six puzzle=..." in commands
+        repository = served.repositories["me/six"]
+        assert repository.private
+        assert repository.files.keys() == {"README.md", "model.safetensors", "recipe.yaml"}
+        assert b"checkpoint=hf://me/six" in repository.files["README.md"]
+        again = _python(served, tmp_path, "-m", "sharing.export", run, "--push", "me/six", "-o", tmp_path / "kept")
+        assert again.status == 0 and repository.messages == ["Upload se_mixer on sudoku-6x6 after step 7"] * 2
+        assert (tmp_path / "kept" / "model.safetensors").read_bytes() == repository.files["model.safetensors"]
+        solved = _python(served, tmp_path, "solve.py", "checkpoint=hf://me/six", f"puzzle={'0' * 35}1", "device=cpu")
+        assert "step 4" in solved.stdout, solved.stderr
+
+
+@pytest.mark.parametrize(
+    ("repo", "token", "said"),
+    [
+        ("you/six", None, "you/six can't be uploaded (403 .*; check the name, the connection, and that your token"),
+        ("me/six", "wrong", "me/six can't be uploaded (.*401 "),
+        ("me/six", "", "nobody is logged in at the Hugging Face Hub; type hf auth login, or set HF_TOKEN"),
+    ],
+)
+def test_a_refused_upload_is_one_line(repo: str, token: str | None, said: str, tmp_path: Path) -> None:
+    _save(tmp_path / "run")
+    with hub() as served:
+        environment = {} if token is None else {"HF_TOKEN": token}
+        refused = _python(served, tmp_path, "-m", "sharing.export", tmp_path / "run", "--push", repo, **environment)
+        assert refused.status == 2 and served.repositories == {}
+        assert refused.stderr.count("\n") == 1 and refused.stdout == ""
+        start, _, end = said.partition(".*")
+        assert refused.stderr.startswith(f"error: {start}") and end in refused.stderr

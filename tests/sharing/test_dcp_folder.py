@@ -1,0 +1,258 @@
+"""Folders of torch.distributed.checkpoint: read as PyTorch reads them, and no code of them runs."""
+
+import builtins
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+
+from sharing.dcp_folder import is_dcp_folder, read_index, read_tensors
+from sharing.pickled_data import Made, Named, plain_data
+from utils.errors import UserError
+
+CODE_RAN = "a file ran code"
+
+
+class Runs:
+    """Runs code when Python's own reader loads it."""
+
+    def __reduce__(self) -> Any:
+        return builtins.exec, (f"raise SystemExit({CODE_RAN!r})",)
+
+
+def _state() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "model": {
+            "layer.weight": torch.randn(6, 3, generator=generator),
+            "state": torch.randn(5, generator=generator).bfloat16(),
+        },
+        "optim": {
+            "state": {
+                "layer.weight": {"step": torch.tensor(3.0), "param_ema": torch.randn(6, 3, generator=generator)},
+            },
+            "param_groups": [{"params": ["layer.weight"], "betas": (0.9, 0.95), "lr": torch.tensor(0.1)}],
+        },
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    state_dict_saver.save(_state(), checkpoint_id=tmp_path / "epoch", no_dist=True)
+    return tmp_path / "epoch"
+
+
+@pytest.fixture
+def in_two_parts(folder: Path) -> Path:
+    """Return the folder with a weight in two files, as two ranks write it."""
+    metadata = _metadata(folder)
+    of = metadata.state_dict_metadata["model.layer.weight"]
+    (whole,) = of.chunks  # type: ignore[union-attr]
+    old = next(index for index in metadata.storage_data if index.fqn == "model.layer.weight")
+    info = metadata.storage_data.pop(old)
+    weight = _state()["model"]["layer.weight"]
+    chunks = []
+    for rank, rows in enumerate((slice(0, 4), slice(4, 6))):
+        with (folder / f"__{rank}_0.distcp").open("ab") as file:
+            start = file.tell()
+            torch.save(weight[rows].clone(), file)
+            length = file.tell() - start
+        offset = torch.Size([rows.start, 0])
+        metadata.storage_data[MetadataIndex("model.layer.weight", offset)] = type(info)(
+            f"__{rank}_0.distcp", start, length
+        )
+        chunks.append(type(whole)(offset, torch.Size([rows.stop - rows.start, 3])))
+    of.chunks = chunks  # type: ignore[union-attr]
+    _write(folder, metadata)
+    return folder
+
+
+def _metadata(folder: Path) -> Metadata:
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    assert isinstance(metadata, Metadata)
+    return metadata
+
+
+def _write(folder: Path, metadata: object) -> None:
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def _read(folder: Path) -> dict[str, Tensor]:
+    index = read_index(folder)
+    return read_tensors(folder, index, index)
+
+
+def _mistake(folder: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        _read(folder)
+    message = str(caught.value)
+    assert "\n" not in message and str(folder) in message
+    return message
+
+
+def test_tensors_are_those_that_pytorch_reads(folder: Path) -> None:
+    assert is_dcp_folder(folder) and not is_dcp_folder(folder.parent)
+    tensors = _read(folder)
+    expected = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+    state_dict_loader.load(expected, checkpoint_id=folder, no_dist=True)
+    assert {"model.layer.weight", "model.state", "optim.state.layer.weight.param_ema"} <= tensors.keys()
+    for name, tensor in tensors.items():
+        assert tensor.dtype == expected[name].dtype and torch.equal(tensor, expected[name]), name
+    assert tensors["model.state"].dtype == torch.bfloat16
+
+
+def test_parts_in_several_files_are_joined(in_two_parts: Path) -> None:
+    assert torch.equal(_read(in_two_parts)["model.layer.weight"], _state()["model"]["layer.weight"])
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_every_protocol_of_pickles_is_read(folder: Path, protocol: int) -> None:
+    (folder / ".metadata").write_bytes(pickle.dumps(_metadata(folder), protocol))
+    if protocol < 2:  # Python makes objects in another way there, and PyTorch never writes it
+        assert "is no index of a checkpoint" in _mistake(folder)
+    else:
+        assert len(_read(folder)) == 5
+
+
+def test_no_code_runs_that_a_file_names(folder: Path) -> None:
+    metadata = _metadata(folder)
+    metadata.planner_data = Runs()
+    _write(folder, metadata)
+    assert len(_read(folder)) == 5
+    metadata.state_dict_metadata["model.state"] = Runs()  # type: ignore[assignment]
+    _write(folder, metadata)
+    assert "model.state" not in _read(folder)
+    _write(folder, Runs())
+    assert "a Metadata is missing" in _mistake(folder)
+
+
+def test_no_code_runs_that_stands_in_place_of_a_tensor(folder: Path) -> None:
+    metadata = _metadata(folder)
+    info = metadata.storage_data[MetadataIndex("model.state", [0])]
+    with (folder / "__0_0.distcp").open("ab") as file:
+        info.offset = file.tell()
+        torch.save(Runs(), file)
+        info.length = file.tell() - info.offset
+    _write(folder, metadata)
+    assert "loading it would run code: refused" in _mistake(folder)
+
+
+def _forged_file(folder: Path, metadata: Metadata) -> None:
+    _info(metadata).relative_path = "../../secret"
+
+
+def _forged_size(folder: Path, metadata: Metadata) -> None:
+    of: Any = metadata.state_dict_metadata["model.layer.weight"]
+    of.size = of.chunks[0].sizes = torch.Size([1 << 40, 3])
+
+
+def _forged_part(folder: Path, metadata: Metadata) -> None:
+    of: Any = metadata.state_dict_metadata["model.layer.weight"]
+    of.chunks[0].sizes = torch.Size([3, 6])
+
+
+def _missing_part(folder: Path, metadata: Metadata) -> None:
+    of: Any = metadata.state_dict_metadata["model.layer.weight"]
+    of.chunks.clear()
+
+
+def _other_shape(folder: Path, metadata: Metadata) -> None:
+    of: Any = metadata.state_dict_metadata["model.layer.weight"]
+    of.size = of.chunks[0].sizes = torch.Size([3, 6])
+
+
+def _cut_file(folder: Path, metadata: Metadata) -> None:
+    file = folder / "__0_0.distcp"
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def _missing_file(folder: Path, metadata: Metadata) -> None:
+    (folder / "__0_0.distcp").unlink()
+
+
+def _wrong_place(folder: Path, metadata: Metadata) -> None:
+    _info(metadata).offset += 7
+
+
+def _negative_place(folder: Path, metadata: Metadata) -> None:
+    _info(metadata).offset = -7
+
+
+def _compressed(folder: Path, metadata: Metadata) -> None:
+    _info(metadata).transform_descriptors = ["zstd"]
+
+
+def _info(metadata: Metadata) -> Any:
+    return metadata.storage_data[MetadataIndex("model.layer.weight", [0, 0])]
+
+
+@pytest.mark.parametrize(
+    ("forge", "message"),
+    [
+        (_forged_file, "lies at no place of a file"),
+        (_forged_size, "has fewer bytes than elements"),
+        (_forged_part, "lies outside of it"),
+        (_missing_part, "parts of model.layer.weight are missing"),
+        (_other_shape, "is not as .metadata says"),
+        (_cut_file, "is missing or was cut short"),
+        (_missing_file, "is missing or was cut short"),
+        (_wrong_place, "copy or download it again|refused"),
+        (_negative_place, "has fewer bytes than elements"),
+        (_compressed, "is compressed"),
+    ],
+)
+def test_a_forged_or_damaged_folder_is_named(
+    folder: Path, forge: Callable[[Path, Metadata], None], message: str
+) -> None:
+    metadata = _metadata(folder)
+    forge(folder, metadata)
+    _write(folder, metadata)
+    assert re.search(message, _mistake(folder))
+
+
+def test_parts_that_lie_on_one_another_are_named(in_two_parts: Path) -> None:
+    metadata = _metadata(in_two_parts)
+    of: Any = metadata.state_dict_metadata["model.layer.weight"]
+    second = of.chunks[1]
+    info = metadata.storage_data.pop(MetadataIndex("model.layer.weight", second.offsets))
+    second.offsets = torch.Size([1, 0])
+    metadata.storage_data[MetadataIndex("model.layer.weight", second.offsets)] = info
+    _write(in_two_parts, metadata)
+    assert "lie on one another" in _mistake(in_two_parts)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 20, 300, -1])
+def test_a_metadata_file_that_was_cut_is_named(folder: Path, kept: int) -> None:
+    file = folder / ".metadata"
+    file.write_bytes(file.read_bytes()[:kept])
+    assert "is no index of a checkpoint" in _mistake(folder)
+
+
+def test_damaged_bytes_never_end_in_another_error(folder: Path) -> None:
+    file = folder / ".metadata"
+    whole = file.read_bytes()
+    for place in range(0, len(whole), 41):
+        for byte in (0x00, 0x28, 0x52, 0x62, 0x85, 0xFF):
+            file.write_bytes(whole[:place] + bytes([byte]) + whole[place + 1 :])
+            try:
+                read_index(folder)
+            except UserError as error:
+                assert "\n" not in str(error)
+
+
+def test_what_a_pickle_names_is_only_a_name() -> None:
+    made = plain_data(pickle.dumps(Runs()))
+    assert isinstance(made, Made) and made.name == "builtins.exec" and CODE_RAN in made.arguments[0]
+    named = plain_data(pickle.dumps(torch.float32))
+    assert isinstance(named, Named) and named.name == "torch.float32"
+    plain = {"a": [1, -2, 3.5, None, True, False, "ß", b"x", 1 << 70], "b": ((), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4))}
+    assert plain_data(pickle.dumps(plain)) == plain
+    with pytest.raises(ValueError, match="has a key of the type tuple"):
+        plain_data(pickle.dumps({(1, 2): 3}))

@@ -1,0 +1,414 @@
+"""An export equals a published file bit for bit. A mistake is one line and leaves no file."""
+
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+from safetensors.torch import save_file
+from torch import Tensor
+
+from models import ArchConfig
+from models.tokens import TokenConfig
+from sharing.export import main, overrides_of
+from sharing.exported import read_exported
+from sharing.published import to_ours
+from sharing.weights_file import read_weights
+from tests.sharing.test_published import FOLDERS, build, reference
+from utils.checkpoint.format import RunState
+from utils.checkpoint.writer import Checkpointer, Snapshot
+from utils.command_line import read_config
+from utils.config_files import choices
+from utils.ranks.world import World
+
+GENERATED = ("hrm", "trm", "trm_mlp", "urm")
+OUTPUTS = ("out.safetensors", "step_5")
+
+
+def _assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert ours[name].dtype == tensor.dtype and ours[name].shape == tensor.shape, name
+        assert torch.equal(ours[name].view(torch.uint8), tensor.view(torch.uint8)), (
+            name
+        )  # compares bits, also of NaN and -0.0
+
+
+def save_step(
+    run: Path,
+    step: int,
+    arch: dict[str, Any],
+    model: dict[str, Tensor],
+    ema: dict[str, Tensor] | None = None,
+    config: dict[str, Any] | None = None,
+    task: dict[str, Any] | None = None,
+) -> Path:
+    run.mkdir(exist_ok=True)
+    state = RunState(
+        step=step,
+        draws=step,
+        open_steps=0,
+        open_slots=0,
+        best=None,
+        evaluations_since_best=0,
+        pending_row=None,
+        wandb_run_id="x",
+        fingerprint={},
+        task=task or {"seq_len": 6, "vocab_size": 7, "num_puzzle_identifiers": 5},
+        config={"arch": arch, "data_path": "/a/sudoku"} | (config or {}),
+    )
+    snapshot = Snapshot(
+        weights=model,
+        shared={f"ema.{name}": tensor for name, tensor in (ema or {}).items()},
+        slots=slice(0, 1),
+        by_slot={"steps": torch.zeros(1)},
+        by_rank={},
+        state=state,
+    )
+    checkpointer = Checkpointer(run, World.single(), None)
+    checkpointer.save(snapshot, is_best=False)
+    checkpointer.wait()
+    return run / f"step_{step:08d}"
+
+
+def _generated(arch: str) -> dict[str, Tensor]:
+    """Return weights of a published bfloat16 model.
+
+    They hold values that a detour over another dtype would lose.
+    """
+    weights = {name: tensor.detach().clone() for name, tensor in build(arch).state_dict().items()}
+    starts = [name for name in weights if name.endswith("_init")]
+    # URM's code has its convolution in bfloat16 as well.
+    for name in (*starts, *(name for name in weights if ".conv_" in name)):
+        weights[name] = weights[name].bfloat16()
+    weights["q_head.bias"] = torch.tensor([-0.0, 1e-42])
+    return weights
+
+
+def _export(*arguments: object, to: str = "hrm") -> int:
+    return main(["--format", to, *map(str, arguments)])
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main([*map(str, arguments)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
+    return said.err
+
+
+# ---- round trips -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("source", [*FOLDERS, *(f"generated {arch}" for arch in GENERATED)])
+def test_published_weights_survive_the_conversion_to_our_names_and_back(
+    source: str, output: str, compiled: bool, tmp_path: Path
+) -> None:
+    prefix, to = "_orig_mod." if compiled else "", "urm" if "urm" in source else "hrm"
+    if source.startswith("generated"):
+        ours = _generated(source.split()[1])
+        save_file(ours, tmp_path / "ours")
+        assert _export(tmp_path / "ours", "-o", tmp_path / "published", to=to) == 0
+        published = {prefix + name: tensor for name, tensor in read_weights(str(tmp_path / "published")).items()}
+        assert published[f"{prefix}model.inner.{'init_hidden' if to == 'urm' else 'H_init'}"].dtype == torch.bfloat16
+    else:
+        published = {prefix + name: tensor for name, tensor in reference(source).items()}
+    save_file(to_ours(published), tmp_path / "ours.safetensors")
+    flags = ["--compiled"] if compiled else []
+    assert _export(tmp_path / "ours.safetensors", "-o", tmp_path / output, *flags, to=to) == 0
+    _assert_same(read_weights(str(tmp_path / output)), published)
+
+
+def test_the_published_code_can_load_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = _generated("trm")
+    save_file(weights, tmp_path / "ours")
+    assert _export(tmp_path / "ours", "-o", tmp_path / "step_5", "--compiled") == 0
+    state_dict = torch.load(tmp_path / "step_5", map_location="cpu")
+    assert type(state_dict) is dict
+    assert "_orig_mod.model.inner.puzzle_emb.weights" in state_dict
+    num_numbers = sum(tensor.numel() for tensor in weights.values())
+    wrote, command = capsys.readouterr().out.splitlines()
+    assert wrote == f"wrote {tmp_path}/step_5: 15 tensors, {num_numbers:,} numbers"
+    assert command.startswith(f"  python evaluate.py checkpoint={tmp_path}/step_5 data_path=... arch=...")
+
+
+def _saved_by_urm(file: Path, weights: dict[str, Tensor]) -> Path:
+    """Save a checkpoint as URM's program does, with optimizers and random states."""
+    states = [{"state": {0: {"step": 3.0, "exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 1e-4, "params": [0]}]}]
+    whole = {"step": 518050, "model_state_dict": weights, "optimizer_states": states}
+    torch.save(whole | {"rng_state": torch.get_rng_state(), "cuda_rng_state": [torch.get_rng_state()]}, file)
+    return file
+
+
+def test_a_checkpoint_of_urm_is_read_and_written_back_with_its_step(tmp_path: Path) -> None:
+    published = {f"_orig_mod.{name}": tensor for name, tensor in reference("urm_adam").items()}
+    theirs = _saved_by_urm(tmp_path / "step_518050.pt", published)
+    _assert_same(read_weights(str(theirs)), published)
+    assert _export(theirs, "-o", tmp_path / "back.pt", "--compiled", to="urm") == 0
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    assert back.keys() == {"step", "model_state_dict"} and back["step"] == 518050
+    _assert_same(back["model_state_dict"], published)
+
+
+def test_a_run_of_urm_is_written_as_its_program_needs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = {
+        name: tensor.detach().clone() for name, tensor in build("urm", "forward_dtype=bfloat16").state_dict().items()
+    }
+    arch = {"name": "urm", "hidden_size": 32, "num_heads": 2, "puzzle_emb_ndim": 32, "halt_max_steps": 8}
+    arch |= {"rope_theta": 5e4, "conv_bias": True}
+    save_step(tmp_path / "run", 7, arch, model=weights)
+    assert _export(tmp_path / "run", "-o", tmp_path / "out.pt", to="urm") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"  the published URM code: DISABLE_COMPILE=1 python pretrain.py +load_checkpoint={tmp_path}/out.pt arch=urm "
+        "arch.loops=8 arch.H_cycles=2 arch.L_cycles=6 arch.num_layers=4 arch.hidden_size=32 arch.num_heads=2 "
+        "+arch.rope_theta=50000.0"
+    )
+    written = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert written["step"] == 7
+    for name, tensor in to_ours(written["model_state_dict"]).items():
+        # In another dtype than the activations, the convolution would change theirs.
+        dtype = torch.bfloat16 if ".conv_" in name or name == "z_init" else torch.float32
+        assert tensor.dtype == dtype and torch.equal(tensor, weights[name].to(dtype)), name
+
+
+def test_a_convolution_without_a_bias_is_written_with_zeros(tmp_path: Path) -> None:
+    weights = {name: tensor.detach().clone() for name, tensor in build("urm", "conv_bias=false").state_dict().items()}
+    save_file(weights, tmp_path / "ours")
+    assert _export(tmp_path / "ours", "-o", tmp_path / "out.pt", to="urm") == 0
+    written = to_ours(read_weights(str(tmp_path / "out.pt")))
+    biases = {name: written.pop(name) for name in list(written) if name.endswith("conv_bias_W")}
+    assert len(biases) == 4 and not any(bias.any() for bias in biases.values())
+    _assert_same(written, weights)
+
+
+def test_each_published_program_has_its_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arch, other, right in (("urm", "hrm", "urm"), ("trm", "urm", "hrm")):
+        save_file(_generated(arch), tmp_path / arch)
+        message = mistake(capsys, "--format", other, tmp_path / arch, "-o", tmp_path / "out")
+        assert message.endswith(f"is a model of {arch.upper()}; give --format {right}\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_published_file_can_be_converted(tmp_path: Path) -> None:
+    """The export converts the kind of file and the names."""
+    torch.save({f"_orig_mod.model.inner.{name}": torch.ones(2) for name in ("H_init", "L_init")}, tmp_path / "theirs")
+    assert _export(tmp_path / "theirs", "-o", tmp_path / "out.safetensors") == 0
+    assert read_weights(str(tmp_path / "out.safetensors")).keys() == {"model.inner.H_init", "model.inner.L_init"}
+
+
+# ---- checkpoints of runs -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["hrm", "trm"])
+def test_a_run_or_a_step_can_be_exported(arch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, weights = tmp_path / "run", _generated(arch)
+    first = save_step(run, 1, {"name": arch}, model={name: tensor * 0 for name, tensor in weights.items()})
+    newest = save_step(run, 2, {"name": arch}, model=weights)
+    for checkpoint, expected in ((run, weights), (newest, weights), (first, None)):
+        assert _export(checkpoint, "-o", tmp_path / "out") == 0
+        exported = to_ours(read_weights(str(tmp_path / "out")))
+        if expected is None:
+            assert not any(tensor.any() for tensor in exported.values())
+        else:
+            _assert_same(exported, expected)
+    assert capsys.readouterr().err == ""
+    (newest / "model.safetensors").write_bytes(b"")
+    assert _export(run, "-o", tmp_path / "out") == 0
+    assert "warning: " in (said := capsys.readouterr().err) and "going back to step_00000001" in said
+
+
+def test_the_printed_commands_find_the_data_from_another_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "my lab"
+    (there / "data" / "sudoku").mkdir(parents=True)
+    started = {"data_path": "data/sudoku", "started_in": str(there)}
+    save_step(there / "run", 1, {"name": "hrm"}, model=_generated("hrm"), config=started)
+    for folder, data in ((tmp_path, there / "data" / "sudoku"), (there, Path("data/sudoku"))):
+        monkeypatch.chdir(folder)
+        assert main([str(there / "run"), "-o", "m.safetensors"]) == 0
+        evaluate, _, train = capsys.readouterr().out.splitlines()[1:]
+        for command in (evaluate, train):
+            typed = shlex.split(command)[-1].removeprefix("data_path=").strip("'")
+            assert typed == str(data) and Path(typed).is_dir(), command
+    described = read_exported("m.safetensors")
+    assert described is not None and described.data == ["sudoku"], "the file names no folders of its author"
+
+
+def test_the_moving_average_is_exported_by_default(tmp_path: Path) -> None:
+    """The average has only the trained tensors. H_init and L_init come from the weights."""
+    weights = _generated("hrm")
+    average = {name: tensor + 1 for name, tensor in weights.items() if tensor.dtype == torch.float32}
+    run = tmp_path / "run"
+    save_step(run, 1, {"name": "hrm"}, model=weights, ema=average)
+    assert _export(run, "-o", tmp_path / "out") == 0
+    _assert_same(to_ours(read_weights(str(tmp_path / "out"))), weights | average)
+    assert _export(run, "-o", tmp_path / "out", "--raw") == 0
+    _assert_same(to_ours(read_weights(str(tmp_path / "out"))), weights)
+
+
+@pytest.mark.parametrize(
+    "arch, match",
+    [
+        ({"name": "transformer"}, "arch.name=transformer, which the published code doesn't know; only hrm or trm or"),
+        ({"name": "hrm", "mlp": "normalized_swiglu"}, "arch.mlp=normalized_swiglu"),
+        ({"name": "trm", "mlp": "swiglu", "width_multiple": 64}, "arch.width_multiple=64"),
+        ({"name": "trm", "mlp": "swiglu", "pos_encodings": "rope_2d"}, "arch.pos_encodings=rope_2d"),
+        ({"name": "urm", "mlp": "swiglu"}, "arch.mlp=swiglu, which the published code doesn't know; only conv_swiglu"),
+        ({"name": "urm", "pos_encodings": "none"}, "arch.pos_encodings=none, which the published code doesn't know"),
+        ({"name": "urm", "num_registers": 2}, "arch.num_registers=2, which the published code doesn't know"),
+        ({"conv_2d": True, "puzzle_emb_ndim": 0}, "arch.conv_2d=True, which the published code doesn't know"),
+        ({"name": "hrm", "pos_encodings": "none"}, "arch.pos_encodings=none, which the published code doesn't know"),
+        (
+            {"name": "hrm", "puzzle_emb_len": 4},
+            "arch.puzzle_emb_len=4, which the published code doesn't know; only 0 or",
+        ),
+    ],
+)
+def test_models_that_the_published_code_lacks_are_refused(
+    arch: dict[str, Any], match: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_step(tmp_path / "run", 1, arch, model=_generated("hrm"))
+    assert match in mistake(capsys, "--format", "hrm", tmp_path / "run", "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# ---- files that describe their model -----------------------------------------------------------
+
+
+def test_a_file_describes_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Models that the published code lacks are written as well. Such a file is a source, too."""
+    weights = _generated("hrm")
+    run = tmp_path / "demo" / "happy otter"
+    run.parent.mkdir()
+    save_step(run, 7, {"name": "hrm", "mlp": "normalized_swiglu", "hidden_size": 32, "num_heads": 2}, model=weights)
+    file, again = tmp_path / "a, model.safetensors", tmp_path / "again.safetensors"
+    assert main([str(run), "-o", str(file)]) == 0
+    _assert_same(read_weights(str(file)), weights)
+    described = read_exported(str(file))
+    assert described is not None and isinstance(described.arch, TokenConfig)
+    assert described.arch.mlp == "normalized_swiglu" and described.arch.hidden_size == 32
+    assert (described.run, described.step, described.data) == ("demo/happy otter", 7, ["sudoku"])
+    assert described.sizes == {"seq_len": 6, "vocab_size": 7, "num_puzzle_identifiers": 5}
+    evaluate, solve, train = capsys.readouterr().out.splitlines()[1:]
+    quoted = f"'{file}'"
+    assert f'"checkpoint={quoted}"' in evaluate, "a person can read it"
+    assert shlex.split(evaluate) == ["python", "evaluate.py", f"checkpoint={quoted}", "data_path=/a/sudoku"]
+    assert shlex.split(solve) == ["python", "solve.py", f"checkpoint={quoted}", "puzzle=..."]
+    assert shlex.split(train) == ["python", "pretrain.py", f"init_from={quoted}", "data_path=/a/sudoku"]
+    assert main([str(file), "-o", str(again)]) == 0
+    assert again.read_bytes() == file.read_bytes()
+    assert "arch.mlp=normalized_swiglu" in _mistake_after(capsys, "--format", "hrm", file, "-o", tmp_path / "out")
+
+
+def _mistake_after(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capsys.readouterr()
+    return mistake(capsys, *arguments)
+
+
+def test_a_file_without_its_architecture_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file(_generated("hrm"), tmp_path / "ours")
+    message = mistake(capsys, tmp_path / "ours", "-o", tmp_path / "out.safetensors")
+    assert "does not say its architecture; export the run that wrote it, or give --format hrm" in message
+    step = tmp_path / "run" / "step_00000004"
+    step.mkdir(parents=True)
+    (step / "state.json").write_text("{}")
+    (step.parent / "config.yaml").write_text("lr: 1")
+    shutil.move(tmp_path / "ours", step / "model.safetensors")
+    for file, folder in ((step / "model.safetensors", step), (step.parent / "config.yaml", step.parent)):
+        message = _mistake_after(capsys, file, "-o", tmp_path / "out.safetensors")
+        assert message.rstrip().endswith(f", {folder}"), message
+    assert "-o out.pt has to end in .safetensors" in mistake(capsys, tmp_path / "ours", "-o", "out.pt")
+    assert "--compiled is about published names" in mistake(capsys, "x", "-o", "y.safetensors", "--compiled")
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["arch=hrm"], ["arch=hrm"]),
+        (["arch=trm", "arch.mlp_t=true", "arch.pos_encodings=none"], ["arch=trm_mlp"]),
+        (["arch=trm", "arch.hidden_size=64", "arch.num_heads=4"], None),
+        (["arch=hrm", "arch.hidden_size=64", "arch.puzzle_emb_ndim=32", "arch.rope_theta=1e5"], None),
+        (["arch=transformer", "arch.recurrent=true", "arch.num_layers=3"], None),
+        (["arch=urm", "arch.depth_curriculum=[{until:0.3,H_cycles:1,L_cycles:2}]", "arch.backprop=3"], None),
+        (["arch=trm", "arch.loss.loss_type=softmax_cross_entropy", "arch.loss.label_smoothing=0.1"], None),
+    ],
+)
+def test_the_printed_options_are_those_that_differ(typed: list[str], expected: list[str] | None) -> None:
+    def arch(overrides: list[str]) -> Any:
+        options = read_config("evaluate", ["checkpoint=_", *overrides])["arch"]
+        return TypeAdapter(ArchConfig).validate_python(options)
+
+    printed = overrides_of(arch(typed), choices("arch"))
+    assert arch(printed) == arch(typed)
+    if expected is not None:
+        assert printed == expected
+    for option in printed[1:]:
+        assert arch([typed for typed in printed if typed != option]) != arch(typed), f"{option} is not needed"
+
+
+def test_the_published_code_is_told_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arch = {"name": "trm", "mlp_t": True, "pos_encodings": "none", "L_cycles": 4, "rope_theta": 5e4, "backprop": "all"}
+    save_step(tmp_path / "run", 1, arch, model=_generated("trm_mlp"))
+    assert _export(tmp_path / "run", "-o", tmp_path / "out") == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line == (
+        f"  the published TRM code: DISABLE_COMPILE=1 python pretrain.py load_checkpoint={tmp_path}/out arch=trm "
+        "arch.L_cycles=4 arch.mlp_t=true arch.pos_encodings=none +arch.rope_theta=50000.0"
+    )
+    save_step(tmp_path / "bare", 1, {"name": "trm", "puzzle_emb_ndim": 0}, model=_generated("trm_mlp"))
+    assert _export(tmp_path / "bare", "-o", tmp_path / "out") == 0
+    assert "arch.puzzle_emb_len=0" in capsys.readouterr().out, "the published TRM crashes with any other length"
+    arch = {"name": "hrm", "puzzle_emb_len": 1, "no_ACT_continue": True, "H_cycles": 3, "fp8_no_grad": True}
+    save_step(tmp_path / "hrm", 1, arch, model=_generated("hrm"))
+    assert _export(tmp_path / "hrm", "-o", tmp_path / "out") == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(" beside it: arch=hrm_v1 arch.H_cycles=3")
+    assert _export(tmp_path / "run", "-o", tmp_path / "out.safetensors") == 0
+    assert "reads only files of torch.save; name the file otherwise" in capsys.readouterr().out.splitlines()[-1]
+
+
+# ---- mistakes ----------------------------------------------------------------------------------
+
+
+def test_tensors_that_the_published_code_lacks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = _generated("hrm") | {"registers.weight": torch.ones(2, 32)}
+    save_file(weights, tmp_path / "ours")
+    (tmp_path / "out").write_text("before")
+    message = mistake(capsys, "--format", "hrm", tmp_path / "ours", "-o", tmp_path / "out")
+    assert "the published HRM has no registers.weight; only" in message
+    assert (tmp_path / "out").read_text() == "before"
+
+
+def test_wrong_paths_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file(_generated("hrm"), tmp_path / "ours")
+    (tmp_path / "folder").mkdir()
+
+    def said(checkpoint: str, output: str, *more: str) -> str:
+        return mistake(capsys, "--format", "hrm", tmp_path / checkpoint, "-o", tmp_path / output, *more)
+
+    assert "there is no checkpoint at" in said("nowhere", "out")
+    assert "there is no checkpoint at" in said("folder", "out")
+    assert "can't write" in said("ours", "nowhere/out")
+    assert "can't write" in said("ours", "folder")
+    assert "--raw applies to the checkpoint of a run" in said("ours", "out", "--raw")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "ours"]
+
+
+@pytest.mark.parametrize(
+    "arguments, match",
+    [
+        (["--format", "hrm", "x"], "-o"),
+        (["--format", "hrm", "-o", "y"], "CHECKPOINT"),
+        (["--format", "onnx", "x", "-o", "y"], "onnx"),
+        (["--format", "hrm", "x", "-o", "y", "--compile"], "--compile"),
+    ],
+)
+def test_a_wrong_command_line_names_the_option(
+    arguments: list[str], match: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = mistake(capsys, *arguments)
+    assert match in message and message.endswith("; --help shows the options\n")

@@ -1,0 +1,268 @@
+"""Files of weights: every format is read unchanged, and no code of a file is executed."""
+
+import builtins
+import io
+import os
+import pickle
+import sys
+import tarfile
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save, save_file
+from torch import Tensor
+
+from sharing.weights_file import read_weights, write_weights
+
+
+def _weights() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "model.inner.lm_head.weight": torch.randn(5, 3, generator=generator),
+        "model.inner.H_init": torch.randn(4, generator=generator).to(torch.bfloat16),
+        "count": torch.arange(3),
+        "scalar": torch.tensor(2.5),
+    }
+
+
+def _saved(contents: object, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(contents, buffer, **options)
+    return buffer.getvalue()
+
+
+def _legacy(contents: object, **options: Any) -> bytes:
+    return _saved(contents, _use_new_zipfile_serialization=False, **options)
+
+
+def _assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert list(ours) == list(theirs) or sorted(ours) == sorted(theirs)  # safetensors sorts the names
+    for name, tensor in theirs.items():
+        assert ours[name].dtype == tensor.dtype and torch.equal(ours[name], tensor), name
+
+
+def _one_line(path: Path | str, match: str) -> str:
+    # A warning would be a second line.
+    with warnings.catch_warnings(action="error"), pytest.raises(ValueError, match=match) as caught:
+        read_weights(str(path))
+    message = str(caught.value)
+    assert "\n" not in message and str(path) in message
+    assert "weights_only" not in message, "the message repeats torch's advice to load the file without the check"
+    return message
+
+
+# ---- what is read ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["step_21700", "checkpoint.pt", "model.safetensors"])
+@pytest.mark.parametrize("kind", [save, _saved, _legacy])
+def test_the_contents_decide_the_format_not_the_name(kind: Callable[..., bytes], name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(kind(_weights()))
+    _assert_same(read_weights(str(path)), _weights())
+
+
+def test_nested_weights_are_unwrapped(tmp_path: Path) -> None:
+    path = tmp_path / "step_5"
+    torch.save({"model": OrderedDict(_weights()), "step": 5, "optimizers": [{"lr": 0.1}]}, path)
+    _assert_same(read_weights(str(path)), _weights())
+
+
+def test_parameters_are_read_without_gradient(tmp_path: Path) -> None:
+    torch.save({"w": torch.nn.Parameter(torch.ones(2))}, tmp_path / "w")
+    assert not read_weights(str(tmp_path / "w"))["w"].requires_grad
+
+
+# ---- what is refused ---------------------------------------------------------------------------
+
+
+class _Payload:
+    """An object that calls a function when it is unpickled."""
+
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return self.call
+
+
+PAYLOADS = {
+    "os.system": lambda mark: _Payload(os.system, f"touch {mark}"),
+    "eval": lambda mark: _Payload(builtins.eval, f"open({str(mark)!r}, 'w')"),
+    "beside weights": lambda mark: {**_weights(), "more": _Payload(os.system, f"touch {mark}")},
+    "in the nested dict": lambda mark: {"model": _weights(), "optimizer": _Payload(os.system, f"touch {mark}")},
+}
+KINDS: dict[str, Callable[[object, int], bytes]] = {
+    "raw": lambda contents, protocol: pickle.dumps(contents, protocol=protocol),
+    "zip": lambda contents, protocol: _saved(contents, pickle_protocol=protocol),
+    "legacy": lambda contents, protocol: _legacy(contents, pickle_protocol=protocol),
+}
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_a_pickle_with_code_is_refused_and_does_not_run(payload: str, kind: str, protocol: int, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    contents = KINDS[kind](PAYLOADS[payload](mark), protocol)
+    for name in ("step_21700", "model.safetensors"):
+        path = tmp_path / name
+        path.write_bytes(contents)
+        _one_line(path, "holds more than tensors.*loading it would run code: refused")
+        assert not mark.exists()
+
+
+def test_the_payloads_would_run(tmp_path: Path) -> None:
+    """The test above proves something only if the payloads work."""
+    for name, payload in PAYLOADS.items():
+        mark = tmp_path / name.replace(" ", "_")
+        pickle.loads(pickle.dumps(payload(mark)))
+        assert mark.exists(), name
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript warns
+def test_torchscript_programs_are_refused(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "script")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "module")
+    with tarfile.open(tmp_path / "tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("storages"))
+    _one_line(tmp_path / "script", "compressed, as torch.jit.save writes programs.*refused")
+    for name in ("module", "tar"):
+        _one_line(tmp_path / name, "more than tensors.*refused")
+
+
+@pytest.mark.parametrize("kind", [save, _saved, _legacy])
+def test_truncated_files_are_refused(kind: Callable[..., bytes], tmp_path: Path) -> None:
+    contents = kind(_weights())
+    path = tmp_path / "step_5"
+    for size in range(1, len(contents), max(1, len(contents) // 60)):
+        path.write_bytes(contents[:size])
+        _one_line(path, "whole|refused")
+    path.write_bytes(contents[:-1])
+    _one_line(path, "whole.*; copy or download it again")
+
+
+@pytest.mark.parametrize("contents", [b"# Results\n", b'{"a": 1}', bytes(1000), b"\x89PNG\r\n\x1a\n", b"PK\x03\x04"])
+def test_files_of_other_formats_are_refused(contents: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_bytes(contents)
+    _one_line(path, "no file of weights|neither a whole")
+
+
+def test_paths_without_a_readable_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    _one_line(tmp_path / "empty", "is empty")
+    _one_line(tmp_path, "is a folder; give a file of weights")
+    _one_line(tmp_path / "nowhere", "does not exist; give a file")
+    os.mkfifo(tmp_path / "pipe")
+    _one_line(tmp_path / "pipe", "no regular file")
+
+
+@pytest.mark.parametrize(
+    "contents, match",
+    [
+        (torch.ones(2), "no weights by name"),
+        ([torch.ones(2)], "no weights by name"),
+        ({}, "no weights by name"),
+        ({"model": {}}, "no weights by name"),
+        ({**_weights(), "step": 5}, "'step', which is no plain tensor"),
+        ({"model": {"lr": 0.1}}, "'lr', which is no plain tensor"),
+        ({"state": _weights()}, "'state', which is no plain tensor"),
+        ({5: torch.ones(2)}, "5, which is no plain tensor under a name"),
+        ({"w": torch.ones(2).to_sparse()}, "'w', which is no plain tensor"),
+    ],
+)
+def test_contents_other_than_tensors_are_refused(contents: object, match: str, tmp_path: Path) -> None:
+    torch.save(contents, tmp_path / "step_5")
+    _one_line(tmp_path / "step_5", match)
+
+
+# ---- the hub -----------------------------------------------------------------------------------
+
+
+def test_file_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    save_file(_weights(), tmp_path / "file")
+    asked = []
+
+    def hf_hub_download(repo: str, file: str, *, revision: str | None) -> str:
+        asked.append((repo, file, revision))
+        return str(tmp_path / "file")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    _assert_same(read_weights("hf://owner/repo/checkpoint"), _weights())
+    read_weights("hf://owner/repo@v1.0/some/folder/step_5")
+    read_weights("hf://owner/repo/odd@name")
+    read_weights("hf://owner/repo")
+    read_weights("hf://owner/repo@v1.0/")
+    assert asked == [
+        ("owner/repo", "checkpoint", None),
+        ("owner/repo", "some/folder/step_5", "v1.0"),
+        ("owner/repo", "odd@name", None),
+        ("owner/repo", "model.safetensors", None),
+        ("owner/repo", "model.safetensors", "v1.0"),
+    ]
+
+
+@pytest.mark.parametrize("where", ["hf://", "hf://owner", "hf://owner/", "hf://owner/repo@/x"])
+def test_an_incomplete_hub_address_is_refused(where: str) -> None:
+    _one_line(where, "names no file.*; give hf://owner/repo, or hf://owner/repo/path")
+
+
+@pytest.mark.parametrize("error", [OSError("no\nnetwork"), ValueError("bad name"), KeyError("x"), RuntimeError()])
+def test_a_failed_download_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+
+    def hf_hub_download(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    _one_line("hf://owner/repo/file", r"can't be downloaded \(.+\); check the name and the connection")
+
+
+def test_a_missing_hub_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    _one_line("hf://owner/repo/file", "needs huggingface_hub, which is missing")
+
+
+# ---- writing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "step_5"])
+def test_weights_are_written_unchanged(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    base = torch.arange(1000.0)
+    weights = {**_weights(), "part": base[:3], "transposed": base[:6].view(2, 3).T, "again": base[:3]}
+    write_weights(path, weights)
+    _assert_same(read_weights(str(path)), weights)
+    assert (path.read_bytes()[8:9] == b"{") == (name == "model.safetensors")
+    assert path.stat().st_size < 3500, "the file holds the whole memory of a view"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "step_5"])
+def test_a_failed_write_leaves_the_old_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / name
+    write_weights(path, {"w": torch.ones(2)})
+    before = path.read_bytes()
+
+    def no_space(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space"):
+        write_weights(path, _weights())
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_can_be_replaced_by_the_weights_read_from_it(tmp_path: Path) -> None:
+    """The tensors that were read may still be mapped to the old file."""
+    path = tmp_path / "step_5"
+    write_weights(path, _weights())
+    write_weights(path, read_weights(str(path)))
+    _assert_same(read_weights(str(path)), _weights())

@@ -1,0 +1,51 @@
+"""A wrong option of the process group is refused, with the values that are possible."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.utils.ranks.helpers import dist_config
+from utils.config_files import CONFIG_DIR
+from utils.errors import UserError
+from utils.ranks.config import DEFAULT_MEETING, MeetingConfig
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"init_method": "udp://here"}, "give env, tcp://host:port or file:///path"),
+        ({"init_method": "tcp://here"}, "give env, tcp://host:port or file:///path"),
+        ({"init_method": "file://here"}, "give env, tcp://host:port or file:///path"),
+        ({"rank_weights": [1.0, 0.0]}, "give a positive number for each rank"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_the_possible_values(changes: dict[str, object], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        dist_config(**changes)
+
+
+def test_ranks_read_how_they_meet_from_their_own_command_line() -> None:
+    typed = ["lr=1e-4", "dist.start_timeout_s=20", "++dist.launcher=slurm", "--dist.init_method='tcp://[::1]:29500'"]
+    assert MeetingConfig.typed(typed) == MeetingConfig(
+        launcher="slurm", init_method="tcp://[::1]:29500", start_timeout_s=20
+    )
+    assert MeetingConfig.typed(["dist.timeout_s=1", "my.dist.launcher=x"]) == DEFAULT_MEETING
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("dist.init_method=foo", r"dist\.init_method is 'foo'; give env, tcp://host:port or file:///path"),
+        ("++dist.init_method=foo", r"dist\.init_method is 'foo'; give env"),
+        ("dist.launcher=ray", r"^dist\.launcher: input should be 'auto', 'torchrun', 'slurm'.* but it is 'ray'"),
+        ("dist.start_timeout_s=0", r"^dist\.start_timeout_s: input should be greater than 0, but it is 0"),
+    ],
+)
+def test_a_wrong_value_is_refused_before_a_rank_waits(typed: str, expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        MeetingConfig.typed([typed])
+
+
+@pytest.mark.parametrize("name", ["pretrain", "evaluate"])
+def test_yaml_has_the_defaults_that_ranks_use_before_they_read_it(name: str) -> None:
+    in_yaml = OmegaConf.load(CONFIG_DIR / f"{name}.yaml").dist
+    assert {key: in_yaml[key] for key in MeetingConfig.model_fields} == DEFAULT_MEETING.model_dump()

@@ -1,0 +1,251 @@
+"""What the variables of each launcher say about a process, and which ones are not enough.
+
+The environments are those that Slurm 22.05, Open MPI 4.1, MPICH 4.0 and torchrun 2.13 set.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.runs import REPOSITORY
+from utils.errors import UserError
+from utils.ranks.launch import Launch, LauncherName, may_be_first, without_launcher
+
+_SLURM_STEP = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NODELIST": "n[07-08]",
+    "SLURM_JOB_NODELIST": "n[07-08]",
+}
+_SLURM_BATCH = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "2",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+}
+_OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "1588789249",
+}
+_MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+_TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "GROUP_WORLD_SIZE": "1",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_RUN_ID": "job-7",
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ.keys() - without_launcher(os.environ).keys():
+        monkeypatch.delenv(name)
+
+
+def _launch(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], launcher: LauncherName | None = None
+) -> Launch:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return Launch.from_environment(launcher or "auto")
+
+
+def _seat(launch: Launch) -> tuple[Any, ...]:
+    return launch.launcher, launch.rank, launch.size, launch.local_rank, launch.host
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, ("single", 0, 1, None, None)),
+        (_TORCHRUN, ("torchrun", 1, 2, 1, "localhost")),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, ("torchrun", 1, 2, None, "a")),
+        (_SLURM_STEP, ("slurm", 3, 4, 1, "n07")),
+        (_SLURM_STEP | {"MASTER_ADDR": "10.0.0.1"}, ("slurm", 3, 4, 1, "10.0.0.1")),
+        (_SLURM_STEP | {"SLURM_STEP_NODELIST": "gpu3,gpu[5-6]"}, ("slurm", 3, 4, 1, "gpu3")),
+        (_SLURM_STEP | {"SLURM_STEP_NODELIST": "r[1-2]n[09,11]-ib,x"}, ("slurm", 3, 4, 1, "r1n09-ib")),
+        (_SLURM_BATCH, ("single", 0, 1, None, None)),
+        (_SLURM_STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, ("single", 0, 1, None, None)),
+        (_OPEN_MPI, ("mpi", 1, 2, 1, "127.0.0.1")),
+        (_OPEN_MPI | {"MASTER_ADDR": "a", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, ("mpi", 1, 2, 1, "a")),
+        (_MPICH, ("mpi", 1, 2, 1, "127.0.0.1")),
+        ({"PMI_RANK": "5", "PMI_SIZE": "8", "MASTER_ADDR": "a"}, ("mpi", 5, 8, None, "a")),
+        # The launcher does not say where ranks of several hosts meet; require_meeting_point asks.
+        (_OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, ("mpi", 1, 2, 1, None)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, ("mpi", 0, 2, None, None)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, ("mpi", 1, 2, None, None)),
+        # Inside a step of Slurm, other launchers start ranks of their own.
+        (_SLURM_STEP | _TORCHRUN | {"GROUP_WORLD_SIZE": "4"}, ("torchrun", 1, 2, 1, "localhost")),
+        (_SLURM_STEP | _OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, ("mpi", 1, 2, 1, "n07")),
+        # srun --mpi=pmi2 sets PMI's variables beside its own, and for other hosts than one.
+        (_SLURM_STEP | {"PMI_RANK": "3", "PMI_SIZE": "4"}, ("slurm", 3, 4, 1, "n07")),
+    ],
+)
+def test_a_rank_finds_itself(
+    environment: dict[str, str], expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _seat(_launch(monkeypatch, environment)) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher", "expected"),
+    [
+        ({"WORLD_SIZE": "2"}, None, "WORLD_SIZE=2 is set, but RANK is not; set both"),
+        ({"RANK": "2"}, None, "RANK=2 is set, but WORLD_SIZE is not; set both"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, None, "RANK is 'x'; set it to a number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, None, "says rank 2 of 2; ranks count from 0"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, None, "says rank 0 of 0"),
+        (_TORCHRUN | {"MASTER_PORT": "99999"}, None, "MASTER_PORT 99999; .* ports from 1 to 65535"),
+        ({"RANK": "0", "WORLD_SIZE": "1"} | _OPEN_MPI, None, "mpirun started 2; unset these two variables"),
+        ({"RANK": "0", "WORLD_SIZE": "1"} | _SLURM_STEP, None, "srun started 4; unset these two variables"),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, None, "did not set SLURM_PROCID.*dist.launcher=single"),
+        ({"PMI_SIZE": "2"}, None, "did not set PMI_RANK"),
+        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "a"}, None, "PMIX_RANK=1 is set, but nothing says how many"),
+        ({}, "slurm", "dist.launcher=slurm, but the environment holds nothing of a step of Slurm.*srun"),
+        ({}, "torchrun", "dist.launcher=torchrun, but the environment holds nothing of torchrun"),
+        (_SLURM_STEP, "mpi", "dist.launcher=mpi, but the environment holds nothing of MPI.*mpirun"),
+        (_SLURM_STEP | _TORCHRUN, None, "srun started 4 torchruns, but 1 of them met.*--nnodes=4"),
+        (_SLURM_STEP | _TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}, None, "srun started 4 torchruns"),
+        (_OPEN_MPI | _TORCHRUN, None, "mpirun started 2 torchruns, but 1 of them met"),
+        (_SLURM_STEP | _OPEN_MPI, None, "srun started 4 mpiruns, but 1 of them met.*start mpirun alone"),
+        (
+            _SLURM_STEP | _TORCHRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+            "slurm",
+            "dist.launcher=slurm says that there is one rank, but torchrun started 2 inside",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(
+    environment: dict[str, str], launcher: LauncherName | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each process would train alone, beside the others."""
+    with pytest.raises(UserError, match=expected):
+        _launch(monkeypatch, environment, launcher)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [("single", 1), ("torchrun", 2), ("slurm", 4)],
+)
+def test_the_config_may_choose_the_launcher(
+    launcher: LauncherName, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _launch(monkeypatch, _SLURM_STEP | _TORCHRUN, launcher).size == expected
+
+
+def test_a_batch_script_with_several_tasks_says_that_it_works_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _launch(monkeypatch, _SLURM_BATCH)
+    assert "has 2 tasks, but the program was started without srun" in capsys.readouterr().err
+
+
+def test_launches_differ_in_port_and_name_and_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two launches on one host must not meet one another."""
+    for environment, rank, job in (
+        (_SLURM_STEP, "SLURM_PROCID", "SLURM_STEP_ID"),
+        (_OPEN_MPI, "OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE"),
+    ):
+        with monkeypatch.context() as patch:
+            launches = [
+                _launch(patch, environment | changes) for changes in ({rank: "0"}, {rank: "1"}, {rank: "0", job: "99"})
+            ]
+        ports, names = [launch.port for launch in launches], [launch.name for launch in launches]
+        assert ports[0] == ports[1] != ports[2] and names[0] == names[1] != names[2]
+        assert all(port is not None and 1024 < port < 32768 for port in ports), "systems give clients higher ports"
+    assert _launch(monkeypatch, _SLURM_STEP | {"MASTER_PORT": "29501"}).port == 29501
+
+
+def _name_below(wrappers: int) -> list[str]:
+    """Return the names of two MPICH launches, whose ranks have shells between them and mpirun."""
+    code = "from utils.ranks.launch import Launch; print(f'NAME {Launch.from_environment().name}\\n', end='')"
+    script = f'"{sys.executable}" -c "{code}"; true'
+    for _ in range(wrappers - 1):
+        script = f"sh -c {shlex.quote(script)}; true"
+    done = subprocess.run(
+        ["mpirun.mpich", "-n", "2", "sh", "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    names = re.findall(r"NAME (.*)", done.stdout)
+    assert len(names) == 2, f"a rank did not say its name: {done}"
+    return names
+
+
+@pytest.mark.launch
+@pytest.mark.skipif(shutil.which("mpirun.mpich") is None, reason="there is no mpirun.mpich here")
+def test_ranks_behind_scripts_know_their_launch() -> None:
+    """Each rank has a parent of its own then, but Hydra's daemon is above them all."""
+    one, other = _name_below(1), _name_below(2)
+    assert one[0] == one[1] != other[0] == other[1]
+
+
+def test_the_innermost_launcher_decides_who_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for environment, expected in (
+        ({}, True),
+        ({"RANK": "0", "SLURM_PROCID": "1"}, True),
+        ({"RANK": "1", "SLURM_PROCID": "0"}, False),
+        ({"SLURM_PROCID": "1"}, False),
+    ):
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            assert may_be_first() == expected, environment
+
+
+def test_torchruns_attempts_have_one_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    for run_id in ("job-7", "none"):  # torchrun sets "none" if it has no rendezvous id
+        attempts = [
+            _launch(monkeypatch, _TORCHRUN | {"TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_RESTART_COUNT": str(n)})
+            for n in range(2)
+        ]
+        assert [attempt.restarts for attempt in attempts] == [0, 1]
+        assert [attempt.is_later_attempt for attempt in attempts] == [False, True]
+        assert attempts[0].identity == attempts[1].identity not in (None, "", "none")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        _SLURM_STEP,
+        _SLURM_BATCH,
+        _OPEN_MPI | {"SLURM_JOB_ID": "12"},
+        _TORCHRUN | {"SLURM_JOB_ID": "12"},
+        {"SLURM_JOB_ID": "12", "RANK": "0", "WORLD_SIZE": "2"},
+    ],
+)
+def test_a_requeued_job_is_the_same_launch(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun --standalone draws another run id in each attempt; another step may come before."""
+    monkeypatch.setattr("sys.argv", ["pretrain.py", "lr=1e-4"])
+    requeued = {"SLURM_RESTART_COUNT": "1"} | (
+        {"TORCHELASTIC_RUN_ID": "x"} if "GROUP_WORLD_SIZE" in environment else {}
+    )
+    first, again = (_launch(monkeypatch, environment | more) for more in ({}, requeued))
+    assert not first.is_later_attempt and again.is_later_attempt and again.requeues == 1
+    assert first.identity == again.identity is not None
+    monkeypatch.setattr("sys.argv", ["pretrain.py", "lr=2e-4"])  # the next run of the same batch script
+    assert _launch(monkeypatch, environment).identity != first.identity
+
+
+def test_a_new_run_gets_nothing_of_the_launcher() -> None:
+    for environment in (_SLURM_STEP, _SLURM_BATCH, _OPEN_MPI, _MPICH, _TORCHRUN):
+        assert without_launcher(environment | {"HOME": "/home/a", "OMP_NUM_THREADS": "2"}) == {
+            "HOME": "/home/a",
+            "OMP_NUM_THREADS": "2",
+        }

@@ -1,0 +1,98 @@
+"""Find out after a fault which ranks are missing."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from utils.ranks.world import World
+
+# How many seconds a rank waits for the other ranks to report the fault too. After a kill ("gone")
+# the others notice at their next collective, and first give a running save one second. After a hang
+# ("late") each rank gives up after a fixed time, and the ranks began to wait at different moments.
+_ROLL_CALL_S = {"gone": 3.0, "late": 5.0}
+
+# How many seconds the store may take to answer.
+_ANSWER_S = 2.0
+
+
+def is_lost_peer(error: Exception) -> bool:
+    """Return whether ranks lost contact; False if something failed on this rank.
+
+    The message of the error decides, because the errors of gloo and NCCL have no class in common.
+    """
+    return any(word in str(error) for word in ("gloo", "Gloo", "NCCL", "nccl"))
+
+
+def report_first(what: str, world: World) -> bool:
+    """Tell the other ranks what ends this rank, and return whether no other rank told it before."""
+    return world.size == 1 or _asked(lambda store: store.add(what, 1)) in (1, None)
+
+
+def is_reported(what: str, world: World) -> bool:
+    """Return whether a rank called `report_first`."""
+    return world.size > 1 and _asked(lambda store: store.check([what])) is True
+
+
+def _asked(question: Callable[[Store], Any]) -> Any:
+    """Ask the store where the ranks met; None: nobody answers in time."""
+    store, answers = dist.distributed_c10d._get_default_store(), list[Any]()
+
+    def ask() -> None:
+        with suppress(RuntimeError):  # the store may have ended together with rank 0
+            answers.append(question(store))
+
+    # In a thread, because the store never answers if its process hangs.
+    asker = threading.Thread(target=ask, name="question", daemon=True)
+    asker.start()
+    asker.join(_ANSWER_S)
+    return answers[0] if answers else None
+
+
+def silent_ranks(world: World, error: Exception) -> list[str]:
+    """Return a line for each rank that lost contact and does not report a fault itself.
+
+    The error of a lost contact holds at most an address, so the ranks call a roll: each writes its
+    fault into the store where the ranks met, and the ranks that write nothing are named. After a
+    fault of another kind the list is empty. docs/reliability.md has more.
+    """
+    if world.size == 1:
+        return []
+    text, store = str(error), dist.distributed_c10d._get_default_store()
+    others = [rank for rank in range(world.size) if rank != world.rank]
+    late = "imed out" in text
+    silent: list[int] | None = None
+
+    def call_the_roll() -> None:
+        nonlocal silent
+        with suppress(RuntimeError):  # the store may have ended together with rank 0
+            store.set(f"fault/{world.rank}", text[:200])
+            if not is_lost_peer(error):
+                silent = []
+                return
+            end, missing, gone = time.monotonic() + _ROLL_CALL_S["late" if late else "gone"], others, list[int]()
+            while missing and not gone and time.monotonic() < end:
+                time.sleep(0.1)
+                # This comes before the look into the store: a rank may still report and then end.
+                ended = [rank for rank in missing if world.places[rank].is_gone]
+                missing = [rank for rank in missing if not store.check([f"fault/{rank}"])]
+                gone = [rank for rank in ended if rank in missing]
+                # When a connection breaks, a rank whose process still runs is not the cause. It may
+                # be waiting for this rank, and notice the fault later.
+                elsewhere = [] if late else [rank for rank in missing if not world.places[rank].is_near]
+                # Kept up to date in each round, because rank 0 may leave and take the store along.
+                silent = gone or elsewhere or missing
+
+    # In a thread, because the store never answers if its process hangs.
+    caller = threading.Thread(target=call_the_roll, name="roll call", daemon=True)
+    caller.start()
+    caller.join(_ROLL_CALL_S["late"] + 1)
+    if silent is None:
+        return [f"nobody answers where the ranks met, in or beside rank 0 ({world.places[0]}): it hangs or is gone"]
+    return [
+        f"rank {rank} ({world.places[rank]}) says nothing: it hangs, was killed, or can't be reached" for rank in silent
+    ]

@@ -1,0 +1,225 @@
+"""The store in which ranks meet."""
+
+import os
+import socket
+import threading
+import time
+import uuid
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from utils.errors import UserError
+from utils.files import file_errors
+from utils.ranks.config import MeetingConfig
+from utils.ranks.launch import Launch
+
+_TO_READ_S = 1.0  # how long rank 0 leaves a message for the others before it ends
+
+
+class Patience:
+    """How long a rank waits for the others to start, from now on."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s, self._until = timeout_s, time.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        return self._until - time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        return self.left_s < 0
+
+    def __str__(self) -> str:
+        return f"within {self.timeout_s:g} s; dist.start_timeout_s sets how long ranks wait"
+
+
+class MissingRank(Exception):
+    """A rank did not come to the meeting point in time. The message names the rank."""
+
+
+def agents_store(timeout: timedelta) -> Store | None:
+    """Return the store that torchrun keeps for all attempts of a launch; None if it keeps none."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(host, port, is_master=False, timeout=timeout)
+
+
+def require_meeting_point(launch: Launch, config: MeetingConfig) -> None:
+    """Raise UserError if there are several ranks, and nothing says where they meet."""
+    needed = {"MASTER_ADDR": launch.host, "MASTER_PORT": launch.port}
+    missing = [name for name, value in needed.items() if value in (None, "")]
+    if launch.size > 1 and config.init_method == "env" and missing:
+        how = " (Open MPI: mpirun -x MASTER_ADDR=...; MPICH: -genv MASTER_ADDR ...)" if launch.launcher == "mpi" else ""
+        what = {
+            "MASTER_ADDR": "a name or address of rank 0's host",
+            "MASTER_PORT": "a free port of rank 0's host",
+        }
+        raise UserError(
+            f"there are {launch.size} ranks, but nothing says where they meet; set "
+            f"{' and '.join(f'{name} to {what[name]}' for name in missing)}{how}, or type "
+            "dist.init_method=tcp://host:port"
+        )
+
+
+def meeting_point(launch: Launch, config: MeetingConfig) -> str:
+    """Return where the ranks of a launch meet: host:port, or the path of a file."""
+    if config.init_method == "env":
+        return f"{launch.host}:{launch.port}"
+    return config.init_method.removeprefix("file://").removeprefix("tcp://")
+
+
+def open_store(launch: Launch, config: MeetingConfig, patience: Patience) -> Store:
+    """Open the store of the ranks: rank 0 serves it, and the others wait for it. Every rank.
+
+    Raises:
+        UserError: The port or the name of the host can't be used.
+        MissingRank: Rank 0 did not come in time.
+    """
+    where = meeting_point(launch, config)
+    if config.init_method.startswith("file://"):
+        with file_errors():
+            Path(where).touch()
+        return FileStore(where, launch.size)
+    host, _, port = where.rpartition(":")
+    host = host.strip("[]")
+    if launch.rank > 0:
+        _await_server(host, int(port), patience)
+    else:  # others find out whether the address leads here
+        host = "localhost"
+    try:
+        store = _tcp_store(host, int(port), patience, is_server=launch.rank == 0)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(
+            f"rank 0 can't open port {port}, where the ranks are to meet: it is in use on {socket.gethostname()}; set "
+            "MASTER_PORT to a free port for all ranks, or end the program that uses this one"
+        ) from error
+    return PrefixStore(launch.name, store) if launch.name else store
+
+
+def _tcp_store(host: str, port: int, patience: Patience, *, is_server: bool) -> TCPStore:
+    """Open the store in a thread: if another program answers at the port, a client never returns.
+
+    Raises:
+        MissingRank: Something answers at the port, but not rank 0.
+    """
+    opened: Future[TCPStore] = Future()
+
+    def open_it() -> None:
+        try:
+            timeout = timedelta(seconds=patience.timeout_s)
+            opened.set_result(TCPStore(host, port, is_master=is_server, timeout=timeout, wait_for_workers=False))
+        except Exception as error:
+            opened.set_exception(error)
+
+    threading.Thread(target=open_it, name="meeting point", daemon=True).start()
+    try:
+        return opened.result(max(1.0, patience.left_s))
+    except TimeoutError as error:
+        raise MissingRank(
+            f"rank 0 did not come within {patience.timeout_s:g} s: another program answers at {host}:{port}; set "
+            "MASTER_PORT to a free port for all ranks"
+        ) from error
+
+
+def _await_server(host: str, port: int, patience: Patience) -> None:
+    """Wait until something answers at an address.
+
+    TCPStore would wait, too, but it does not let Ctrl-C through, and prints each attempt.
+
+    Raises:
+        UserError: The host is not known here.
+        MissingRank: Nothing answers.
+    """
+    last = ""
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, min(5.0, patience.left_s))).close()
+            return
+        except socket.gaierror as error:
+            raise UserError(
+                f"the ranks are to meet at {host}, which is not known on {socket.gethostname()} "
+                f"({error.strerror}); set MASTER_ADDR to a name or address of rank 0's host that all hosts know"
+            ) from error
+        except OSError as error:
+            last = error.strerror or str(error)
+        if patience.is_over:
+            raise MissingRank(f"rank 0 does not answer at {host}:{port} ({last}); it did not come {patience}")
+        time.sleep(0.1)
+
+
+def store_of_this_attempt(store: Store, rank: int, size: int, patience: Patience) -> Store:
+    """Return a part of the store in which no earlier attempt has written. Every rank.
+
+    torchrun keeps one store for all attempts, and a file outlives the run. There a restarted rank
+    would find the addresses of ranks that are gone, and wait for them. No environment variable
+    names the attempt on all hosts. So rank 0 draws a name, and each rank asks for the name with a
+    ticket of its own. A ticket may come from a rank of an earlier attempt, so rank 0 answers
+    tickets until all ranks have arrived. Then it lets all of them go on.
+
+    Raises:
+        MissingRank: Not all ranks arrived in time. The message names those that did not.
+    """
+    own = uuid.uuid4().hex
+    if rank == 0:
+        missing = _receive(store, own, size, patience)
+        if not missing:
+            store.set(f"{own}/all here", "")
+            return PrefixStore(own, store)
+        named = ", ".join(f"rank {other}" for other in missing[:20]) + (" and others" if missing[20:] else "")
+        said = f"{named} of {size} did not come {patience}"
+        store.set(f"{own}/missing", said)
+        time.sleep(_TO_READ_S)  # the store may end together with this rank
+        raise MissingRank(said)
+
+    def is_there(key: str) -> bool:
+        try:
+            return bool(store.check([key]))
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            raise MissingRank("rank 0 ended while ranks met; its own message says why") from error
+
+    store.set(f"ticket/{rank}", own)
+    while not is_there(f"attempt/{own}"):
+        if patience.is_over:
+            raise MissingRank(f"rank 0 did not come {patience}")
+        time.sleep(0.02)
+    name = store.get(f"attempt/{own}").decode()
+    store.set(f"{name}/arrived/{own}", "")
+    while not is_there(f"{name}/all here"):
+        if is_there(f"{name}/missing"):
+            raise MissingRank(store.get(f"{name}/missing").decode())
+        if patience.left_s < -_TO_READ_S:  # rank 0 gave up, and had no time to say so
+            raise MissingRank(f"a rank did not come {patience}")
+        time.sleep(0.02)
+    return PrefixStore(name, store)
+
+
+def _receive(store: Store, own: str, size: int, patience: Patience) -> list[int]:
+    """Answer tickets with the name of this attempt until all ranks have arrived. For rank 0.
+
+    Returns:
+        The ranks that did not arrive in time.
+    """
+    answered: dict[int, str] = {}
+
+    def has_come(other: int) -> bool:
+        if not store.check([f"ticket/{other}"]):
+            return False
+        ticket = store.get(f"ticket/{other}").decode()
+        if ticket != answered.get(other):
+            store.set(f"attempt/{ticket}", own)
+            answered[other] = ticket
+        return bool(store.check([f"{own}/arrived/{ticket}"]))
+
+    while missing := [other for other in range(1, size) if not has_come(other)]:
+        if patience.is_over:
+            break
+        time.sleep(0.02)
+    return missing

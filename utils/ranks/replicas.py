@@ -1,0 +1,54 @@
+"""Check that replicas are equal: a flipped bit in one rank's memory would spoil a run silently."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from utils.ranks.world import World, is_dtensor, local_part
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@torch.no_grad()
+def require_same_replicas(tensors: Mapping[str, Tensor], step: int, world: World) -> None:
+    """Compare a checksum of each tensor among the ranks that hold the tensor. Every rank.
+
+    The parts of a DTensor are compared one by one. The host waits for the device once.
+
+    Raises:
+        RuntimeError: Some ranks differ. Every rank raises it, and it names those ranks.
+    """
+    if world.size == 1 or not tensors:
+        return
+    # Moved to one device, because offloaded weights lie on the host and all others on the device.
+    sums = torch.stack([_checksum(local_part(tensor)).to(world.device) for tensor in tensors.values()]).tolist()
+    own = {(name, _part(tensor)): value for (name, tensor), value in zip(tensors.items(), sums, strict=True)}
+    of_ranks = world.gather_objects(own)
+    for key in sorted({key for of_rank in of_ranks for key in of_rank}):
+        values = {rank: of_rank[key] for rank, of_rank in enumerate(of_ranks) if key in of_rank}
+        (usual, count), *others = Counter(values.values()).most_common()
+        if others:
+            is_tie = count == others[0][1]
+            wrong = [rank for rank, value in values.items() if is_tie or value != usual]
+            named = ", ".join(f"{rank} ({world.places[rank]})" for rank in wrong)
+            said = f"ranks {named} differ from one another" if is_tie else f"rank {named} differs from the others"
+            raise RuntimeError(
+                f"{said} in {key[0]} at step {step}, though they are to hold the same: memory, a device or its driver "
+                "is at fault; unlike devices may also round differently (check_replicas_every_n_steps=null)"
+            )
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    """Return the sum of the tensor's bits read as integers, which wraps around; int64 ()."""
+    return tensor.contiguous().view(_INTEGERS[tensor.element_size()]).sum(dtype=torch.int64)
+
+
+def _part(tensor: Tensor) -> tuple[int, ...]:
+    """Return the part of a DTensor that this rank holds: its place on each axis that splits it."""
+    if not is_dtensor(tensor):
+        return ()
+    here = tensor.device_mesh.get_coordinate()
+    assert here is not None
+    return tuple(at for at, placement in zip(here, tensor.placements, strict=True) if not placement.is_replicate())
