@@ -1,4 +1,4 @@
-"""`python -m models.export`, as pages and scripts before the folder sharing/ call it."""
+"""The former place of sharing/export.py, which scripts and published commands call."""
 
 import sys
 

