@@ -26,7 +26,7 @@ from torch.profiler import record_function
 
 from models import build_on_meta
 from models.act import ActSettings
-from models.losses import Outputs
+from models.carry import Outputs
 from models.metric_sums import OpenSums
 from models.parallel import parallelize
 from models.text.objective import TextBatch, TextSettings

@@ -35,7 +35,8 @@ from pathlib import Path
 import torch
 
 from models import build_puzzle_arch
-from models.act import ActSettings, Carry, initial_carry
+from models.act import ActSettings, initial_carry
+from models.carry import Carry
 from models.parallel.layout import Layout
 from optim.build import build_optimizers
 from optim.ema import EMA
@@ -123,7 +124,8 @@ class _Training:
         self._optimizers = build_optimizers(
             self.model, self.model.block_weights(), config.optim, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1
         )
-        self._ema, self._layout = EMA(self.model.trained_tensors()), Layout(self.model, world)
+        self._ema = EMA(self.model.trained_tensors())
+        self._layout: Layout = Layout(self.model, world)
         self._batch = self._batch_of(options.step_batch_size)
         self._carry = initial_carry(self.model, self._batch, training=True)
         self._whole = initial_carry(self.model, self._batch_of(options.batch_size), training=True)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from models.base import RecursiveModel, SegmentOutput, State
+from models.base import RecursiveModel
+from models.carry import Carry, Outputs, SegmentOutput, State
 from models.depth import Depth
-from models.losses import ACT_SUMS, Outputs, TokenLossConfig, act_loss, mean_token_loss
+from models.losses import ACT_SUMS, TokenLossConfig, act_loss, mean_token_loss
 from models.objective import Objective, PartResult
 from models.winner import spread_states, winner_takes_all
 from utils.batch import Batch
@@ -22,37 +23,6 @@ from utils.batch import Batch
 _EXPLORATION_STREAM = 0xE7
 # The same for halting at random, and for the seeds of dropout.
 _HALTING_STREAM, _SEED_STREAM = 0xE8, 0xE9
-
-
-@dataclass
-class Carry:
-    """What each slot hands from one training step to the next.
-
-    The next segment gives a slot that halted a new example.
-    """
-
-    state: State
-    steps_B: torch.Tensor
-    halted_B: torch.Tensor
-    current: Batch
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return all tensors by flat names, such as "state.z_H" and "steps", for checkpoints."""
-        return {
-            **{f"state.{name}": tensor for name, tensor in self.state.items()},
-            "steps": self.steps_B,
-            "halted": self.halted_B,
-            **{f"current.{name}": tensor for name, tensor in self.current.items()},
-        }
-
-    @classmethod
-    def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> "Carry":
-        """Build a carry from what `tensors` returned."""
-
-        def group(prefix: str) -> dict[str, torch.Tensor]:
-            return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-        return cls(group("state."), tensors["steps"], tensors["halted"], group("current."))
 
 
 def empty_batch(num_slots: int, seq_len: int, device: torch.device) -> Batch:
@@ -189,7 +159,7 @@ class ActSettings:
         )
 
 
-class ActObjective(Objective):
+class ActObjective(Objective[Carry, Batch, ActSettings]):
     """One segment of every slot. Each slot counts the same, however many a part holds."""
 
     sums = ACT_SUMS
@@ -202,9 +172,8 @@ class ActObjective(Objective):
         return initial_carry(self._model, empty_batch(num_slots, self._model.seq_len, device), training=True)
 
     def split(
-        self, carry: Carry | None, batch: Batch, settings: ActSettings, num_parts: int
-    ) -> list[tuple[Carry | None, Batch, ActSettings]]:
-        assert carry is not None
+        self, carry: Carry, batch: Batch, settings: ActSettings, num_parts: int
+    ) -> list[tuple[Carry, Batch, ActSettings]]:
         num_slots = len(carry.steps_B)
         assert num_slots % num_parts == 0, "the config asks for whole parts"
         size = num_slots // num_parts
@@ -219,13 +188,11 @@ class ActObjective(Objective):
 
     def run(
         self,
-        carry: Carry | None,
+        carry: Carry,
         batch: Batch,
         settings: ActSettings,
         forward: Callable[..., SegmentOutput] | None = None,
-    ) -> PartResult:
-        assert carry is not None
-
+    ) -> PartResult[Carry]:
         def token_loss(logits_NSV: torch.Tensor, labels_NS: torch.Tensor) -> torch.Tensor:
             return mean_token_loss(logits_NSV, labels_NS, config=settings.loss, ignore_label=settings.ignore_label)
 
@@ -261,8 +228,8 @@ class ActObjective(Objective):
         _, logits_1SV, q_halt_1, q_continue_1 = forward(state, inputs_1S, rows_1E, model.config.depth)
         return logits_1SV.float().sum() + q_halt_1.sum() + q_continue_1.sum()
 
-    def join(self, carries: Sequence[Carry | None]) -> Carry:
-        parts = [carry.tensors() for carry in carries if carry is not None]
+    def join(self, carries: Sequence[Carry]) -> Carry:
+        parts = [carry.tensors() for carry in carries]
         if len(parts) == 1:
             return Carry.from_tensors(parts[0])
         return Carry.from_tensors({name: torch.cat([part[name] for part in parts]) for name in parts[0]})

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from models.attention import Rotary
 from models.block import Level
+from models.carry import SegmentOutput, State
 from models.depth import LARGEST_COUNT, Calls, Depth, DepthConfig
 from models.layers import FP8_MULTIPLE, BoardConv, ConvSwiGLU, Embedding, InitialValues, Linear, truncated_normal
 from models.losses import TokenLossConfig
@@ -24,12 +25,6 @@ from utils.errors import UserError
 
 # Seeds the initial states beyond the first. Every run has the same ones, so none has to store them.
 _STARTS_SEED = 0x2601
-
-State = dict[str, torch.Tensor]
-"""The recurrent state of all slots, detached, in forward_dtype, by the architecture's names."""
-
-SegmentOutput = tuple[State, torch.Tensor, torch.Tensor, torch.Tensor]
-"""The new state, detached; logits_BSV in forward_dtype; q_halt_B and q_continue_B in float32."""
 
 
 class CommonConfig(DepthConfig):

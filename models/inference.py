@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.act import Carry, empty_batch, initial_carry, segment, wants_to_halt
-from models.base import RecursiveModel, State
-from models.losses import Outputs
+from models.act import empty_batch, initial_carry, segment, wants_to_halt
+from models.base import RecursiveModel
+from models.carry import Carry, Outputs, State
 from models.trajectories import Trajectories
 from utils.batch import Batch
 

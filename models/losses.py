@@ -5,13 +5,13 @@ All of them are sums over slots. They are divided once, by a count over all rank
 
 # B = slots, S = tokens, V = vocabulary
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 
+from models.carry import Outputs
 from models.objective import SLOTS, SumsSpec
 from utils.config import Float, StrictModel
 
@@ -41,21 +41,6 @@ class LossConfig(TokenLossConfig):
     """The options of the loss of a model with a Q head; config/arch/_tokens.yaml explains them."""
 
     halt_weight: Float = Field(ge=0)
-
-
-@dataclass
-class Outputs:
-    """The outputs of one segment.
-
-    There is a target only in training. Puzzle rows are a leaf that gets a gradient; None without a
-    puzzle embedding.
-    """
-
-    logits_BSV: torch.Tensor
-    q_halt_B: torch.Tensor
-    q_continue_B: torch.Tensor
-    target_q_continue_B: torch.Tensor | None
-    puzzle_rows_BE: torch.Tensor | None
 
 
 def widest_float(device: torch.device) -> torch.dtype:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from models.losses import LOSS_SUMS, METRICS, Outputs, TokenLossConfig, act_loss, correctness, widest_float
+from models.carry import Outputs
+from models.losses import LOSS_SUMS, METRICS, TokenLossConfig, act_loss, correctness, widest_float
 from models.objective import SLOTS, SumsSpec
 from utils.errors import UserError
 from utils.ranks.world import World

@@ -8,14 +8,21 @@ models/act.py, that of text in models/text/objective.py.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from models.act import Carry
-    from models.losses import Outputs
+from models.carry import Carry, Outputs
+
+CarryT = TypeVar("CarryT", bound=Carry | None)
+"""What a step hands to the next: the carry of puzzles; None for text."""
+
+BatchT = TypeVar("BatchT")
+"""What the data offer a step: a Batch of puzzles, or a TextBatch."""
+
+SettingsT = TypeVar("SettingsT")
+"""What the config and the number of a step decide: ActSettings or TextSettings."""
 
 SLOTS = "slots"
 """As the divisor of a metric: the slots of the steps that were summed up."""
@@ -38,7 +45,7 @@ class SumsSpec:
 
 
 @dataclass(frozen=True)
-class PartResult:
+class PartResult(Generic[CarryT]):
     """What one part of a step computed.
 
     Attributes:
@@ -50,31 +57,31 @@ class PartResult:
         sums: detached, in the order of SumsSpec.names.
     """
 
-    carry: "Carry | None"
-    outputs: "Outputs | None"
+    carry: CarryT
+    outputs: Outputs | None
     loss: Tensor
     sums: Tensor
 
 
-class Objective(ABC):
+class Objective(ABC, Generic[CarryT, BatchT, SettingsT]):
     """How a model is trained. No method makes the host wait for the device."""
 
     sums: ClassVar[SumsSpec]
 
     @abstractmethod
-    def fresh_carry(self, num_slots: int, device: torch.device) -> "Carry | None":
+    def fresh_carry(self, num_slots: int, device: torch.device) -> CarryT:
         """Return what the first step of a run is handed."""
 
     @abstractmethod
     def split(
-        self, carry: "Carry | None", batch: Any, settings: Any, num_parts: int
-    ) -> Sequence[tuple["Carry | None", Any, Any]]:
+        self, carry: CarryT, batch: BatchT, settings: SettingsT, num_parts: int
+    ) -> Sequence[tuple[CarryT, BatchT, SettingsT]]:
         """Return the arguments of `run` for each of `num_parts` equal parts of a step."""
 
     @abstractmethod
     def run(
-        self, carry: "Carry | None", batch: Any, settings: Any, forward: Callable[..., Any] | None = None
-    ) -> PartResult:
+        self, carry: CarryT, batch: BatchT, settings: SettingsT, forward: Callable[..., Any] | None = None
+    ) -> PartResult[CarryT]:
         """Run the forward pass of a part.
 
         Args:
@@ -90,9 +97,9 @@ class Objective(ABC):
         """Return a scalar with a gradient for every weight, from the least work that gives one."""
 
     @abstractmethod
-    def join(self, carries: "Sequence[Carry | None]") -> "Carry | None":
+    def join(self, carries: Sequence[CarryT]) -> CarryT:
         """Return the carry of all parts together."""
 
     @abstractmethod
-    def divisor(self, batch: Any, settings: Any) -> int:
+    def divisor(self, batch: BatchT, settings: SettingsT) -> int:
         """Return what the losses of a step are divided by, over all ranks and parts."""

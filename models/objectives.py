@@ -1,5 +1,7 @@
 """Which objective trains which kind of model."""
 
+from typing import Any
+
 from models.act import ActObjective
 from models.base import RecursiveModel
 from models.model import Model
@@ -8,7 +10,7 @@ from models.text.model import TextModel
 from models.text.objective import TextObjective
 
 
-def objective_of(model: Model) -> Objective:
+def objective_of(model: Model) -> Objective[Any, Any, Any]:
     if isinstance(model, TextModel):
         return TextObjective(model)
     assert isinstance(model, RecursiveModel)

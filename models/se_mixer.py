@@ -21,8 +21,9 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from models.attention import Attention, Rotary, rotary_tables_2d
-from models.base import CommonConfig, RecursiveModel, SegmentOutput, State
+from models.base import CommonConfig, RecursiveModel
 from models.block import Level
+from models.carry import SegmentOutput, State
 from models.depth import LARGEST_COUNT, Depth
 from models.layers import Embedding, Linear, SwiGLU, rms_norm, swiglu_width
 from models.symbols import NUM_SPECIAL, with_confidence

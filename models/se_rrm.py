@@ -16,8 +16,9 @@ from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from models.attention import Attention, Rotary, rotary_at, rotary_tables_2d
-from models.base import CommonConfig, RecursiveModel, SegmentOutput, State
+from models.base import CommonConfig, RecursiveModel
 from models.block import Level
+from models.carry import SegmentOutput, State
 from models.depth import LARGEST_COUNT, Depth
 from models.dropout import Dropout, derived
 from models.layers import InitialValues, Linear, SwiGLU, rms_norm, swiglu_width, truncated_normal

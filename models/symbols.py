@@ -8,7 +8,7 @@ alike give the same answer when the symbols are renamed.
 
 import torch
 
-from models.base import SegmentOutput, State
+from models.carry import SegmentOutput, State
 
 NUM_SPECIAL = 2
 """How many of the first symbols have a meaning of their own: padding, and blank or end."""

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 
 from models.attention import Rotary, rotary_tables, rotary_tables_2d
-from models.base import CommonConfig, RecursiveModel, SegmentOutput, State
+from models.base import CommonConfig, RecursiveModel
 from models.block import Block, Level
+from models.carry import SegmentOutput, State
 from models.depth import LARGEST_COUNT
 from models.layers import Embedding, InitialValues, Linear, MlpKind
 from models.losses import LossConfig

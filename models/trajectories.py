@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from models.base import RecursiveModel, State
+from models.base import RecursiveModel
+from models.carry import State
 from models.winner import start_at
 from utils.batch import Batch
 

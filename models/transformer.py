@@ -7,7 +7,7 @@ from typing import Literal, Self
 import torch
 from pydantic import Field, model_validator
 
-from models.base import SegmentOutput, State
+from models.carry import SegmentOutput, State
 from models.depth import LARGEST_COUNT, Depth
 from models.tokens import TokenConfig, TokenModel
 from utils.config import Bool, Int

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from models.base import SegmentOutput, State
+from models.carry import SegmentOutput, State
 from models.depth import LARGEST_COUNT, Depth
 from models.tokens import TokenConfig, TokenModel
 from utils.config import Int

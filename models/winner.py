@@ -15,7 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from models.base import RecursiveModel, SegmentOutput, State
+from models.base import RecursiveModel
+from models.carry import SegmentOutput, State
 
 
 def start_at(model: RecursiveModel, state: State, fresh_N: Tensor, which_N: Tensor) -> State:

@@ -19,11 +19,12 @@ import torch.nn.functional as F
 
 from dataset.schema import IGNORE_LABEL
 from models import build_puzzle_arch
-from models.act import ActSettings, Carry, initial_carry, segment
+from models.act import ActSettings, initial_carry, segment
 from models.base import CommonConfig
+from models.carry import Carry, Outputs
 from models.hrm import HRMConfig
 from models.layers import RMS_EPS
-from models.losses import ACT_SUMS, METRICS, Outputs, act_loss, correctness
+from models.losses import ACT_SUMS, METRICS, act_loss, correctness
 from models.metric_sums import OpenSums
 from models.parallel.layout import Layout
 from models.se_rrm import SERRMConfig

@@ -24,10 +24,10 @@ from dataset.build_arc_dataset import main as build
 from dataset.evaluators import build_evaluators
 from dataset.schema import open_split
 from models import inference
-from models.act import Carry, segment
-from models.base import RecursiveModel, SegmentOutput, State
+from models.act import segment
+from models.base import RecursiveModel
+from models.carry import Carry, Outputs, SegmentOutput, State
 from models.depth import Depth
-from models.losses import Outputs
 from models.tokens import TokenModel
 from tests import runs
 from tests.in_process import mistake, train_here

@@ -14,9 +14,10 @@ from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from dataset.schema import IGNORE_LABEL
-from models.act import ActSettings, Carry, initial_carry
+from models.act import ActSettings, initial_carry
 from models.base import RecursiveModel
 from models.block import Level
+from models.carry import Carry
 from models.inference import Slots
 from models.parallel import parallelize
 from models.parallel.layout import Layout

@@ -23,6 +23,7 @@ from dataset.schema import IGNORE_LABEL
 from models import ArchConfig, shapes_of
 from models.act import ActSettings, empty_batch, initial_carry
 from models.base import CommonConfig, RecursiveModel
+from models.carry import Carry
 from models.depth import Depth
 from models.model import Model
 from models.parallel.layout import Layout
@@ -31,6 +32,7 @@ from models.text.model import TextModel
 from models.text.packing import Packing
 from training.config import PretrainConfig
 from training.data import AnySizes, Sizes, TextSizes, open_own, sizes_from, sizes_of
+from utils.batch import Batch
 from utils.checkpoint.format import RunState, read_state, step_folders
 from utils.command_line import validate
 from utils.errors import UserError
@@ -220,7 +222,9 @@ def flops_of_parts(config: PretrainConfig, sizes: Sizes, depth: Depth) -> dict[s
             seeds_B=no_seeds(arch, config.global_batch_size),
         )
         with _Counter() as counter:
-            Layout(model, world).forward_backward(initial_carry(model, batch, training=True), batch, settings)
+            Layout[Carry, Batch, ActSettings](model, world).forward_backward(
+                initial_carry(model, batch, training=True), batch, settings
+            )
     return dict(counter.of_part)
 
 

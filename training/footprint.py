@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from dataset.schema import IGNORE_LABEL
 from models import shapes_of
-from models.act import ActSettings, Carry, empty_batch, initial_carry, loss_of_slots
+from models.act import ActSettings, empty_batch, initial_carry, loss_of_slots
 from models.base import CommonConfig, RecursiveModel
-from models.losses import Outputs
+from models.carry import Carry, Outputs
 from models.model import Checkpointing, Model
 from models.parallel import ParallelConfig
 from models.parallel.ddp import DDPConfig
@@ -252,7 +252,7 @@ class _Step:
         def run(num_parts: int) -> tuple[dict[str, int], int, int]:
             """Return the bytes that are kept by part, of batch and carry, and at the peak."""
             carry, batch, settings, given = _inputs(model, config, sizes, case.num_slots, num_parts)
-            layout = Layout(model, World.single("meta"), num_microbatches=num_parts)
+            layout: Layout = Layout(model, World.single("meta"), num_microbatches=num_parts)
             saved, allocations = SavedTensors(ACTIVATIONS, [*own, *given]), Allocations([*own, *given])
             at_head = before_head(model, lambda: saved.begin(LOGITS))
             with torch.device("meta"), fused_attention(device), at_head, saved.counting(), allocations:
@@ -563,7 +563,7 @@ class _Held:
         parts, on_host, update_peak = _of_update(model, config)
         own_gradients = parts[GRADIENTS]
         if isinstance(parallel, DDPConfig) and world.data_size > 1:  # in its buckets, and what PowerSGD left out
-            copies = 1 + (not parallel.gradient_as_bucket_view) + (parallel.compression == "powersgd")
+            copies = 1 + (not parallel.gradient_as_bucket_view)
             own_gradients *= copies
         parts |= {GATHERED: gathered, GRADIENTS: own_gradients + whole_gradients}
         return _Held(parts, own_gradients, update_peak if on_host else max(update_peak, of_muon), on_host)

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from models.act import Carry
+from models.carry import Carry
 from models.metric_sums import OpenSums
 from models.model import Model
 from models.parallel.layout import Layout
@@ -90,7 +90,7 @@ class TrainState:
             shared=_portable(self) | {f"progress.{name}": tensor for name, tensor in progress_tensors.items()},
             slots=world.slice_of(config.num_slots),
             by_slot=_tensors_of(self.carry),
-            by_rank=self.layout.compression_state(),
+            by_rank={},
             state=RunState(
                 **self.progress.model_dump(),
                 fingerprint=data.fingerprint,
@@ -124,7 +124,6 @@ class TrainState:
             progress_tensors = checkpoint.load("progress")
             self.sums.restore(progress_tensors)
             self.watch.restore(progress_tensors)
-            self.layout.load_compression_state(checkpoint.load_by_rank(world.rank, world.size))
             # With another batch size there are other slots: sequences start anew, and the draws go
             # on.
             if self.carry is not None and saved.config["global_batch_size"] == config.global_batch_size:
@@ -141,7 +140,6 @@ class TrainState:
             "live": {name: tensor for name, (_, tensor) in _live_tensors(self).items()},
             "carry": _tensors_of(self.carry),
             "shared": shared,
-            "compression": self.layout.compression_state(),
         }
         return HostCopy(
             {
@@ -183,7 +181,6 @@ class TrainState:
         for name, tensor in own.items():
             tensor.copy_(given[name])
         self.layout.values_changed()
-        self.layout.load_compression_state(_without_prefix("compression.", copy.tensors))
         shared = _without_prefix("shared.", copy.tensors)
         self.sums.restore(shared)
         self.watch = NumberWatch(self.layout.objective.sums, world, config.loss_spike)

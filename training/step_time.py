@@ -47,7 +47,7 @@ def seconds_of_step(config: PretrainConfig, sizes: AnySizes, num_ranks: int, wor
     model = build_on_meta(arch, **sizes.of_model())
     model.allocate(world.device)
     model.freeze("weights" if config.freeze_weights else config.freeze)
-    layout = Layout(model, world)
+    layout: Layout = Layout(model, world)
     layout.load(initial_weights(arch, sizes, config.seed, world))
     step = (_puzzle_step if isinstance(sizes, Sizes) else _text_step)(config, sizes, layout, world)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from models.model import Model
+from models.objective import BatchT, CarryT, SettingsT
 from models.parallel.layout import Layout
 from utils.ranks.world import World, is_dtensor, local_part
 
@@ -53,7 +54,7 @@ def own_part(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Any], *, oute
     return whole
 
 
-class DTensorLayout(Layout):
+class DTensorLayout(Layout[CarryT, BatchT, SettingsT]):
     """A model some of whose tensors may be DTensors, of which each rank holds a part.
 
     The DTensors may lie on any mesh. Plain tensors beside them are equal on all ranks.

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from models.model import Model
+from models.objective import BatchT, CarryT, SettingsT
 from models.parallel.dtensor import DTensorLayout
 from models.parallel.layout import LayoutConfig
 from models.parallel.requirements import can_sum, fill_in_degrees
@@ -133,7 +134,7 @@ def shard_unit(
     sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other; nccl's would scale by 1.0
 
 
-class FSDPLayout(DTensorLayout):
+class FSDPLayout(DTensorLayout[CarryT, BatchT, SettingsT]):
     """Shards that FSDP2 gathers block by block.
 
     Tensor parallelism may have split the tensors before.

@@ -7,16 +7,15 @@ this file and overrides what it does differently.
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from models.act import Carry
-from models.losses import Outputs
+from models.carry import Outputs
 from models.model import Model
-from models.objective import PartResult
+from models.objective import BatchT, CarryT, Objective, PartResult, SettingsT
 from models.objectives import objective_of
 from models.parallel.requirements import nearest_divisors, require_gradients
 from utils.config import StrictModel
@@ -74,7 +73,7 @@ class LayoutConfig(StrictModel):
         """
 
 
-class Layout:
+class Layout(Generic[CarryT, BatchT, SettingsT]):
     """A model on the device of this rank, with its gradients, their norm and its weights.
 
     Call the methods marked "Every rank." on all ranks together: in most strategies they are
@@ -91,7 +90,7 @@ class Layout:
             num_microbatches: in how many parts `forward_backward` takes a step, one after another.
         """
         self.model = model
-        self.objective = objective_of(model)
+        self.objective: Objective[CarryT, BatchT, SettingsT] = objective_of(model)
         self._called: Callable[..., Any] = model  # for a forward with gradient
         self._world = world
         self._num_microbatches = num_microbatches
@@ -99,8 +98,8 @@ class Layout:
         self._gradients_are_checked = False
 
     def forward_backward(
-        self, carry: Carry | None, batch: Any, settings: Any, *, loss_scale: float = 1.0
-    ) -> tuple[Carry | None, list[Outputs], Tensor]:
+        self, carry: CarryT, batch: BatchT, settings: SettingsT, *, loss_scale: float = 1.0
+    ) -> tuple[CarryT, list[Outputs], Tensor]:
         """Run the forward and the backward pass of a step, part by part. Every rank.
 
         Afterwards the `.grad` of a parameter is the sum over the whole global batch, or this rank's
@@ -116,7 +115,7 @@ class Layout:
             The new carry; the outputs of each part, if the objective has any; and the sums over
             what this rank has of the step.
         """
-        objective, results = self.objective, list[PartResult]()
+        objective, results = self.objective, list[PartResult[CarryT]]()
         for n, part in enumerate(objective.split(carry, batch, settings, self._num_microbatches), start=1):
             with self._part(is_last=n == self._num_microbatches):
                 with record_function(FORWARD):
@@ -197,14 +196,3 @@ class Layout:
     def from_portable(self, name: str, portable: Tensor, live: Tensor) -> None:
         """Copy a portable tensor into `live`: the inverse of `to_portable`. Every rank."""
         live.copy_(portable)
-
-    def compression_state(self) -> dict[str, Tensor]:
-        """Return what the compression of gradients carries from step to step, of this rank."""
-        return {}
-
-    def load_compression_state(self, tensors: dict[str, Tensor]) -> None:
-        """Load what `compression_state` returned.
-
-        Raises:
-            UserError: the tensors belong to another compression or model.
-        """

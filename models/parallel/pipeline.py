@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from models.losses import widest_float
 from models.model import Model, compile_each
+from models.objective import BatchT, CarryT, SettingsT
 from models.parallel.dtensor import DTensorLayout
 from models.parallel.fsdp import shard_unit
 from models.parallel.layout import LayoutConfig
@@ -191,10 +192,12 @@ class Stage(nn.Module):
         self.blocks = blocks
 
 
-S = TypeVar("S", bound=Stage)
+StageT = TypeVar("StageT", bound=Stage)
 
 
-def take_stages(model: Model, stage_class: type[S], config: PipelineConfig, *, length: int, place: int) -> list[S]:
+def take_stages(
+    model: Model, stage_class: type[StageT], config: PipelineConfig, *, length: int, place: int
+) -> list[StageT]:
     """Leave a model what one rank of a pipeline has of it, in place, and return the rank's stages.
 
     Args:
@@ -219,14 +222,14 @@ def take_stages(model: Model, stage_class: type[S], config: PipelineConfig, *, l
     return stages
 
 
-class PipelineLayout(DTensorLayout, ABC, Generic[S]):
+class PipelineLayout(DTensorLayout[CarryT, BatchT, SettingsT], ABC, Generic[StageT, CarryT, BatchT, SettingsT]):
     """A model of which each rank holds some stages.
 
     A forward pass without gradient runs all stages and gives every rank the outputs. Only weights
     between the embeddings and the heads are sharded; those are whole in their stages.
     """
 
-    stage_class: type[S]
+    stage_class: type[StageT]
 
     def __init__(
         self,
@@ -365,7 +368,7 @@ class PipelineLayout(DTensorLayout, ABC, Generic[S]):
     # ---- without gradient -----------------------------------------------------------------------
 
     def _walk(
-        self, inputs: Sequence[Tensor], shapes: Sequence[Sequence[int]], call: Callable[[S, Tensor, int], Any]
+        self, inputs: Sequence[Tensor], shapes: Sequence[Sequence[int]], call: Callable[[StageT, Tensor, int], Any]
     ) -> list[Any]:
         """Run all stages of the pipeline without gradient. Every rank of the pipeline.
 

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from models.act import ActSettings, Carry, loss_of_slots
-from models.base import SegmentOutput, State
+from models.act import ActSettings, loss_of_slots
 from models.block import Block, Level
+from models.carry import Carry, Outputs, SegmentOutput, State
 from models.depth import Depth
-from models.losses import Outputs
 from models.model import Model
 from models.parallel.pipeline import PipelineConfig, PipelineLayout, Stage
 from models.tokens import TokenModel
@@ -60,7 +59,7 @@ class PuzzleStage(Stage):
         return logits_BSV, torch.stack([q_halt_B, q_continue_B], dim=1)
 
 
-class PuzzlePipelineLayout(PipelineLayout[PuzzleStage]):
+class PuzzlePipelineLayout(PipelineLayout[PuzzleStage, Carry, Batch, ActSettings]):
     """A transformer that reads puzzles, of which each rank holds some stages.
 
     The puzzle table is on every rank, and each rank updates its copy with the same gradients.
@@ -89,7 +88,7 @@ class PuzzlePipelineLayout(PipelineLayout[PuzzleStage]):
         self._settings: ActSettings | None = None
 
     def forward_backward(
-        self, carry: Carry | None, batch: Batch, settings: ActSettings, *, loss_scale: float = 1.0
+        self, carry: Carry, batch: Batch, settings: ActSettings, *, loss_scale: float = 1.0
     ) -> tuple[Carry, list[Outputs], Tensor]:
         """As in the base class. Only ranks of a last stage return logits and Q values.
 
@@ -97,7 +96,6 @@ class PuzzlePipelineLayout(PipelineLayout[PuzzleStage]):
         first step (`require_parts`). A check here would raise on some pipelines only, and the
         others would wait for them.
         """
-        assert carry is not None
         num_slots = len(carry.halted_B)
         # Without recurrence a slot halts after its only segment, so a step takes the whole batch.
         carry = Carry({}, torch.ones_like(carry.steps_B), torch.ones_like(carry.halted_B), dict(batch))

@@ -3,11 +3,11 @@
 # N = tokens of a row, D = hidden size, V = vocabulary, B = prompts
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from models.carry import Outputs
 from models.model import Model
 from models.parallel.pipeline import PipelineConfig, PipelineLayout, Stage
 from models.text.block import Attends, Stack, TextBlock
@@ -48,7 +48,7 @@ class TextStage(Stage):
         return call_stack(self.level, x, rotary=self.level.rotary(positions_N), tokens=tokens, keep=checkpointing)
 
 
-class TextPipelineLayout(PipelineLayout[TextStage]):
+class TextPipelineLayout(PipelineLayout[TextStage, None, TextBatch, TextSettings]):
     """A text model of which each rank holds some stages."""
 
     stage_class = TextStage
@@ -72,8 +72,8 @@ class TextPipelineLayout(PipelineLayout[TextStage]):
         self._settings: TextSettings | None = None
 
     def forward_backward(
-        self, carry: object, batch: TextBatch, settings: TextSettings, *, loss_scale: float = 1.0
-    ) -> tuple[None, list[Any], Tensor]:
+        self, carry: None, batch: TextBatch, settings: TextSettings, *, loss_scale: float = 1.0
+    ) -> tuple[None, list[Outputs], Tensor]:
         """As in the base class. Each microbatch is a row, and all rows are equally long."""
         self._sums = self._zero_sums()
         self._settings, self._loss_scale = settings, loss_scale

@@ -55,8 +55,7 @@ def require_gradients(model: Model) -> None:
         deeper = "" if backprop == "all" else f"arch.backprop={backprop} may end before it: give more calls, or "
         raise UserError(
             f"arch={model.config.name}: no gradient reaches {left_out[0]} ({len(left_out)} such parameters), so it is "
-            f"never trained; {deeper}use it in forward, remove it, or freeze it with requires_grad_(False); "
-            "with parallel=ddp, parallel.find_unused_parameters=true lets it be"
+            f"never trained; {deeper}use it in forward, remove it, or freeze it with requires_grad_(False)"
         )
 
 

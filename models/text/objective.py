@@ -1,7 +1,7 @@
 """How a text model is trained: cross-entropy over the labelled tokens of packed rows."""
 # N = tokens of a row
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +49,7 @@ class TextSettings:
     ignore_label: int
 
 
-class TextObjective(Objective):
+class TextObjective(Objective[None, TextBatch, TextSettings]):
     """Each labelled token of a step counts the same. Nothing is carried from step to step."""
 
     sums = TEXT_SUMS
@@ -61,18 +61,18 @@ class TextObjective(Objective):
         return None
 
     def split(
-        self, carry: object, batch: TextBatch, settings: TextSettings, num_parts: int
+        self, carry: None, batch: TextBatch, settings: TextSettings, num_parts: int
     ) -> list[tuple[None, TextBatch, TextSettings]]:
         assert len(batch.rows) == num_parts, "the loader makes a row for each part"
         return [(None, TextBatch([row], batch.num_labels), settings) for row in batch.rows]
 
     def run(
         self,
-        carry: object,
+        carry: None,
         batch: TextBatch,
         settings: TextSettings,
         forward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None,
-    ) -> PartResult:
+    ) -> PartResult[None]:
         (row,) = batch.rows
         found = (forward or self._model)(
             row.inputs_N,
@@ -84,7 +84,9 @@ class TextObjective(Objective):
         )
         return self.result(batch, settings, found)
 
-    def result(self, batch: TextBatch, settings: TextSettings, found: tuple[Tensor, Tensor, Tensor]) -> PartResult:
+    def result(
+        self, batch: TextBatch, settings: TextSettings, found: tuple[Tensor, Tensor, Tensor]
+    ) -> PartResult[None]:
         """Return the result of a part of one row, of which the model has found the losses."""
         (row,), (loss, _, right_N) = batch.rows, found
         sums = text_sums(loss, right_N, row.labels_N, row.packing, settings.ignore_label)
@@ -97,7 +99,7 @@ class TextObjective(Objective):
         loss, *_ = forward(token_1, token_1, token_1, packing, grad_calls=calls, ignore_label=-100)
         return loss
 
-    def join(self, carries: object) -> None:
+    def join(self, carries: Sequence[None]) -> None:
         return None
 
     def divisor(self, batch: TextBatch, settings: TextSettings) -> int:

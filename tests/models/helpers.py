@@ -17,8 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from models import ARCHS, ArchConfig, build_puzzle_arch
 from models.attention import Attention
-from models.base import CommonConfig, RecursiveModel, SegmentOutput, State
+from models.base import CommonConfig, RecursiveModel
 from models.block import Block, Level
+from models.carry import SegmentOutput, State
 from models.depth import Depth
 from models.hrm import HRM
 from models.layers import BoardConv, ConvSwiGLU, NormalizedSwiGLU, SwiGLU

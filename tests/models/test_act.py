@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.act import Carry, draw_min_halt_steps, initial_carry, segment, wants_to_halt
-from models.losses import Outputs
+from models.act import draw_min_halt_steps, initial_carry, segment, wants_to_halt
+from models.carry import Carry, Outputs
 from models.tokens import TokenModel
 from tests.models.helpers import ARCH_NAMES, fresh_state, random_batch, run, seed_with, small_model
 from utils.batch import Batch

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from models.act import initial_carry, segment
-from models.base import SegmentOutput
 from models.block import Block, Level
+from models.carry import SegmentOutput
 from models.depth import Calls, Depth
 from models.tokens import TokenModel
 from tests.models.helpers import (

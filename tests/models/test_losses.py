@@ -10,16 +10,8 @@ import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
 
-from models.losses import (
-    METRICS,
-    LossConfig,
-    LossType,
-    Outputs,
-    act_loss,
-    correctness,
-    stablemax,
-    token_cross_entropy,
-)
+from models.carry import Outputs
+from models.losses import METRICS, LossConfig, LossType, act_loss, correctness, stablemax, token_cross_entropy
 
 IGNORE = -100
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.losses import ACT_SUMS, METRICS, LossConfig, Outputs
+from models.carry import Outputs
+from models.losses import ACT_SUMS, METRICS, LossConfig
 from models.metric_sums import EvalSums, OpenSums, reliability, reliability_sums
 from tests.spawn import run_ranks
 from utils.errors import UserError

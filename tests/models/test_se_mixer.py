@@ -15,8 +15,8 @@ from dataset.augment import Box
 from dataset.sudoku import unit_ids
 from models import build_arch
 from models.act import initial_carry, segment
+from models.carry import Outputs
 from models.inference import trace
-from models.losses import Outputs
 from models.se_mixer import SEMixer, SEMixerBlock, SEMixerConfig, box_of, units_of_board
 from tests.models.helpers import small_options
 from utils.errors import UserError

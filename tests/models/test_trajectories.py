@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from models.act import initial_carry, segment
-from models.base import RecursiveModel, State
+from models.base import RecursiveModel
+from models.carry import State
 from models.inference import Slots, Trace, relative_change, trace
 from models.trajectories import Trajectories
 from tests.models.helpers import random_batch, seed_with, small_model

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.act import ActObjective, ActSettings, Carry, segment
-from models.base import RecursiveModel, State
+from models.act import ActObjective, ActSettings, segment
+from models.base import RecursiveModel
+from models.carry import Carry, State
 from models.losses import act_loss, mean_token_loss
 from tests.models.helpers import blank_model, random_batch, seed_with, small_model, small_symbol_model
 from utils.batch import Batch

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dataset.schema import IGNORE_LABEL
 from models import build_puzzle_arch
 from models.act import ActSettings, empty_batch, initial_carry
+from models.carry import Carry
 from models.depth import Depth
 from models.parallel.layout import Layout
 from tests import runs
@@ -22,6 +23,7 @@ from tests.models.helpers import ARCH_NAMES
 from training.config import PretrainConfig
 from training.data import Sizes
 from training.flops import FlopsGauge, FlopsOfRun, flops_of_parts, flops_of_step, flops_until, sizes_of_run
+from utils.batch import Batch
 from utils.command_line import read_config, validate
 from utils.errors import UserError
 from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
@@ -129,7 +131,9 @@ def test_a_real_step_has_as_many_operations(arch: str) -> None:
     seeds_B = torch.arange(BATCH) if options.is_random else None
     settings = ActSettings(options.depth, options.loss, IGNORE_LABEL, BATCH, min_halt_steps_B=None, seeds_B=seeds_B)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        Layout(model, World.single()).forward_backward(initial_carry(model, batch), batch, settings)
+        Layout[Carry, Batch, ActSettings](model, World.single()).forward_backward(
+            initial_carry(model, batch), batch, settings
+        )
     assert flops_of_step(config, SIZES, config.puzzle_arch.depth) == counter.get_total_flops() > 0
 
 

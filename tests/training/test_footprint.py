@@ -257,7 +257,6 @@ def test_a_table_and_gradients_may_be_held_in_other_ways() -> None:
     assert _counted(4, "parallel.puzzle_table=sharded").parts[TABLE] == -(-1001 // 4) * 64 * 4 < table == 1001 * 64 * 4
     once = _counted(4).parts[GRADIENTS]
     assert _counted(4, "parallel.gradient_as_bucket_view=false").parts[GRADIENTS] == 2 * once
-    assert _counted(4, "parallel.compression=powersgd").parts[GRADIENTS] == 2 * once
 
 
 def test_the_rank_with_the_most_slots_counts() -> None:

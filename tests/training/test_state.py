@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from models.losses import METRICS
-from models.parallel.ddp import DDPLayout
-from models.parallel.layout import Layout
 from pretrain import build_state
 from tests.in_process import SINGLE, Begun, begin
 from tests.runs import settings
@@ -141,16 +139,6 @@ def test_a_layout_is_told_that_weights_were_overwritten(begun: Begun, monkeypatc
     with state.averaged_weights():
         assert len(seen) == 1 and not torch.equal(seen[0], before)
     assert len(seen) == 2 and torch.equal(seen[1], before)
-
-
-def test_tensors_of_single_ranks_are_restored(begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = list[dict[str, torch.Tensor]]()
-    monkeypatch.setattr(begun.state.layout, "compression_state", lambda: {"error": torch.tensor([3.0])})
-    checkpoint = _saved(begun, tmp_path / "run")
-    monkeypatch.setattr(Layout, "load_compression_state", lambda layout, tensors: loaded.append(tensors))
-    monkeypatch.setattr(DDPLayout, "load_compression_state", lambda layout, tensors: loaded.append(tensors))
-    _resumed(begun, checkpoint)
-    assert [tensors["error"].tolist() for tensors in loaded] == [[3.0]]
 
 
 def test_memory_counts_weights_twice_for_their_gradients(begun: Begun) -> None:

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from models import build_on_meta
-from models.act import ActSettings, Carry, draw_min_halt_steps, initial_carry
+from models.act import ActSettings, draw_min_halt_steps, initial_carry
 from models.base import RecursiveModel
+from models.carry import Carry
 from models.model import Model
 from models.parallel import ParallelConfig, parallelize
 from models.parallel.layout import Layout
@@ -154,7 +155,7 @@ def layout_of(world: World, name: str, arch: str = "hrm", num_parts: int = 1, **
 
 def by_one_process(arch: str, **changes: Any) -> Found:
     world = World.single()
-    layout = Layout(model_of(arch, **changes), world)
+    layout: Layout = Layout(model_of(arch, **changes), world)
     return train(layout, world, start(layout.model, world), range(NUM_STEPS))[1]
 
 

@@ -29,7 +29,7 @@ def test_a_step_equals_its_slots_computed_one_by_one(arch: str, num_parts: int) 
     The second step continues from the carry of the first.
     """
     model, reference = model_of(arch), model_of(arch)
-    layout = Layout(model, World.single(), num_microbatches=num_parts)
+    layout: Layout = Layout(model, World.single(), num_microbatches=num_parts)
     depth = model_of(arch, H_cycles=1, L_cycles=1).config.depth  # less than the depth of the model's config
     carry = initial_carry(model, batch_at(0))
     carries = [

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from models.act import ActSettings, Carry, initial_carry, segment
+from models.act import ActSettings, initial_carry, segment
 from models.base import RecursiveModel
+from models.carry import Carry
 from models.inference import idle_segment
 from models.losses import act_loss
 from models.parallel.pipeline import PipelineConfig

@@ -82,7 +82,7 @@ def _close(ours: Tensor, theirs: Tensor, what: str) -> None:
 
 
 def _compare_step(plain: TextModel, layout: Layout, world: World) -> None:
-    alone = Layout(plain, World.single(), num_microbatches=NUM_ROWS)
+    alone: Layout = Layout(plain, World.single(), num_microbatches=NUM_ROWS)
     expected = _step(alone, _rows(), World.single())
     found = _step(layout, _rows()[world.slice_of(NUM_ROWS)], world)
     _close(found[0], expected[0], "sums")
