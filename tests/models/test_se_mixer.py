@@ -113,6 +113,18 @@ def test_a_small_board_on_a_large_canvas_has_the_same_answer(cells: str) -> None
     torch.testing.assert_close(on_canvas.q_halt_B, alone.q_halt_B, rtol=1e-5, atol=1e-5)
 
 
+def test_cells_beyond_the_board_do_not_lower_the_confidence() -> None:
+    """They are half sure at most, and a trained model is surer than that of every cell."""
+    small, large = _mixer(4), _mixer(6)
+    with torch.no_grad():
+        small.lm_head.weight.mul_(100)
+    large.load_state_dict(small.state_dict())
+    boards_BS = _boards(4)
+    alone_B = _outputs(small, boards_BS).q_halt_B
+    assert (alone_B > 0.1).all(), "the problem must have sure answers"
+    torch.testing.assert_close(_outputs(large, _on_canvas(boards_BS, 6)).q_halt_B, alone_B, rtol=1e-3, atol=1e-3)
+
+
 def test_an_empty_slot_has_a_finite_confidence() -> None:
     assert _outputs(_mixer(4), torch.zeros(2, 16, dtype=torch.int32)).q_halt_B.tolist() == [0.0, 0.0]
 

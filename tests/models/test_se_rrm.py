@@ -248,6 +248,22 @@ def test_dropout_depends_on_the_seed_of_the_slot_alone() -> None:
     assert (one_SV - other_SV).abs().max() > 1e-3
 
 
+def test_every_attention_of_a_segment_draws_another_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls, blocks, attentions, rows or slots with neighbouring seeds never share a mask."""
+    seen = list[int]()
+
+    def remember(q: Tensor, k: Tensor, v: Tensor, dropout: Dropout) -> Tensor:
+        seen.extend(dropout.seeds_B.tolist())
+        return attend_with_dropout(q, k, v, dropout)
+
+    monkeypatch.setattr("models.attention.attend_with_dropout", remember)
+    model, batch = _model(dropout=0.3, H_cycles=2, L_cycles=2), random_batch(2)
+    _run(model, batch, torch.tensor([5, 6]))
+    rows = VOCAB_SIZE + SEQ_LEN  # of the attention over cells, and of the one over symbols
+    assert len(seen) == 2 * 4 * SMALL["L_layers"] * rows, "slots x calls x blocks x rows"
+    assert len(set(seen)) == len(seen)
+
+
 @pytest.mark.parametrize("checkpointing", ["none", "block", "cycle"])
 def test_checkpointing_drops_the_same(checkpointing: str) -> None:
     batch, seeds_B = random_batch(BATCH), draw_seeds(3, 4, BATCH)
