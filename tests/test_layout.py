@@ -8,11 +8,8 @@ from collections.abc import Callable
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import get_args
 
 import pytest
-
-from models.parallel import ParallelConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 SIBLINGS = ("models", "optim", "dataset")
@@ -361,27 +358,6 @@ def test_a_test_module_mirrors_a_module(path: Path) -> None:
     assert module in SOURCES or module.with_suffix("") / "__init__.py" in SOURCES, (
         f"{path} tests no module {module}: name it after the module that it tests, "
         "or move it to the top of tests/ if it tests a behaviour of the whole program"
-    )
-
-
-def test_a_strategy_is_where_its_package_says() -> None:
-    """The docstring of models/parallel has a line for each strategy.
-
-    The line ends with the file of the strategy's config class.
-    """
-    package = ROOT / "models/parallel"
-    text = ast.get_docstring(_tree(Path("models/parallel/__init__.py"))) or ""
-    documented = {found[1]: found[2] for found in re.finditer(r"^(\w+) .*  (\w+\.py)$", text, re.MULTILINE)}
-    defined = {}
-    for path in package.glob("*.py"):
-        for found in re.finditer(r'^    name: Literal\["(\w+)"\]', path.read_text(), re.MULTILINE):
-            defined[found[1]] = path.name
-    members = get_args(get_args(ParallelConfig)[0])
-    names = {name for member in members for name in get_args(member.model_fields["name"].annotation)}
-    assert names == defined.keys(), "every strategy must be a member of ParallelConfig"
-    assert documented == defined, "the docstring of models/parallel/__init__.py must name the file of every strategy"
-    assert names == {path.stem for path in (ROOT / "config/parallel").glob("*.yaml")}, (
-        "every strategy must have a YAML file"
     )
 
 
