@@ -33,8 +33,6 @@ Ranks share the cores of this machine; each has the slots of one process. docs/s
 what they send with its formula.
 """
 
-import argparse
-import json
 import os
 import statistics
 import sys
@@ -47,6 +45,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import parser_of, spread, table, write
 from benchmarks.on_request import Asked
 from dataset.builder import SplitWriter
 from utils.perf.recording import AVERAGE, BACKWARD, FORWARD, METRICS, NO_GRAD, PUZZLE_TABLE
@@ -62,16 +61,8 @@ _MOST_STEPS = 50
 _EXAMPLES = 1024  # at least
 
 MODEL = [
-    "arch=hrm",
-    "arch.hidden_size=64",
-    "arch.num_heads=2",
-    "arch.H_layers=1",
-    "arch.L_layers=1",
-    "arch.forward_dtype=float32",
-    "global_batch_size=4",
-    "ema=true",
-    "epochs=1000",
-    "eval_interval=null",
+    *("arch=hrm", "arch.hidden_size=64", "arch.num_heads=2", "arch.H_layers=1", "arch.L_layers=1"),
+    *("arch.forward_dtype=float32", "global_batch_size=4", "ema=true", "epochs=1000", "eval_interval=null"),
 ]
 
 Point = dict[str, float]
@@ -195,7 +186,7 @@ def compare(axis: Axis, results: list[dict[str, Any]], cores: int, clock: str = 
     """
     ranks = [result["value"] if axis.name == "ranks" else 1 for result in results]
     work = [work_of_parts(result, cores, number) for result, number in zip(results, ranks, strict=True)]
-    rows: list[Point] = []
+    rows: list[dict[str, Any]] = []
     flags: list[str] = []
     for number, result in enumerate(results):
         before = max(0, number - 1)
@@ -205,7 +196,7 @@ def compare(axis: Axis, results: list[dict[str, Any]], cores: int, clock: str = 
         needs_mb = (_needed(result) - _needed(results[0])) / 1e6
         row = {
             "value": result["value"],
-            **_spread([each[clock] for each in result["rounds"]]),
+            "step_ms": [each[clock] for each in result["rounds"]],
             "growth": _growth(results[0], result, clock),
             "formula": of_first,
             "quotient": _growth(results[0], result, clock) / of_first,
@@ -240,11 +231,7 @@ def _needed(result: dict[str, Any]) -> float:
     return float(result["sizes"]["state_bytes"] + result["sizes"]["kept_bytes"])
 
 
-def _spread(values: list[float]) -> Point:
-    return {"step_ms": statistics.median(values), "lowest": min(values), "highest": max(values)}
-
-
-def _flags(where: str, row: Point) -> list[str]:
+def _flags(where: str, row: dict[str, Any]) -> list[str]:
     flags = []
     for key, over in (("quotient", "the smallest value"), ("quotient_before", "the value before")):
         if row[key] > TOLERANCE:
@@ -258,51 +245,44 @@ def _flags(where: str, row: Point) -> list[str]:
 
 
 def tables(compared: dict[str, Any]) -> str:
-    """Return the rows of an axis and the parts of a step as Markdown."""
-    rows, results = compared["rows"], compared["results"]
-    lines = [
-        f"| {compared['axis']} | step, ms | growth | formula | quotient | over the value before "
-        "| memory, GB | more, MB | formula, MB |",
-        f"|{'---|' * 9}",
+    """Return the rows of an axis, the parts of a step, and the flags, as Markdown."""
+    axis, results = compared["axis"], compared["results"]
+    first, last = compared["work"][0], compared["work"][-1]
+    digits = {"growth": 3, "formula": 3, "quotient": 3, "quotient_before": 3, "memory_gb": 2, "more_mb": 0}
+    steps = [
+        [row["value"], spread(row["step_ms"], "{:.4g}".format), *(round(row[key], n) for key, n in digits.items())]
+        for row in compared["rows"]
     ]
-    for row in rows:
-        spread = f"{row['step_ms']:.4g} ({row['lowest']:.4g} to {row['highest']:.4g})"
-        cells = [f"{row['value']:,}", spread, *(f"{row[key]:.3g}" for key in ("growth", "formula"))]
-        cells += [f"{row[key]:.2f}" for key in ("quotient", "quotient_before", "memory_gb")]
-        cells += [f"{row[key]:.0f}" for key in ("more_mb", "formula_mb")]
-        lines.append(f"| {' | '.join(cells)} |")
-    values = " | ".join(f"{row['value']:,}" for row in rows)
-    lines += [
-        "",
-        f"| ms of a step with {compared['axis']} | {values} | growth | formula |",
-        f"|{'---|' * (len(rows) + 3)}",
-    ]
-    for part in results[0]["parts"]:
-        if part == "step" or not any(result["parts"][part] for result in results):
-            continue
+    titles = [axis, "step, ms", "growth", "formula", "quotient", "over the value before", "memory, GB", "more, MB"]
+    parts = []
+    for part, first_ms in results[0]["parts"].items():
         ms = [result["parts"][part] for result in results]
-        grown = f"{ms[-1] / ms[0]:.3g}" if ms[0] else ""
-        work = growth(compared["work"][0][part], compared["work"][-1][part])
-        lines.append(f"| {part} | {' | '.join(f'{each:.3g}' for each in ms)} | {grown} | {work:.3g} |")
-    lines += ["", f"| {compared['axis']} | start, s | of which an epoch's draw | checkpoint, MB |", "|---|---|---|---|"]
-    for result in results:
-        sizes = result["sizes"]
-        cells = [f"{sizes['start_s']:.2f}", f"{sizes['epoch_s']:.4f}", f"{sizes['checkpoint_bytes'] / 1e6:.1f}"]
-        lines.append(f"| {result['value']:,} | {' | '.join(cells)} |")
-    lines += ["", *(compared["flags"] or ["nothing grows faster than its formula"])]
-    return "\n".join(lines)
+        if part != "step" and first_ms:
+            grown = [ms[-1] / first_ms, growth(first[part], last[part])]
+            parts.append([part, *(f"{each:.3g}" for each in (*ms, *grown))])
+    values = [result["value"] for result in results]
+    sizes = [
+        [result["value"], *(f"{result['sizes'][key]:.4g}" for key in ("start_s", "epoch_s", "checkpoint_bytes"))]
+        for result in results
+    ]
+    return "\n\n".join(
+        [
+            table(titles, steps),
+            table([f"ms of a step with {axis}", *values, "growth", "formula"], parts),
+            table([axis, "start, s", "of which an epoch's draw", "checkpoint, bytes"], sizes),
+            "\n".join(compared["flags"] or ["nothing grows faster than its formula"]),
+        ]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
+    parser = parser_of(__doc__)
     names = [axis.name for axis in AXES]
     parser.add_argument("--axis", nargs="+", choices=names, default=names, help="(default: all)")
     parser.add_argument("--values", nargs="+", type=int, help="values instead of those of the axis")
     parser.add_argument("--round-s", type=float, default=0.5, help="seconds of a round (default: 0.5)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cpu-time", action="store_true", help="compare the time of the CPU")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     args = parser.parse_intermixed_args()
 
     found = []
@@ -312,8 +292,7 @@ def main() -> None:
         cores, clock = (sys.maxsize, "cpu_ms") if args.cpu_time else (len(os.sched_getaffinity(0)), "step_ms")
         found.append(compare(axis, results, cores, clock))
         print(tables(found[-1]), end="\n\n", flush=True)
-    if args.json is not None:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    write(args.json, found)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ worker (torchrun restarts both), of torchrun, or of all processes; SIGTERM; and 
 processes with one byte of the newest checkpoint changed. If torchrun has ended, it is started again
 at once with resume=auto.
 
-The folder gets run/, log, samples.jsonl (a line every 5 s and for each fault), soak.png and
-summary.json.
+The folder gets run/, log, samples.jsonl (a line every 5 s and for each fault) and summary.json.
 
 The exit status is 1 in each of these cases:
 
@@ -21,32 +20,26 @@ The exit status is 1 in each of these cases:
 - Memory, disk space, descriptors or threads grew.
 """
 
-import argparse
 import json
 import os
-import platform
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
-from benchmarks.recipes import FIRST_DEMO
+from benchmarks.harness import FIRST_DEMO, REPOSITORY, build_sudoku, machine, parser_of, table, write
 from tests import runs
 from utils.checkpoint.format import step_folders
 from utils.checkpoint.reader import Checkpoint
-from utils.drawing import pyplot
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 LOG_INTERVAL = 10
 SAMPLE_EVERY_S = 5.0
 RECIPE = [
@@ -57,7 +50,7 @@ RECIPE = [
 ]
 _TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "20"]
 _TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-_PER_PROCESS = {"rss_mb": "memory, MB", "fds": "open descriptors", "threads": "threads"}
+_PER_PROCESS = ("rss_mb", "fds", "threads")
 _STARTING_S = 30  # a process always grows in its first seconds
 # Tolerated growth from the first minutes to the last. The first save and the first evaluation open
 # descriptors and threads, and the pools of allocators reach their size within minutes.
@@ -77,7 +70,7 @@ class Soak:
     folder: Path
     arguments: list[str]
     draw: random.Random
-    seen: dict[int, psutil.Process]  # all processes that ever ran, by id
+    seen: dict[int, psutil.Process] = field(default_factory=dict)  # all processes that ever ran, by id
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
@@ -96,14 +89,7 @@ class Soak:
 
     def launch(self) -> None:
         environment = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
-        words = [
-            sys.executable,
-            *_TORCHRUN,
-            "pretrain.py",
-            *self.arguments,
-            f"checkpoint_path={self.run}",
-            "resume=auto",
-        ]
+        words = [sys.executable, *_TORCHRUN, "pretrain.py", *self.arguments, "resume=auto"]
         with open(self.folder / "log", "a", encoding="utf-8") as log:
             self.agent = psutil.Popen(
                 words,
@@ -354,7 +340,7 @@ def _events(lines: list[Row], name: str) -> list[Row]:
     return [line for line in lines if line.get("event") == name]
 
 
-# ---- summary and figure ------------------------------------------------------------------------
+# ---- summary -----------------------------------------------------------------------------------
 
 
 def series(lines: list[Row]) -> dict[tuple[str, str], list[tuple[float, float, int]]]:
@@ -410,52 +396,18 @@ def _slope(points: list[tuple[float, float, int]]) -> float:
     return above / below if below else 0.0
 
 
-def table(rows: list[Row]) -> str:
-    lines = [
-        "| of | quantity | first minutes | last minutes | at most | per hour of a process |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        numbers = " | ".join(f"{row[key]:.1f}" for key in ("first", "last", "most"))
-        lines.append(f"| {row['of']} | {row['quantity']} | {numbers} | {row['per_hour']:+.1f} |")
-    return "\n".join(lines)
-
-
-def draw_figure(lines: list[Row], path: Path) -> None:
-    """Draw memory, descriptors, threads, disk space and steps over time, and mark the faults."""
-    plt = pyplot()
-    titles = {**_PER_PROCESS, "disk_mb": "run's folder, MB", "step": "step"}
-    figure, axes = plt.subplots(len(titles), 1, figsize=(9, 11), sharex=True, constrained_layout=True)
-    points_of = series(lines)
-    colors = dict(zip(FAULTS, ("#c44e52", "#dd8452", "#8172b3", "#55a868", "#937860"), strict=True))
-    for axis, (quantity, title) in zip(axes, titles.items(), strict=True):
-        for of in ("agent", "rank 0", "rank 1", "run"):
-            if points := points_of.get((of, quantity)):
-                axis.plot(*zip(*((x, y) for x, y, _ in points), strict=True), ".", markersize=2.5, label=of)
-        if quantity == "step":
-            steps = [(line["minutes"], line["step"]) for line in lines if line.get("step")]
-            axis.plot(*zip(*steps, strict=True), linewidth=1)
-        for name, color in colors.items():
-            for index, event in enumerate(_events(lines, name)):
-                label = name if quantity == "step" and index == 0 else None
-                axis.axvline(event["minutes"], color=color, linewidth=0.8, alpha=0.7, label=label)
-        axis.set(ylabel=title)
-        axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, ncols=3, loc="lower right")
-    axes[-1].legend(frameon=False, ncols=5, loc="upper left")
-    axes[-1].set(xlabel="minutes")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+def shown(rows: list[Row]) -> str:
+    """Return the summary as Markdown."""
+    figures = ("first", "last", "most", "per_hour")
+    titles = ["of", "quantity", "first minutes", "last minutes", "at most", "per hour of a process"]
+    return table(titles, ([row["of"], row["quantity"], *(f"{row[key]:.1f}" for key in figures)] for row in rows))
 
 
 # ---- the program -------------------------------------------------------------------------------
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="overrides of pretrain.py")
+    parser = parser_of(__doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--fault-every", type=float, default=3, metavar="MINUTES", help="average time between faults")
     parser.add_argument("--seed", type=int, default=0)
@@ -465,18 +417,15 @@ def main() -> None:
     folder = options.folder.resolve()
     if folder.exists():
         parser.error(f"{folder} exists; give another --folder, or remove it")
-    if options.data_path is not None and not options.data_path.is_dir():
-        parser.error(f"there is no dataset at {options.data_path}")
     for number in (signal.SIGTERM, signal.SIGINT):  # background jobs of a shell would ignore SIGINT
         signal.signal(number, signal.default_int_handler)
     folder.mkdir(parents=True)
     data = (options.data_path or folder / "data").resolve()
     if options.data_path is None:
-        builder = ["dataset/build_sudoku_dataset.py", "--output-dir", str(data), "--box", "2x3"]
-        builder += ["--generate", "1000", "--generate-test", "500"]
-        subprocess.run([sys.executable, *builder], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+        build_sudoku(data, "--box", "2x3", "--generate", "1000", "--generate-test", "500")
 
-    soak = Soak(folder, [*RECIPE, f"data_path={data}", *options.overrides], random.Random(options.seed), {})
+    arguments = [*RECIPE, f"data_path={data}", *options.overrides, f"checkpoint_path={folder / 'run'}"]
+    soak = Soak(folder, arguments, random.Random(options.seed))
     try:
         carry_on(soak, options.minutes, options.fault_every)
     except KeyboardInterrupt:
@@ -492,19 +441,13 @@ def main() -> None:
         "steps": runs.latest(soak.run),
         "faults": num_faults,
         "launches": len(_events(lines, "launch")),
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
     }
     rows = summary(lines)
-    (folder / "summary.json").write_text(json.dumps({**about, "problems": found, "rows": rows}, indent=1) + "\n")
-    draw_figure(lines, folder / "soak.png")
-    print("  ".join(f"{name} {value}" for name, value in about.items()), file=sys.stderr)
-    print(table(rows))
+    write(folder / "summary.json", {**machine(), **about, "problems": found, "rows": rows})
+    print(about, shown(rows), sep="\n")
     if found:
         sys.exit("\n".join(found))
-    print(f"nothing lost in {sum(num_faults.values())} faults; the figure is {folder / 'soak.png'}")
+    print(f"nothing lost in {sum(num_faults.values())} faults")
 
 
 if __name__ == "__main__":

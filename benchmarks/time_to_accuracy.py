@@ -8,9 +8,6 @@ ends when an evaluation reaches the target. The time of evaluations does not cou
 that of starting. OMP_NUM_THREADS sets the number of threads of a run.
 """
 
-import argparse
-import json
-import platform
 import signal
 import subprocess
 import sys
@@ -20,11 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.family import REPOSITORY, build_puzzles
-from benchmarks.recipes import FIRST_DEMO
-from benchmarks.spread import spread
+from benchmarks.harness import FIRST_DEMO, REPOSITORY, build_sudoku, machine, parser_of, spread, table, write
 from utils.run.history import METRICS_FILE, History
 
 _EXACT = "eval/all/exact_accuracy"
@@ -92,40 +85,37 @@ def seconds_of(rows: list[dict[str, Any]], last_step: int) -> float:
     return 1e-3 * sum((row["step"] - step) * row["perf/step_ms"] for step, row in zip(before, timed, strict=False))
 
 
-def table(results: list[Reached], target: float) -> str:
+def shown(results: list[Reached], target: float) -> str:
     """Return a row for each arm: the median and the ends over its seeds."""
-    lines = [f"| recipe | steps to {target:g} | seconds of training, median (lowest to highest) |", "|---|---|---|"]
+    rows = []
     for arm in dict.fromkeys(result.arm for result in results):
         own = [result for result in results if result.arm == arm]
         steps = ", ".join("never" if result.step is None else str(result.step) for result in own)
         seconds = [result.seconds for result in own if result.seconds is not None]
-        shown = spread(seconds, "{:.1f}".format) if seconds else "never"
+        cell = spread(seconds, "{:.1f}".format) if seconds else "never"
         if 0 < len(seconds) < len(own):  # the median leaves out the slowest seeds
-            shown += f", {len(seconds)} of {len(own)} seeds"
-        lines.append(f"| {arm} | {steps} | {shown} |")
-    return "\n".join(lines)
+            cell += f", {len(seconds)} of {len(own)} seeds"
+        rows.append([arm, steps, cell])
+    return table(["recipe", f"steps to {target:g}", "seconds of training, median (lowest to highest)"], rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="for every recipe")
+    parser = parser_of(__doc__)
     parser.add_argument("--target", type=float, default=0.83, help="share of test puzzles (default: %(default)s)")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     args = parser.parse_intermixed_args()
 
-    print(f"{platform.processor() or platform.machine()}; torch {torch.__version__}; {torch.get_num_threads()} threads")
+    machine()
     results: list[Reached] = []
     with tempfile.TemporaryDirectory() as folder:
-        data = build_puzzles(Path(folder), "2x3")
+        data = build_sudoku(Path(folder) / "data", "--box", "2x3", "--generate", "1000", "--generate-test", "500")
         for seed in args.seeds:
             for arm in args.arms:
                 results.append(train_until(args.target, arm, seed, data, args.overrides))
                 print(results[-1], flush=True)
-                if args.json is not None:
-                    args.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
-    print(table(results, args.target))
+                write(args.json, [asdict(result) for result in results])
+    print(shown(results, args.target))
 
 
 if __name__ == "__main__":

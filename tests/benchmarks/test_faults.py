@@ -79,7 +79,7 @@ def test_table_counts_endings() -> None:
         return Result(number=0, kind=kind, ranks=1, story="", ending=ending, seconds=seconds)
 
     results = [ended("pause", "by itself", 1.0), ended("pause", "lost", 3.0), ended("truncate", "refused", 7.0)]
-    assert faults.table(results).splitlines()[2:] == [
+    assert faults.counted(results).splitlines()[2:] == [
         "| truncate | 1 | 0 | 0 | 1 | 0 | 7.0 |",
         "| pause | 2 | 1 | 0 | 0 | 1 | 2.0 |",
         "| all | 3 | 1 | 0 | 1 | 1 | 3.0 |",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.time_to_accuracy import ARMS, SHARED, Reached, seconds_of, table
+from benchmarks.time_to_accuracy import ARMS, SHARED, Reached, seconds_of, shown
 from training.config import PretrainConfig
 from utils.command_line import read_config, validate
 
@@ -30,7 +30,7 @@ def test_a_recipe_that_never_reached_the_target_has_no_time() -> None:
         Reached("slow", 1, 400, 90.0),
         Reached("never", 0, None, None),
     ]
-    assert table(results, 0.83).splitlines()[2:] == [
+    assert shown(results, 0.83).splitlines()[2:] == [
         "| fast | 30, 10, 20 | 2.5 (1.0 to 3.0) |",
         "| slow | never, 400 | 90.0 (90.0 to 90.0), 1 of 2 seeds |",
         "| never | never | never |",
