@@ -189,31 +189,30 @@ def compare(axis: Axis, results: list[dict[str, Any]], cores: int, clock: str = 
     rows: list[dict[str, Any]] = []
     flags: list[str] = []
     for number, result in enumerate(results):
-        before = max(0, number - 1)
-        of_first = formula(results[0]["parts"], work[0], work[number])
-        of_before = formula(results[before]["parts"], work[before], work[number])
-        more_mb = 1e3 * (_memory_gb(result) - _memory_gb(results[0]))
-        needs_mb = (_needed(result) - _needed(results[0])) / 1e6
-        row = {
-            "value": result["value"],
-            "step_ms": [each[clock] for each in result["rounds"]],
-            "growth": _growth(results[0], result, clock),
-            "formula": of_first,
-            "quotient": _growth(results[0], result, clock) / of_first,
-            "quotient_before": _growth(results[before], result, clock) / of_before,
-            "memory_gb": _memory_gb(result),
-            "more_mb": more_mb,
-            "formula_mb": needs_mb,
-        }
+        where = f"{axis.name} {result['value']}"
+        row: dict[str, Any] = {"value": result["value"], "step_ms": [each[clock] for each in result["rounds"]]}
+        for key, other in (("", 0), ("_before", max(0, number - 1))):
+            row[f"growth{key}"] = _growth(results[other], result, clock)
+            row[f"formula{key}"] = formula(results[other]["parts"], work[other], work[number])
+            row[f"quotient{key}"] = row[f"growth{key}"] / row[f"formula{key}"]
+            if row[f"quotient{key}"] > TOLERANCE:
+                over = f"{axis.name} {results[other]['value']}"
+                flags.append(
+                    f"{where}: a step grows {row[f'quotient{key}']:.2f} times as much as its formula over {over}"
+                )
+        row["memory_gb"] = _memory_gb(result)
+        row["more_mb"] = 1e3 * (row["memory_gb"] - _memory_gb(results[0]))
+        row["formula_mb"] = (_needed(result) - _needed(results[0])) / 1e6
+        if row["more_mb"] > _MEMORY_COUNTS_MB and row["more_mb"] > MEMORY_TOLERANCE * row["formula_mb"]:
+            flags.append(f"{where}: {row['more_mb']:.0f} MB more memory than the formula's {row['formula_mb']:.0f}")
         rows.append(row)
-        flags += _flags(f"{axis.name} {result['value']}", row)
         if max(row["quotient"], row["quotient_before"]) <= TOLERANCE:
             continue
         for part, ms in result["parts"].items():  # which of them it is
             first_ms = results[0]["parts"][part]
             counts = part != "step" and first_ms and ms >= _PART_COUNTS * result["parts"]["step"]
             if counts and (faster := ms / first_ms / growth(work[0][part], work[number][part])) > TOLERANCE:
-                flags.append(f"{axis.name} {result['value']}: {part} grows {faster:.2f} times as much as its formula")
+                flags.append(f"{where}: {part} grows {faster:.2f} times as much as its formula")
     return {"axis": axis.name, "rows": rows, "work": work, "results": results, "flags": flags}
 
 
@@ -231,45 +230,19 @@ def _needed(result: dict[str, Any]) -> float:
     return float(result["sizes"]["state_bytes"] + result["sizes"]["kept_bytes"])
 
 
-def _flags(where: str, row: dict[str, Any]) -> list[str]:
-    flags = []
-    for key, over in (("quotient", "the smallest value"), ("quotient_before", "the value before")):
-        if row[key] > TOLERANCE:
-            flags.append(f"{where}: a step grows {row[key]:.2f} times as much as its formula, over {over}")
-    if row["more_mb"] > _MEMORY_COUNTS_MB and row["more_mb"] > MEMORY_TOLERANCE * row["formula_mb"]:
-        flags.append(f"{where}: {row['more_mb']:.0f} MB more memory, where the formula says {row['formula_mb']:.0f}")
-    return flags
-
-
-# ---- what is printed ---------------------------------------------------------------------------
-
-
 def tables(compared: dict[str, Any]) -> str:
     """Return the rows of an axis, the parts of a step, and the flags, as Markdown."""
     axis, results = compared["axis"], compared["results"]
-    first, last = compared["work"][0], compared["work"][-1]
-    digits = {"growth": 3, "formula": 3, "quotient": 3, "quotient_before": 3, "memory_gb": 2, "more_mb": 0}
+    figures = ("growth", "formula", "quotient", "quotient_before", "memory_gb", "more_mb", "formula_mb")
     steps = [
-        [row["value"], spread(row["step_ms"], "{:.4g}".format), *(round(row[key], n) for key, n in digits.items())]
+        [row["value"], spread(row["step_ms"], "{:.4g}".format), *(f"{row[key]:.3g}" for key in figures)]
         for row in compared["rows"]
     ]
-    titles = [axis, "step, ms", "growth", "formula", "quotient", "over the value before", "memory, GB", "more, MB"]
-    parts = []
-    for part, first_ms in results[0]["parts"].items():
-        ms = [result["parts"][part] for result in results]
-        if part != "step" and first_ms:
-            grown = [ms[-1] / first_ms, growth(first[part], last[part])]
-            parts.append([part, *(f"{each:.3g}" for each in (*ms, *grown))])
-    values = [result["value"] for result in results]
-    sizes = [
-        [result["value"], *(f"{result['sizes'][key]:.4g}" for key in ("start_s", "epoch_s", "checkpoint_bytes"))]
-        for result in results
-    ]
+    parts = [[part, *(f"{each['parts'][part]:.3g}" for each in results)] for part in results[0]["parts"]]
     return "\n\n".join(
         [
-            table(titles, steps),
-            table([f"ms of a step with {axis}", *values, "growth", "formula"], parts),
-            table([axis, "start, s", "of which an epoch's draw", "checkpoint, bytes"], sizes),
+            table([axis, "step, ms", *figures], steps),
+            table([f"ms of a step with {axis}", *(each["value"] for each in results)], parts),
             "\n".join(compared["flags"] or ["nothing grows faster than its formula"]),
         ]
     )
