@@ -191,14 +191,12 @@ class NewestMetrics:
 
     def read(self) -> bool:
         """Read what is new, and return whether there was anything."""
-        before, num_before = self._history.rows, len(self._history.rows)
+        changed = False
         with suppress(UserError):  # what Ray is told is no reason to end the run
-            self._history.refresh()
-        rows = self._history.rows
-        new_rows = rows[num_before:] if rows is before else rows  # a resumed run begins a new list
-        for row in new_rows:
+            changed = self._history.refresh()
+        for row in self._history.rows if changed else ():
             self.values |= row
-        return bool(new_rows)
+        return changed
 
     def read_checkpoint(self) -> bool:
         """Look for a new checkpoint, and return whether there is one."""

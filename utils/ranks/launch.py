@@ -51,7 +51,6 @@ class Launch:
             gives each launch a port of its own.
         is_elastic: whether torchrun itself started the process, and may start it again.
         restarts: torchrun's count of restarts; on rank 0, how often training began before.
-        max_restarts: how often torchrun restarts the ranks at most.
         requeues: how often Slurm has put the job back into the queue.
         identity: the same for all attempts of a launch; None: there will be no further attempt.
     """
@@ -65,7 +64,6 @@ class Launch:
     name: str = ""
     is_elastic: bool = False
     restarts: int = 0
-    max_restarts: int = 0
     requeues: int = 0
     identity: str | None = None
 
@@ -191,7 +189,6 @@ def _by_torchrun(environment: Environment) -> Launch | None:
         port=_number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else None,
         is_elastic=is_elastic,
         restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
-        max_restarts=int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0)),
         identity=identity if is_elastic else None,
     )
 
