@@ -109,8 +109,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         data = build_sudoku(Path(folder) / "data", "--generate", "100", "--num-aug", "0")
         overrides = [f"data_path={data}", f"optim={options.optim}", f"device={options.device}", "ema=true"]
-        overrides += [f"global_batch_size={options.step_batch_size}", "eval_interval=null", *options.overrides]
-        training = _Training(overrides, options.batch_size)
+        overrides += [f"global_batch_size={options.step_batch_size}", "eval_interval=null", "compile=false"]
+        training = _Training([*overrides, *options.overrides], options.batch_size)
         step_s = statistics.median(training.step_s() for _ in range(options.num_steps))
         (run := Path(folder) / "run").mkdir()
         checkpointer = Checkpointer(run, training.trainer.world, keep_last_k=1)

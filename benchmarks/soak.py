@@ -35,7 +35,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.harness import FIRST_DEMO, REPOSITORY, build_sudoku, machine, parser_of, table, write
+from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, table, write
 from tests import runs
 from utils.checkpoint.format import step_folders
 from utils.checkpoint.reader import Checkpoint
@@ -44,7 +44,9 @@ from utils.run.history import METRICS_FILE, History
 LOG_INTERVAL = 10
 SAMPLE_EVERY_S = 5.0
 RECIPE = [
-    *(*FIRST_DEMO, "arch.hidden_size=128", "ema=true", "keep_last_k=3", f"log_interval={LOG_INTERVAL}"),
+    *("experiment=trm_sudoku_6x6", "global_batch_size=64", "weight_decay=0.1", "ema=true", "ema_rate=0.999"),
+    *("arch.L_cycles=3", "arch.expansion=4", "arch.width_multiple=256", "arch.forward_dtype=float32"),
+    *("arch.hidden_size=128", "keep_last_k=3", f"log_interval={LOG_INTERVAL}"),
     *("eval_every_n_steps=200", "checkpoint_every_n_steps=50", "eval_batch_size=null"),
     # The run ends only when it is stopped: the schedule is constant, and there are steps for days.
     *("lr=3e-4", "optim.muon_lr=0.01", "lr_min_ratio=1.0", "epochs=1000000", "max_steps=10000000"),
