@@ -11,10 +11,9 @@ from torch._functorch import config as functorch
 from torch._inductor import config as inductor
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu.attention import CHOSEN, HEAD_DIM, NUM_HEADS, draw_sequences, make_heads, measure, measure_packed
-from benchmarks.gpu.kernels import Event, bound, summary, work
-from benchmarks.gpu.switched_steps import SWITCHES, MarkedTrainer
-from benchmarks.our_steps import OurTrainer
+from benchmarks.gpu.attention import CHOSEN, HEAD_DIM, NUM_HEADS, make_heads, measure, measure_packed
+from benchmarks.gpu.kernels import Event, summary, work
+from benchmarks.gpu.switched_steps import SWITCHES
 from models.attention import Attention, rotary_tables
 from training.config import PretrainConfig
 from utils.command_line import read_config, validate
@@ -135,13 +134,6 @@ def test_attention_counts_two_products_forward_and_five_backward() -> None:
     assert work(_operator(1, "aten::_scaled_dot_product_cudnn_attention", [[3, 8, 81, 64]] * 3))[1] == forward
 
 
-def test_what_bounds_a_kernel() -> None:
-    nan = float("nan")
-    assert [bound(*each) for each in ((2, 0.9, 0.9), (9, nan, 0), (9, 0.2, 0.3), (9, 0.5, 0.2), (9, 0.5, 0.6))] == [
-        *("launches", "unknown", "latency", "memory", "compute")
-    ]
-
-
 # ---- levers and attention -----------------------------------------------------------------------
 
 
@@ -153,14 +145,6 @@ def test_a_switch_is_set_before_the_steps(monkeypatch: pytest.MonkeyPatch) -> No
         assert inductor.force_shape_pad and functorch.enable_autograd_cache
         SWITCHES["no-cudnn-attention"]()
         assert allowed == [False] and not functorch.enable_autograd_cache, "it would keep cuDNN"
-
-
-def test_each_step_is_marked_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: calls.append("mark"))
-    monkeypatch.setattr(OurTrainer, "_step", lambda self: calls.append("step"))
-    MarkedTrainer.__new__(MarkedTrainer).train(2)
-    assert calls == ["mark", "step"] * 2
 
 
 def test_a_backend_that_is_refused_has_a_reason_and_no_time() -> None:
@@ -180,13 +164,6 @@ def test_attention_in_packed_rows_is_timed_where_it_runs() -> None:
     for each in found:
         assert each["ms"]["varlen"] is None and "CPU" in each["refused"]["varlen"]
         assert all(ms > 0 for ms in each["ms"]["sdpa"].values()) and each["refused"].keys() == {"varlen"}
-
-
-@pytest.mark.parametrize(("num_tokens", "longest"), [(40, 9), (41, 2), (1, 5)])
-def test_sequences_fill_a_row(num_tokens: int, longest: int) -> None:
-    sequences = draw_sequences(num_tokens, longest)
-    assert sum(map(sum, sequences)) == num_tokens
-    assert all(prefix >= 1 and prefix + response <= longest for prefix, response in sequences)
 
 
 def test_heads_lie_in_memory_as_the_model_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:

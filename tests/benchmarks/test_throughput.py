@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from benchmarks.matrix_peak import measure_products, peak_tflops
 from benchmarks.on_request import Asked
 from benchmarks.published_steps import flash_attention
-from benchmarks.throughput import comparison, figures
+from benchmarks.throughput import comparison
 from tests import runs
 from tests.models.helpers import PUZZLE_ARCHS, small_model, small_symbol_model
 from utils.config import name_of
@@ -42,19 +42,6 @@ def test_two_programs_are_measured_in_every_round(tmp_path: Path) -> None:
         for name in model:
             assert (parts[name] > 0) == (name != "average"), f"{name}: {parts[name]} ms without ema"
         assert 0 <= parts["rest"] < 0.5 * parts["step"], "most of a step has a name"
-
-
-def test_the_figures_follow_from_time_and_operations() -> None:
-    row = figures({"batch_size": 4, "flops": 10**9, "peak_tflops": 0.2}, {"step_ms": 20.0, "data_ms": 1.0})
-    assert row == pytest.approx(
-        {
-            "examples_per_second": 200.0,
-            "step_ms": 20.0,
-            "model_tflops": 0.05,
-            "peak_tflops": 0.2,
-            "utilization": 0.25,
-        }
-    )
 
 
 def test_rounds_are_compared_one_by_one() -> None:
