@@ -69,9 +69,9 @@ GPU_PYTHON = $(if $(wildcard $(VENV)/python),$(VENV)/python,$(PYTHON))
 test-gpu:  ## the tests that need a CUDA card
 	$(GPU_PYTHON) -m pytest -m gpu
 
-# What a CUDA card does with this project, as a report. OPTIONS="--source-dir DIR" measures accuracy, too.
+# OPTIONS="--source-dir DIR" measures accuracy, too.
 MINUTES ?= 25
-gpu:  ## measure a CUDA card, as a report
+gpu:  ## measure what a CUDA card does with this project
 	$(GPU_PYTHON) -m benchmarks.gpu --minutes $(MINUTES) $(OPTIONS)
 
 check: .venv/.dev .venv/.lint  ## linters and types

@@ -9,45 +9,33 @@ takes 7 GB.
 """
 
 import argparse
-import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from benchmarks.harness import REPOSITORY, machine, parser_of, spread, table, write
 
-
-class Run(NamedTuple):
-    seconds: float
-    peak_rss_gb: float
-    size_gb: float
+FIGURES = ("seconds", "peak_rss_gb", "size_gb")
 
 
-def measure(builder: str, builder_args: list[str]) -> Run:
+def measure(builder: str, builder_args: list[str]) -> dict[str, float]:
     """Run one build in a temporary folder. Memory is the peak resident set with mapped pages."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", f"dataset.{builder}", "--output-dir", f"{folder}/data", *builder_args]
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        assert process.stderr is not None
-        messages = process.stderr.read()
+        began = time.perf_counter()
+        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
         # Unlike process.wait(), wait4 returns the memory that this child used.
         _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - started
-        process.stderr.close()
+        seconds = time.perf_counter() - began
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            sys.exit(messages.strip().splitlines()[-1])
+            sys.exit(f"{builder} ended with status {process.returncode}")
         size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
     rss_unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB elsewhere
-    return Run(seconds, usage.ru_maxrss * rss_unit / 1e9, size / 1e9)
+    return dict(zip(FIGURES, (seconds, usage.ru_maxrss * rss_unit / 1e9, size / 1e9), strict=True))
 
 
 def builds(args: argparse.Namespace) -> list[tuple[str, list[str]]]:
@@ -71,7 +59,7 @@ def builds(args: argparse.Namespace) -> list[tuple[str, list[str]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, overrides=False)
     add = parser.add_argument
     add("--sudoku", type=Path, metavar="DIR", help="9x9 puzzles, of which 1,000 are drawn for training")
     add("--maze", type=Path, metavar="DIR", help="mazes")
@@ -79,36 +67,15 @@ def main() -> None:
     add("--generate", type=int, metavar="N", help="make N + N/10 Sudokus of 6x6 and of 9x9, and mazes of 30x30")
     add("--num-aug", type=int, default=1000, help="augmentations for --sudoku and --arc (default: %(default)s)")
     add("--num-runs", type=int, default=3, help="runs of each build (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write the figures to this file")
     args = parser.parse_args()
-    chosen = builds(args)
-    if not chosen:
-        parser.error("nothing to build; give --sudoku, --maze, --arc or --generate")
-
-    figures = []
-    for builder, builder_args in chosen:
-        print(f"{builder} {' '.join(builder_args)}, {os.cpu_count()} CPUs")
-        print("run     seconds  peak RSS GB  on disk GB", flush=True)
-        runs = []
-        for number in range(1, args.num_runs + 1):
-            runs.append(measure(builder, builder_args))
-            print(_row(str(number), runs[-1]), flush=True)
-        median = Run(*(statistics.median(column) for column in zip(*runs, strict=True)))
-        print(_row("median", median), flush=True)
-        figures.append(
-            {
-                "builder": builder,
-                "builder_args": builder_args,
-                "median": median._asdict(),
-                "runs": [run._asdict() for run in runs],
-            }
-        )
-    if args.json is not None:
-        args.json.write_text(json.dumps({"cpus": os.cpu_count(), "builds": figures}, indent=2) + "\n", encoding="utf-8")
-
-
-def _row(name: str, run: Run) -> str:
-    return f"{name:<6} {run.seconds:>8.2f} {run.peak_rss_gb:>12.2f} {run.size_gb:>11.2f}"
+    about, rows, found = machine(), [], []
+    for builder, builder_args in builds(args):
+        runs = [measure(builder, builder_args) for _ in range(args.num_runs)]
+        cells = [spread([run[figure] for run in runs], "{:.2f}".format) for figure in FIGURES]
+        rows.append([" ".join([builder, *builder_args]), *cells])
+        found.append({"builder": builder, "builder_args": builder_args, "runs": runs})
+        write(args.json, {**about, "builds": found})
+    print(table(["build", "seconds", "peak RSS, GB", "on disk, GB"], rows))
 
 
 if __name__ == "__main__":

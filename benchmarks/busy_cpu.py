@@ -7,8 +7,6 @@ the count leaves the choice to OpenMP. The arms alternate. Busy loops stand stil
 starts, and run from its tenth step on.
 """
 
-import argparse
-import json
 import os
 import signal
 import subprocess
@@ -16,9 +14,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 
+from benchmarks.harness import machine, parser_of, spread, table
 from utils.openmp import SPINS
+from utils.run.history import METRICS_FILE, History
 
 _WARMUP = 10
 # Threads that spin on busy cores take seconds for a step.
@@ -35,40 +35,33 @@ def step_ms(arm: str, data_path: str, steps: int, busy: list[subprocess.Popen[by
         environment["GOMP_SPINCOUNT"] = "300000" if spin == "default" else spin
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        overrides = [
-            "experiment=trm_sudoku_6x6",
-            f"data_path={data_path}",
-            f"checkpoint_path={run}",
-            f"max_steps={steps}",
-        ]
-        overrides += ["eval_every_n_steps=null", "best_metric=null", "data_paths_test=[]", "log_interval=5"]
-        with open(Path(folder) / "log", "w", encoding="utf-8") as log:
-            program = subprocess.Popen(
-                [sys.executable, "pretrain.py", *overrides], env=environment, stdout=log, stderr=log
-            )
-            rows = run / "metrics.jsonl"
-            while program.poll() is None and not (
-                rows.is_file() and f'"step": {_WARMUP}' in rows.read_text(encoding="utf-8")
-            ):
-                time.sleep(0.02)
-            for loop in busy:
-                loop.send_signal(signal.SIGCONT)
-            status = program.wait(_TIMEOUT_S)
-            for loop in busy:
-                loop.send_signal(signal.SIGSTOP)
-        assert status == 0, (Path(folder) / "log").read_text(encoding="utf-8")
-        logged = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
-        return mean(row["perf/step_ms"] for row in logged if row["step"] > _WARMUP + 5)
+        overrides = ["experiment=trm_sudoku_6x6", f"data_path={data_path}", f"checkpoint_path={run}"]
+        overrides += [f"max_steps={steps}", "eval_every_n_steps=null", "best_metric=null", "data_paths_test=[]"]
+        command = [sys.executable, "pretrain.py", *overrides, "log_interval=5"]
+        program = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        history = History(run / METRICS_FILE)
+        while program.poll() is None and not any(row["step"] >= _WARMUP for row in history.rows):
+            time.sleep(0.02)
+            history.refresh()
+        for loop in busy:
+            loop.send_signal(signal.SIGCONT)
+        status = program.wait(_TIMEOUT_S)
+        for loop in busy:
+            loop.send_signal(signal.SIGSTOP)
+        assert status == 0, f"{' '.join(command)} ended with status {status}"
+        history.refresh()
+        return mean(row["perf/step_ms"] for row in history.rows if row["step"] > _WARMUP + 5)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, overrides=False)
     parser.add_argument("arms", nargs="*", metavar="ARM", default=["1", "2:default", f"2:{SPINS}"])
     parser.add_argument("--data-path", required=True)
     parser.add_argument("--busy", type=int, default=2, help="busy loops (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60)
     args = parser.parse_args()
+    machine()
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.busy)]
     ms: dict[str, list[float]] = {arm: [] for arm in args.arms}
     try:
@@ -80,10 +73,8 @@ def main() -> None:
     finally:
         for loop in busy:
             loop.kill()
-    print(f"{args.busy} busy loops, {os.cpu_count()} cores, {args.rounds} rounds of {args.steps} steps")
-    print("| threads:spins | ms of a step | range |\n|---|---|---|")
-    for arm, times in ms.items():
-        print(f"| {arm} | {median(times):.1f} | {min(times):.1f} to {max(times):.1f} |")
+    print(f"{args.busy} busy loops, {args.rounds} rounds of {args.steps} steps")
+    print(table(["threads:spins", "ms of a step"], ((arm, spread(each, "{:.1f}".format)) for arm, each in ms.items())))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,10 @@ logged number.
 
 The kinds hang and network take long unless the overrides have a short timeout, such as
 dist.timeout_s=5. Two hosts are network namespaces of this machine, which needs root. The program
-prints a table and, with --json, writes it with all trials. It exits with 1 if a trial failed.
+exits with 1 if a trial failed.
 """
 
-import argparse
 import json
-import os
-import platform
 import random
 import re
 import signal
@@ -30,8 +27,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-
+from benchmarks.harness import machine, parser_of, table, write
 from tests.hosts import Host, Launched, two_hosts, why_no_two_hosts
 from tests.runs import assert_same_run, build_data, latest, settings, until
 
@@ -63,15 +59,13 @@ class Trial:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--hosts", type=int, default=1, choices=[1, 2])
     parser.add_argument("--kind", default="kill", choices=["kill", "hang", "network"])
     parser.add_argument("--rendezvous", default="c10d", choices=["c10d", "static"])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("overrides", nargs="*", help="overrides of pretrain.py, such as dist.timeout_s=5")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.kind == "network" and options.hosts == 1:
         parser.error("--kind network pulls the cable between two hosts; give --hosts 2")
     if options.hosts == 2 and (reason := why_no_two_hosts()) is not None:
@@ -99,16 +93,6 @@ def main() -> None:
             if not trial.is_well:
                 print((folder / "log").read_text(encoding="utf-8", errors="replace"), file=sys.stderr, flush=True)
             trials.append(trial)
-    about = {
-        "kind": options.kind,
-        "hosts": options.hosts,
-        "rendezvous": options.rendezvous,
-        "overrides": " ".join(options.overrides),
-        "machine": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
     ends = [trial.end for trial in trials]
     columns = {
         "hosts": str(options.hosts),
@@ -121,11 +105,9 @@ def main() -> None:
         "until the next step, s": _spread([trial.until_next_step_s for trial in trials]),
         "steps done again": _spread([trial.num_steps_again for trial in trials]),
     }
-    print("  ".join(f"{name} {value}" for name, value in about.items()), file=sys.stderr)
-    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n| {' | '.join(columns.values())} |")
-    if options.json:
-        rows = [asdict(trial) for trial in trials]
-        options.json.write_text(json.dumps({**about, "trials": rows}, indent=2) + "\n")
+    about = machine()
+    print(table(list(columns), [list(columns.values())]))
+    write(options.json, {**about, "trials": [asdict(trial) for trial in trials]})
     sys.exit(not all(trial.is_well for trial in trials))
 
 

@@ -13,7 +13,6 @@ it.
 
 import argparse
 import json
-import platform
 import sys
 import tempfile
 import time
@@ -27,8 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.harness import machine, parser_of, spread, table, write
 from benchmarks.on_request import Asked
-from benchmarks.spread import spread
 from dataset.loader import EvalLoader
 from dataset.schema import Split, open_datasets
 from sharing.export import Settings, export
@@ -71,21 +70,16 @@ def main() -> None:
         "dtype": trained.load_puzzle_model(world).config.forward_dtype,
         "compile": options.compile,
         "batch_size": batch_size,
-        "machine": platform.processor() or platform.machine(),
         "device": str(world.device),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
         "num_runs": options.num_runs,
+        **machine(),
     }
-    print("  ".join(f"{name} {value}" for name, value in about.items()), file=sys.stderr)
-    print(table(rows))
-    if options.json:
-        options.json.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n")
+    print(shown(rows))
+    write(options.json, {**about, "rows": rows})
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, overrides=False)
     parser.add_argument("run", type=Path)
     parser.add_argument("--published", type=Path, metavar="REPOSITORY", help="a clone of the published code")
     parser.add_argument("--compile", action="store_true", help="torch.compile every model, before the first run")
@@ -97,7 +91,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--max-examples", type=int)
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--device", default="auto", choices=["auto", "cuda", "mps", "cpu"])
-    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
@@ -138,12 +131,7 @@ def _write_for_published(
     arch = trained.load_puzzle_model(world).config
     config: dict[str, Any] = arch.model_dump(mode="json") | trained.sizes.as_dict()
     config |= {"batch_size": options.batch_size, "halt_max_steps": options.num_steps, "causal": False}
-    about = {
-        "arch": arch.name,
-        "config": config,
-        "compile": args.compile,
-        "device": str(world.device),
-    }
+    about = {"arch": arch.name, "config": config, "compile": args.compile, "device": str(world.device)}
     (folder / "model.json").write_text(json.dumps(about))
 
 
@@ -167,23 +155,20 @@ def measure(kinds: dict[str, Callable[[], Result]], num_steps: int, num_runs: in
     ]
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def shown(rows: list[dict[str, Any]]) -> str:
     """Return the rows as Markdown, with medians, and the lowest and the highest values."""
-    lines = [
-        "| steps at most | | exact accuracy | steps taken | examples/s | times the first row |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = (
+    cells = [
+        [
             row["num_steps"],
             row["kind"],
             f"{row['exact_accuracy']:.4f}",
             f"{row['steps']:.2f}",
             spread(row["examples_per_second"], "{:.1f}".format),
             spread(row["times_the_first"], "{:.2f}".format),
-        )
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        ]
+        for row in rows
+    ]
+    return table(["steps at most", "", "exact accuracy", "steps taken", "examples/s", "times the first row"], cells)
 
 
 if __name__ == "__main__":

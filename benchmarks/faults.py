@@ -17,9 +17,6 @@ take turns. The seed and the trial's number decide everything else, so --only re
 """
 
 import argparse
-import json
-import os
-import platform
 import random
 import statistics
 import subprocess
@@ -32,11 +29,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import psutil
-import torch
 
+from benchmarks.harness import machine, table, write
 from tests import runs
 from tests.runs import Running, Torchrun, with_arguments
 from utils.checkpoint.format import step_folders
@@ -504,16 +501,16 @@ def run_trial(number: int, seed: int, folder: Path, data: Path, quiet: Mapping[i
     return Result(number, kind, ranks, ", ".join(trial.story), ending, time.monotonic() - began, failure)
 
 
-def table(results: list[Result]) -> str:
-    lines = ["| fault | trials | by itself | on resume | refused | lost | median s |", "|---|---|---|---|---|---|---|"]
+def counted(results: list[Result]) -> str:
+    """Return how the trials of each kind ended, as Markdown."""
+    rows = []
     for kind in [*KINDS, "all"]:
         of_kind = [result for result in results if kind in (result.kind, "all")]
         if of_kind:
             endings = [result.ending for result in of_kind]
-            counts = [endings.count(ending) for ending in ("by itself", "on resume", "refused", "lost")]
             seconds = statistics.median(result.seconds for result in of_kind)
-            lines.append(f"| {kind} | {len(of_kind)} | {' | '.join(map(str, counts))} | {seconds:.1f} |")
-    return "\n".join(lines)
+            rows.append([kind, len(of_kind), *map(endings.count, get_args(Ending)), f"{seconds:.1f}"])
+    return table(["fault", "trials", *get_args(Ending), "median s"], rows)
 
 
 def main() -> None:
@@ -533,15 +530,7 @@ def main() -> None:
     if options.only is not None:
         numbers = [options.only]
 
-    about = {
-        "seed": options.seed,
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    print("  ".join(f"{name} {value}" for name, value in about.items()), file=sys.stderr)
-    results = []
+    about, results = machine(), []
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         data, quiet = runs.build_data(root / "data"), {ranks: root / f"quiet_{ranks}" for ranks in (1, 2)}
@@ -553,10 +542,8 @@ def main() -> None:
             print(results[-1].line(), file=sys.stderr, flush=True)
             if results[-1].failure:
                 print(results[-1].failure, file=sys.stderr, flush=True)
-            if options.output is not None:
-                rows = [asdict(result) for result in results]
-                options.output.write_text(json.dumps({**about, "trials": rows}, indent=1) + "\n")
-    print(table(results))
+            write(options.output, {**about, "trials": [asdict(result) for result in results]})
+    print(counted(results))
     if lost := [str(result.number) for result in results if result.ending == "lost"]:
         sys.exit(f"lost: trials {', '.join(lost)}")
 

@@ -7,15 +7,14 @@ on the machine disturbs them alike. A step is a forward and backward pass under 
 that of rank 0's process. It changes less with other work than the time on the clock.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from statistics import median
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.harness import machine, parser_of, spread, table
 from dataset.schema import IGNORE_LABEL
 from models import build_puzzle_arch
 from models.act import ActSettings, empty_batch, initial_carry
@@ -35,8 +34,7 @@ _WARMUP = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=f"default: {' '.join(RECIPE)}")
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_intermixed_args()
     world = join_ranks()
@@ -79,14 +77,15 @@ def main() -> None:
         began = time.perf_counter()
         flops = flops_of_step(config, SIZES, arch.depth)
         counted_ms = 1e3 * (time.perf_counter() - began)
-        print(f"{world.size} x {world.device.type}; torch {torch.__version__}; {args.rounds} rounds")
-        print("| step | ms | more than a plain step of its round | ms of the CPU | more |\n|---|---|---|---|---|")
+        machine()
+        rows = []
         for name, pairs in ms.items():
-            cells = []
+            row = [name]
             for values, plain in zip(zip(*pairs, strict=True), zip(*ms["plain"], strict=True), strict=True):
                 extra = [value - before for value, before in zip(values, plain, strict=True)]
-                cells += [f"{median(each):.1f} ({min(each):.1f} to {max(each):.1f})" for each in (list(values), extra)]
-            print(f"| {name} | {' | '.join(cells)} |")
+                row += [spread(each, "{:.1f}".format) for each in (values, extra)]
+            rows.append(row)
+        print(table(["step", "ms", "more than a plain step of its round", "ms of the CPU", "more"], rows))
         print(f"counting {flops / 1e9:.1f} GFLOP, once for each depth: {counted_ms:.0f} ms")
     world.barrier()
     world.close()

@@ -33,8 +33,6 @@ Ranks share the cores of this machine; each has the slots of one process. docs/s
 what they send with its formula.
 """
 
-import argparse
-import json
 import os
 import statistics
 import sys
@@ -47,6 +45,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import parser_of, spread, table, write
 from benchmarks.on_request import Asked
 from dataset.builder import SplitWriter
 from utils.perf.recording import AVERAGE, BACKWARD, FORWARD, METRICS, NO_GRAD, PUZZLE_TABLE
@@ -62,16 +61,8 @@ _MOST_STEPS = 50
 _EXAMPLES = 1024  # at least
 
 MODEL = [
-    "arch=hrm",
-    "arch.hidden_size=64",
-    "arch.num_heads=2",
-    "arch.H_layers=1",
-    "arch.L_layers=1",
-    "arch.forward_dtype=float32",
-    "global_batch_size=4",
-    "ema=true",
-    "epochs=1000",
-    "eval_interval=null",
+    *("arch=hrm", "arch.hidden_size=64", "arch.num_heads=2", "arch.H_layers=1", "arch.L_layers=1"),
+    *("arch.forward_dtype=float32", "global_batch_size=4", "ema=true", "epochs=1000", "eval_interval=null"),
 ]
 
 Point = dict[str, float]
@@ -195,34 +186,33 @@ def compare(axis: Axis, results: list[dict[str, Any]], cores: int, clock: str = 
     """
     ranks = [result["value"] if axis.name == "ranks" else 1 for result in results]
     work = [work_of_parts(result, cores, number) for result, number in zip(results, ranks, strict=True)]
-    rows: list[Point] = []
+    rows: list[dict[str, Any]] = []
     flags: list[str] = []
     for number, result in enumerate(results):
-        before = max(0, number - 1)
-        of_first = formula(results[0]["parts"], work[0], work[number])
-        of_before = formula(results[before]["parts"], work[before], work[number])
-        more_mb = 1e3 * (_memory_gb(result) - _memory_gb(results[0]))
-        needs_mb = (_needed(result) - _needed(results[0])) / 1e6
-        row = {
-            "value": result["value"],
-            **_spread([each[clock] for each in result["rounds"]]),
-            "growth": _growth(results[0], result, clock),
-            "formula": of_first,
-            "quotient": _growth(results[0], result, clock) / of_first,
-            "quotient_before": _growth(results[before], result, clock) / of_before,
-            "memory_gb": _memory_gb(result),
-            "more_mb": more_mb,
-            "formula_mb": needs_mb,
-        }
+        where = f"{axis.name} {result['value']}"
+        row: dict[str, Any] = {"value": result["value"], "step_ms": [each[clock] for each in result["rounds"]]}
+        for key, other in (("", 0), ("_before", max(0, number - 1))):
+            row[f"growth{key}"] = _growth(results[other], result, clock)
+            row[f"formula{key}"] = formula(results[other]["parts"], work[other], work[number])
+            row[f"quotient{key}"] = row[f"growth{key}"] / row[f"formula{key}"]
+            if row[f"quotient{key}"] > TOLERANCE:
+                over = f"{axis.name} {results[other]['value']}"
+                flags.append(
+                    f"{where}: a step grows {row[f'quotient{key}']:.2f} times as much as its formula over {over}"
+                )
+        row["memory_gb"] = _memory_gb(result)
+        row["more_mb"] = 1e3 * (row["memory_gb"] - _memory_gb(results[0]))
+        row["formula_mb"] = (_needed(result) - _needed(results[0])) / 1e6
+        if row["more_mb"] > _MEMORY_COUNTS_MB and row["more_mb"] > MEMORY_TOLERANCE * row["formula_mb"]:
+            flags.append(f"{where}: {row['more_mb']:.0f} MB more memory than the formula's {row['formula_mb']:.0f}")
         rows.append(row)
-        flags += _flags(f"{axis.name} {result['value']}", row)
         if max(row["quotient"], row["quotient_before"]) <= TOLERANCE:
             continue
         for part, ms in result["parts"].items():  # which of them it is
             first_ms = results[0]["parts"][part]
             counts = part != "step" and first_ms and ms >= _PART_COUNTS * result["parts"]["step"]
             if counts and (faster := ms / first_ms / growth(work[0][part], work[number][part])) > TOLERANCE:
-                flags.append(f"{axis.name} {result['value']}: {part} grows {faster:.2f} times as much as its formula")
+                flags.append(f"{where}: {part} grows {faster:.2f} times as much as its formula")
     return {"axis": axis.name, "rows": rows, "work": work, "results": results, "flags": flags}
 
 
@@ -240,69 +230,32 @@ def _needed(result: dict[str, Any]) -> float:
     return float(result["sizes"]["state_bytes"] + result["sizes"]["kept_bytes"])
 
 
-def _spread(values: list[float]) -> Point:
-    return {"step_ms": statistics.median(values), "lowest": min(values), "highest": max(values)}
-
-
-def _flags(where: str, row: Point) -> list[str]:
-    flags = []
-    for key, over in (("quotient", "the smallest value"), ("quotient_before", "the value before")):
-        if row[key] > TOLERANCE:
-            flags.append(f"{where}: a step grows {row[key]:.2f} times as much as its formula, over {over}")
-    if row["more_mb"] > _MEMORY_COUNTS_MB and row["more_mb"] > MEMORY_TOLERANCE * row["formula_mb"]:
-        flags.append(f"{where}: {row['more_mb']:.0f} MB more memory, where the formula says {row['formula_mb']:.0f}")
-    return flags
-
-
-# ---- what is printed ---------------------------------------------------------------------------
-
-
 def tables(compared: dict[str, Any]) -> str:
-    """Return the rows of an axis and the parts of a step as Markdown."""
-    rows, results = compared["rows"], compared["results"]
-    lines = [
-        f"| {compared['axis']} | step, ms | growth | formula | quotient | over the value before "
-        "| memory, GB | more, MB | formula, MB |",
-        f"|{'---|' * 9}",
+    """Return the rows of an axis, the parts of a step, and the flags, as Markdown."""
+    axis, results = compared["axis"], compared["results"]
+    figures = ("growth", "formula", "quotient", "quotient_before", "memory_gb", "more_mb", "formula_mb")
+    steps = [
+        [row["value"], spread(row["step_ms"], "{:.4g}".format), *(f"{row[key]:.3g}" for key in figures)]
+        for row in compared["rows"]
     ]
-    for row in rows:
-        spread = f"{row['step_ms']:.4g} ({row['lowest']:.4g} to {row['highest']:.4g})"
-        cells = [f"{row['value']:,}", spread, *(f"{row[key]:.3g}" for key in ("growth", "formula"))]
-        cells += [f"{row[key]:.2f}" for key in ("quotient", "quotient_before", "memory_gb")]
-        cells += [f"{row[key]:.0f}" for key in ("more_mb", "formula_mb")]
-        lines.append(f"| {' | '.join(cells)} |")
-    values = " | ".join(f"{row['value']:,}" for row in rows)
-    lines += [
-        "",
-        f"| ms of a step with {compared['axis']} | {values} | growth | formula |",
-        f"|{'---|' * (len(rows) + 3)}",
-    ]
-    for part in results[0]["parts"]:
-        if part == "step" or not any(result["parts"][part] for result in results):
-            continue
-        ms = [result["parts"][part] for result in results]
-        grown = f"{ms[-1] / ms[0]:.3g}" if ms[0] else ""
-        work = growth(compared["work"][0][part], compared["work"][-1][part])
-        lines.append(f"| {part} | {' | '.join(f'{each:.3g}' for each in ms)} | {grown} | {work:.3g} |")
-    lines += ["", f"| {compared['axis']} | start, s | of which an epoch's draw | checkpoint, MB |", "|---|---|---|---|"]
-    for result in results:
-        sizes = result["sizes"]
-        cells = [f"{sizes['start_s']:.2f}", f"{sizes['epoch_s']:.4f}", f"{sizes['checkpoint_bytes'] / 1e6:.1f}"]
-        lines.append(f"| {result['value']:,} | {' | '.join(cells)} |")
-    lines += ["", *(compared["flags"] or ["nothing grows faster than its formula"])]
-    return "\n".join(lines)
+    parts = [[part, *(f"{each['parts'][part]:.3g}" for each in results)] for part in results[0]["parts"]]
+    return "\n\n".join(
+        [
+            table([axis, "step, ms", *figures], steps),
+            table([f"ms of a step with {axis}", *(each["value"] for each in results)], parts),
+            "\n".join(compared["flags"] or ["nothing grows faster than its formula"]),
+        ]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
+    parser = parser_of(__doc__)
     names = [axis.name for axis in AXES]
     parser.add_argument("--axis", nargs="+", choices=names, default=names, help="(default: all)")
     parser.add_argument("--values", nargs="+", type=int, help="values instead of those of the axis")
     parser.add_argument("--round-s", type=float, default=0.5, help="seconds of a round (default: 0.5)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cpu-time", action="store_true", help="compare the time of the CPU")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     args = parser.parse_intermixed_args()
 
     found = []
@@ -312,8 +265,7 @@ def main() -> None:
         cores, clock = (sys.maxsize, "cpu_ms") if args.cpu_time else (len(os.sched_getaffinity(0)), "step_ms")
         found.append(compare(axis, results, cores, clock))
         print(tables(found[-1]), end="\n\n", flush=True)
-    if args.json is not None:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    write(args.json, found)
 
 
 if __name__ == "__main__":

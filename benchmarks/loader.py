@@ -10,12 +10,11 @@ in turn. The time of the loop's thread on the CPU is what stays if no other work
 on a CPU it includes what a GPU would do.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Iterator
 
-from benchmarks.spread import spread
+from benchmarks.harness import parser_of, spread, table
 from dataset.loader import DataOn, TrainLoader
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
@@ -30,8 +29,7 @@ from utils.run.resume import Start
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
+    parser = parser_of(__doc__)
     parser.add_argument("--step-ms", type=float, required=True, help="what a step of the model takes")
     parser.add_argument("--steps", type=int, default=100, help="steps of a round (default: 100)")
     parser.add_argument("--rounds", type=int, default=5)
@@ -66,12 +64,12 @@ def main() -> None:
                 time.sleep(args.step_ms / 1e3)
             ms[kind].append((1e3 * wall / args.steps, 1e3 * cpu / args.steps))
     print(f"batches of {start.config.global_batch_size} on {world.device}, a step of {args.step_ms:g} ms\n")
-    print("| data | ms a step | share of the step | of it on the CPU, ms |\n|---|---|---|---|")
-    show = "{:.3f}".format
+    rows, show = [], "{:.3f}".format
     for kind, rounds in ms.items():
         walls, cpus = zip(*rounds, strict=True)
         share = statistics.median(walls) / (statistics.median(walls) + args.step_ms)
-        print(f"| {kind} | {spread(walls, show)} | {share:.2%} | {spread(cpus, show)} |")
+        rows.append([kind, spread(walls, show), f"{share:.2%}", spread(cpus, show)])
+    print(table(["data", "ms a step", "share of the step", "of it on the CPU, ms"], rows))
 
 
 if __name__ == "__main__":

@@ -83,17 +83,15 @@ def peak_tflops(products: list[Product]) -> float:
     )
 
 
-def square_tflops(device: torch.device, dtype: torch.dtype, size: int) -> float:
-    """Return the TFLOP/s of a product of two square matrices, which suit any device."""
+def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """Return the TFLOP/s of a large product, and the GB/s of a large copy, read and written."""
+    size, num_bytes = (8192, 2**31) if device.type == "cuda" else (512, 2**26)
     a, b = torch.randn(2, size, size, device=device, dtype=dtype)
-    return 2.0 * size**3 / fastest_ms(lambda: a @ b, device) / 1e9
-
-
-def copy_gb_per_s(device: torch.device, num_bytes: int) -> float:
-    """Return the GB/s of a copy within the device's memory. Reading and writing both count."""
-    source = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2.0 * num_bytes / fastest_ms(lambda: target.copy_(source), device) / 1e6
+    source, target = torch.empty(2, num_bytes, dtype=torch.uint8, device=device)
+    return {
+        "tflops": 2.0 * size**3 / fastest_ms(lambda: a @ b, device) / 1e9,
+        "gb_per_s": 2.0 * num_bytes / fastest_ms(lambda: target.copy_(source), device) / 1e6,
+    }
 
 
 def fastest_ms(call: Callable[[], object], device: torch.device) -> float:

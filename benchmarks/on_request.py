@@ -1,17 +1,15 @@
-"""Do what another process asks for, so that two programs can be timed in turn.
+"""Do what another process asks for, so that several programs can be timed in turn.
 
 A line on the standard input asks for something, and the answer is a line of JSON on the standard
-output:
+output. Each request is a method of the program that answers:
 
 describe   what trains here, and on what
 steps N    train N steps, and return the mean time of a step
 parts N    train N steps, and return how long each part of a step takes; {} if nobody knows
-metrics    return the train metrics of all steps so far; benchmarks.gpu.levers asks for this
+evaluate   evaluate once, and return `seconds` and metrics
 
-evaluate   evaluate once, and return `seconds` and metrics; benchmarks.evaluation asks for this
-
-The steps of a request run without waiting for the device in between. The first request comes after
-work that was not timed.
+benchmarks.our_steps answers more requests. The steps of a request run without waiting for the
+device in between. The first request comes after work that was not timed.
 """
 
 import json
@@ -19,15 +17,19 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import cached_property
+from queue import Empty, Queue
 from typing import IO, Any, Protocol, Self
 
 import torch
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from benchmarks.harness import REPOSITORY
+
 WARMUP = 3
+_ENDING_S = 60  # a program that has nothing more to answer
 
 
 class Program(Protocol):
@@ -35,25 +37,10 @@ class Program(Protocol):
 
     is_main: bool
 
-    def describe(self) -> dict[str, Any]: ...
-
     def next_request(self, read: Callable[[], str]) -> str: ...
 
 
-class Trainer(Program, Protocol):
-    """What answers requests for steps."""
-
-    def steps(self, num_steps: int) -> dict[str, float]: ...
-
-    def parts(self, num_steps: int) -> dict[str, float]: ...
-
-
-def answer_requests(trainer: Trainer) -> None:
-    """Train some steps, then answer requests until the standard input ends. Every rank."""
-    answer_after(lambda: trainer.steps(WARMUP), trainer)
-
-
-def answer_after(warm_up: Callable[[], object], program: Program) -> None:
+def answer_requests(program: Program, warm_up: Callable[[], object]) -> None:
     """Warm up, then answer requests until the standard input ends. Every rank."""
     answers = sys.stdout
     sys.stdout = sys.stderr  # what a library prints is no answer
@@ -80,22 +67,23 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class Ended(Exception):
+    """A program that was asked has ended, or did not answer in time."""
+
+
 class Asked:
-    """A process that answers requests.
+    """A process that answers requests. It warms up while other work goes on.
 
     Args:
         environment: variables that it gets beside those of this process.
         errors: where its standard error goes; None: to that of this process.
-
-    Attributes:
-        description: its answer to `describe`.
-        start_s: how long it took to start, to train untimed steps, and to describe itself.
     """
 
     def __init__(
         self, command: list[str], environment: dict[str, str] | None = None, errors: IO[str] | None = None
     ) -> None:
-        self._command, began = command, time.perf_counter()
+        self._command = command
+        self._answers: Queue[dict[str, Any] | None] = Queue()
         self._process = subprocess.Popen(
             command,
             cwd=REPOSITORY,
@@ -105,22 +93,49 @@ class Asked:
             stderr=errors,
             text=True,
         )
-        self.description = self.ask("describe")
-        self.start_s = time.perf_counter() - began
+        threading.Thread(target=self._read, daemon=True).start()
+        self._send("describe")
 
-    def ask(self, request: str) -> dict[str, Any]:
-        """Return the answer to a request. If the process has ended, so does this one."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):  # what a library prints past Python is no answer
+                self._answers.put(json.loads(line))
+        self._answers.put(None)
+
+    def _send(self, request: str) -> None:
+        assert self._process.stdin is not None
         try:
             print(request, file=self._process.stdin, flush=True)
-            # What a library prints past Python is no answer. Every answer is an object.
-            line = next((line for line in self._process.stdout if line.startswith("{")), "")
         except BrokenPipeError:
-            line = ""
-        if not line:
-            sys.exit(f"{shlex.join(self._command)} ended with status {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
+            self._answers.put(None)
+
+    def _answer(self, limit_s: float | None) -> dict[str, Any]:
+        try:
+            answer = self._answers.get(timeout=limit_s)
+        except Empty:
+            raise Ended(f"{shlex.join(self._command)} did not answer in time") from None
+        if answer is None:
+            raise Ended(f"{shlex.join(self._command)} ended with status {self._process.wait()}")
         return answer
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """What the program says of itself once it is warm."""
+        return self._answer(None)
+
+    def await_ready(self, limit_s: float) -> None:
+        """Wait until the program is warm. Raise Ended if that takes longer."""
+        self.__dict__["description"] = self._answer(max(0.0, limit_s))
+
+    def ask(self, request: str, limit_s: float | None = None) -> dict[str, Any]:
+        """Return the answer to a request. Raise Ended if there is none."""
+        assert self.description is not None
+        self._send(request)
+        return self._answer(limit_s)
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def __enter__(self) -> Self:
         return self
@@ -128,4 +143,8 @@ class Asked:
     def __exit__(self, *error: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

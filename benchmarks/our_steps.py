@@ -1,21 +1,30 @@
-"""Train this project's model on request, for benchmarks.throughput.
+"""Train this project's model on request (benchmarks/on_request.py).
 
 python -m benchmarks.our_steps OVERRIDE...
 torchrun --nproc-per-node N -m benchmarks.our_steps OVERRIDE...
+
+Besides describe, steps and parts it answers these requests:
+
+metrics    return the train metrics of all steps so far
+peak       multiply the model's matrices alone, and copy memory; ask for it while nothing else runs
+kernels N  trace N steps, and return the largest kernels and what bounds each
+sizes      return what the parts of a step work on
 """
 
 import platform
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import record_function
 
-from benchmarks.matrix_peak import Product, measure_products, peak_tflops
-from benchmarks.on_request import answer_requests, timed
+from benchmarks.gpu.kernels import summary, trace
+from benchmarks.matrix_peak import ceilings, measure_products, peak_tflops
+from benchmarks.on_request import WARMUP, answer_requests, timed
 from dataset.loader import TrainLoader
 from dataset.sampler import Sampler
 from models.base import RecursiveModel
@@ -24,6 +33,7 @@ from training.config import PretrainConfig
 from training.data import Sizes
 from training.flops import flops_of_parts, flops_of_step
 from training.plan import Plan
+from utils.checkpoint.writer import Snapshot
 from utils.command_line import read_config, validate
 from utils.perf.devices import max_memory_gb
 from utils.perf.recording import (
@@ -70,7 +80,7 @@ class OurTrainer:
         self._start_s = time.perf_counter() - began
         self._batches = iter(loader.batches(range(1, self._plan.last_step + 1)))
         self._data_s = 0.0
-        self.is_main, self.dtype = self.world.is_main, self._state.model.dtype
+        self.is_main = self.world.is_main
 
     def next_request(self, read: Callable[[], str]) -> str:
         """Return the next request, which rank 0 reads. Every rank."""
@@ -88,16 +98,27 @@ class OurTrainer:
             "threads": torch.get_num_threads(),
             "batch_size": config.global_batch_size,
             "flops": flops_of_step(config, self._sizes, config.puzzle_arch.depth),
-            "peak_tflops": world.size * peak_tflops(self.products()),
         }
 
-    def products(self) -> list[Product]:
+    def peak(self) -> dict[str, Any]:
         """Measure the products of the blocks with the slots that this rank computes at once."""
-        config = self._config
-        assert isinstance(self._state.model, RecursiveModel)
-        return measure_products(
-            self._state.model, config.global_batch_size // self.world.size // config.grad_accumulation
-        )
+        config, model = self._config, self._state.model
+        assert isinstance(model, RecursiveModel)
+        products = measure_products(model, config.global_batch_size // self.world.size // config.grad_accumulation)
+        return {
+            "peak_tflops": self.world.size * peak_tflops(products),
+            "best": ceilings(self.world.device, model.dtype),
+            "products": [asdict(product) for product in products],
+        }
+
+    def kernels(self, num_steps: int) -> dict[str, Any]:
+        """Train some steps, and return what took their time on the device."""
+        step_ms = self.steps(WARMUP)["step_ms"]
+        events = trace(lambda: self.train(num_steps), self.world.device)
+        return summary(events, num_steps, step_ms, ceilings(self.world.device, self._state.model.dtype))
+
+    def warm_up(self) -> None:
+        self.train(WARMUP)
 
     def steps(self, num_steps: int) -> dict[str, float]:
         """Train some steps, and return the mean ms of one and of its wait for data. Every rank.
@@ -152,6 +173,10 @@ class OurTrainer:
         ms = {"data": row["data_ms"], **ms, "reduction": reduction_ns / num_steps / 1e6}
         return {"step": row["step_ms"], **ms, "rest": row["step_ms"] - sum(ms.values())}
 
+    def snapshot(self) -> Snapshot:
+        """Return what a checkpoint saves now. Every rank."""
+        return self._state.snapshot(self._config, self._data, self.world)
+
     def sizes(self) -> dict[str, float]:
         """Return what the parts of a step work on, and how long the start took. Every rank.
 
@@ -166,7 +191,7 @@ class OurTrainer:
         for tensor in own:
             kept.pop(tensor.untyped_storage().data_ptr(), None)
         table = state.model.puzzle_embedding
-        saved = state.snapshot(self._config, self._data, self.world)
+        saved = self.snapshot()
         assert isinstance(self._sizes, Sizes)
         shares = {
             f"flops {name}": n
@@ -199,4 +224,5 @@ def _keep(tensor: torch.Tensor, kept: dict[int, torch.UntypedStorage]) -> torch.
 
 
 if __name__ == "__main__":
-    answer_requests(OurTrainer(sys.argv[1:]))
+    trainer = OurTrainer(sys.argv[1:])
+    answer_requests(trainer, trainer.warm_up)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.on_request import answer_after, wait_for
+from benchmarks.on_request import answer_requests, wait_for
 from benchmarks.published_steps import PUBLISHED_ARCHS, use_clone
 
 _IGNORED_LABEL = -100
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="what benchmarks.evaluation wrote")
     args = parser.parse_args()
     evaluator = PublishedEvaluator(args.repository.resolve(), args.folder)
-    answer_after(evaluator.warm_up, evaluator)
+    answer_requests(evaluator, evaluator.warm_up)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.on_request import REPOSITORY, answer_requests, timed
+from benchmarks.harness import REPOSITORY
+from benchmarks.on_request import WARMUP, answer_requests, timed
 
 # B = slots, S = tokens, T = positions, N = heads, H = head size
 
@@ -127,7 +128,8 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true")
     args = parser.parse_intermixed_args()
     options = {key: int(value) for key, _, value in (option.partition("=") for option in args.options)}
-    answer_requests(PublishedTrainer(args.repository.resolve(), args.arch, args.dtype, options, eager=args.eager))
+    trainer = PublishedTrainer(args.repository.resolve(), args.arch, args.dtype, options, eager=args.eager)
+    answer_requests(trainer, lambda: trainer.steps(WARMUP))
 
 
 if __name__ == "__main__":

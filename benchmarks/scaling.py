@@ -16,10 +16,8 @@ stay gathered, and no sharded puzzle table.
 """
 # B = slots of the global batch
 
-import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -33,6 +31,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, table, write
 from dataset.schema import open_datasets
 from models import build_puzzle_arch
 from models.act import initial_carry, segment
@@ -45,7 +44,6 @@ from utils.ranks.launch import Launch
 from utils.run.lock import RunLock
 from utils.run.resume import read_start
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 _WARMUP = 5
 # A model that two CPU cores can train in minutes.
 RECIPE = ["arch.hidden_size=128", "arch.num_heads=4", "arch.forward_dtype=float32"]
@@ -73,7 +71,7 @@ class Measured:
     bytes_in_theory: float = 0.0
     efficiency: float = 1.0
 
-    def row(self) -> str:
+    def row(self) -> list[object]:
         def mb(value: float | None) -> str:
             return "-" if value is None else f"{value / 1e6:.2f}"
 
@@ -83,13 +81,11 @@ class Measured:
         memory = f"{min(self.memory_gb):.2f}-{max(self.memory_gb):.2f}"
         cells = [self.kind, self.strategy, self.num_ranks, self.num_threads, self.global_batch_size, spread]
         cells += [f"{self.efficiency:.0%}", share, imbalance]
-        return f"| {' | '.join(map(str, [*cells, mb(self.bytes_sent), mb(self.bytes_in_theory), memory]))} |"
+        return [*cells, mb(self.bytes_sent), mb(self.bytes_in_theory), memory]
 
 
-HEAD = (
-    "| kind | strategy | ranks | threads | batch | ms/step | efficiency | comm | imbalance | MB sent | in theory "
-    f"| GB a rank |\n|{'---|' * 12}"
-)
+TITLES = ["kind", "strategy", "ranks", "threads", "batch", "ms/step", "efficiency", "comm", "imbalance"]
+TITLES += ["MB sent", "in theory", "GB a rank"]
 
 
 # ---- theory ------------------------------------------------------------------------------------
@@ -300,37 +296,32 @@ def threads_against_processes(batch: int, num_steps: int, overrides: list[str]) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=f"default: {' '.join(RECIPE)}")
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp", "tp", "fsdp_tp"])
     parser.add_argument("--batch", type=int, default=16, help="slots of each rank (weak) or of all ranks (strong)")
     parser.add_argument("--steps", type=int, default=20, help="number of timed steps")
     parser.add_argument("--threads-against-processes", action="store_true")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     args = parser.parse_intermixed_args()
 
-    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
-    print(f"{os.cpu_count()} cores of {machine}; torch {torch.__version__}; {args.steps} steps")
-    print(HEAD)
+    machine()
     found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
         overrides = [*RECIPE, *args.overrides]
         if not any(word.startswith("data_path") for word in overrides):
-            overrides.append(f"data_path={folder}/sudoku")
-            builder = ["dataset/build_sudoku_dataset.py", "--output-dir", f"{folder}/sudoku", "--generate", "64"]
-            builder += ["--generate-test", "4"]
-            subprocess.run([sys.executable, *builder], cwd=REPOSITORY, check=True, capture_output=True)
+            data = build_sudoku(Path(folder, "sudoku"), "--generate", "64", "--generate-test", "4")
+            overrides.append(f"data_path={data}")
         if args.threads_against_processes:
             runs = threads_against_processes(args.batch, args.steps, overrides)
         else:
             runs = scaling(args.ranks, args.strategies, args.batch, args.steps, overrides)
         for each in runs:
-            print(each if isinstance(each, str) else each.row(), flush=True)
-            if isinstance(each, Measured):
-                found.append(each)
-            if args.json is not None:
-                args.json.write_text(json.dumps([asdict(run) for run in found], indent=1) + "\n")
+            if isinstance(each, str):
+                print(each, flush=True)
+                continue
+            found.append(each)
+            write(args.json, [asdict(run) for run in found])
+    print(table(TITLES, (each.row() for each in found)))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ worker (torchrun restarts both), of torchrun, or of all processes; SIGTERM; and 
 processes with one byte of the newest checkpoint changed. If torchrun has ended, it is started again
 at once with resume=auto.
 
-The folder gets run/, log, samples.jsonl (a line every 5 s and for each fault), soak.png and
-summary.json.
+The folder gets run/, log, samples.jsonl (a line every 5 s and for each fault) and summary.json.
 
 The exit status is 1 in each of these cases:
 
@@ -21,43 +20,40 @@ The exit status is 1 in each of these cases:
 - Memory, disk space, descriptors or threads grew.
 """
 
-import argparse
 import json
 import os
-import platform
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
-from benchmarks.recipes import FIRST_DEMO
+from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, table, write
 from tests import runs
 from utils.checkpoint.format import step_folders
 from utils.checkpoint.reader import Checkpoint
-from utils.drawing import pyplot
+from utils.run.history import METRICS_FILE, History
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 LOG_INTERVAL = 10
 SAMPLE_EVERY_S = 5.0
 RECIPE = [
-    *(*FIRST_DEMO, "arch.hidden_size=128", "ema=true", "keep_last_k=3", f"log_interval={LOG_INTERVAL}"),
+    *("experiment=trm_sudoku_6x6", "global_batch_size=64", "weight_decay=0.1", "ema=true", "ema_rate=0.999"),
+    *("arch.L_cycles=3", "arch.expansion=4", "arch.width_multiple=256", "arch.forward_dtype=float32"),
+    *("arch.hidden_size=128", "keep_last_k=3", f"log_interval={LOG_INTERVAL}"),
     *("eval_every_n_steps=200", "checkpoint_every_n_steps=50", "eval_batch_size=null"),
     # The run ends only when it is stopped: the schedule is constant, and there are steps for days.
     *("lr=3e-4", "optim.muon_lr=0.01", "lr_min_ratio=1.0", "epochs=1000000", "max_steps=10000000"),
 ]
 _TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "20"]
 _TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-_PER_PROCESS = {"rss_mb": "memory, MB", "fds": "open descriptors", "threads": "threads"}
+_PER_PROCESS, _OF_RUN = ("rss_mb", "fds", "threads"), ("disk_mb", "tmp", "shm")
 _STARTING_S = 30  # a process always grows in its first seconds
 # Tolerated growth from the first minutes to the last. The first save and the first evaluation open
 # descriptors and threads, and the pools of allocators reach their size within minutes.
@@ -77,36 +73,21 @@ class Soak:
     folder: Path
     arguments: list[str]
     draw: random.Random
-    seen: dict[int, psutil.Process]  # all processes that ever ran, by id
+    seen: dict[int, psutil.Process] = field(default_factory=dict)  # all processes that ever ran, by id
+    lines: list[Row] = field(default_factory=list)  # samples and events
 
     def __post_init__(self) -> None:
-        self.began = time.monotonic()
-        self._next_faults: list[str] = []
+        self.run, self.temporary = self.folder / "run", self.folder / "tmp"
+        self.began, self._next_faults = time.monotonic(), list[str]()
+        self.history = History(self.run / METRICS_FILE)
         self.temporary.mkdir(parents=True)
-        self._samples = open(self.folder / "samples.jsonl", "a", encoding="utf-8", buffering=1)  # noqa: SIM115 open until the end
         self.launch()
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "run"
-
-    @property
-    def temporary(self) -> Path:
-        return self.folder / "tmp"
 
     def launch(self) -> None:
         environment = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
-        words = [
-            sys.executable,
-            *_TORCHRUN,
-            "pretrain.py",
-            *self.arguments,
-            f"checkpoint_path={self.run}",
-            "resume=auto",
-        ]
         with open(self.folder / "log", "a", encoding="utf-8") as log:
             self.agent = psutil.Popen(
-                words,
+                [sys.executable, *_TORCHRUN, "pretrain.py", *self.arguments, "resume=auto"],
                 cwd=REPOSITORY,
                 env={**os.environ, **environment},
                 stdout=log,
@@ -116,7 +97,9 @@ class Soak:
         self.note({"event": "launch"})
 
     def note(self, row: Row) -> None:
-        self._samples.write(json.dumps({"minutes": self.minutes, **row}) + "\n")
+        self.lines.append({"minutes": self.minutes, **row})
+        with (self.folder / "samples.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(self.lines[-1]) + "\n")
 
     @property
     def minutes(self) -> float:
@@ -131,40 +114,27 @@ class Soak:
 
     def step(self) -> int:
         """Return the last step logged."""
-        file = self.run / "metrics.jsonl"
-        lines = file.read_bytes()[-10_000:].splitlines() if file.exists() else []
-        try:
-            return int(json.loads(lines[-1])["step"]) if lines else 0
-        except (ValueError, KeyError):  # the line is being written
-            return 0
+        self.history.refresh()
+        return int(self.history.rows[-1]["step"]) if self.history.rows else 0
 
     def sample(self) -> None:
         processes: dict[str, Row] = {}
-        names = ["agent", *(f"rank {rank}" for rank in range(2))]
-        for name, process in zip(names, [self.agent, *self.workers()], strict=False):
-            try:
-                with process.oneshot():
-                    processes[name] = {
-                        "pid": process.pid,
-                        "age_s": time.time() - process.create_time(),
-                        "rss_mb": process.memory_info().rss / 1e6,
-                        "fds": process.num_fds(),
-                        "threads": process.num_threads(),
-                    }
-            except psutil.Error:  # the process has ended meanwhile
-                continue
-            self.seen[process.pid] = process
-        sizes = _sizes_in(self.run)
-        self.note(
-            {
-                "step": self.step(),
-                "processes": processes,
-                "disk_mb": sum(sizes) / 1e6,
-                "files": len(sizes),
-                "shm": _num_in(Path("/dev/shm")),
-                "tmp": _num_in(self.temporary),
-            }
-        )
+        for name, process in zip(("agent", "rank 0", "rank 1"), [self.agent, *self.workers()], strict=False):
+            with suppress(psutil.Error):  # the process has ended meanwhile
+                processes[name] = {
+                    "pid": process.pid,
+                    "age_s": time.time() - process.create_time(),
+                    "rss_mb": process.memory_info().rss / 1e6,
+                    "fds": process.num_fds(),
+                    "threads": process.num_threads(),
+                }
+                self.seen[process.pid] = process
+        of_run = {
+            "disk_mb": _mb_in(self.run),
+            "shm": len(os.listdir("/dev/shm")),
+            "tmp": len(os.listdir(self.temporary)),
+        }
+        self.note({"step": self.step(), "processes": processes, **of_run})
 
     def strike(self) -> None:
         """Cause the next fault. The order is random, and each of FAULTS comes equally often."""
@@ -175,31 +145,20 @@ class Soak:
         self.note({"event": name, "step": self.step()})
         FAULTS[name](self)
 
-    def end(self) -> int:
-        """Send SIGTERM to torchrun, which passes it on, and return torchrun's exit status.
-
-        The run saves a checkpoint and ends.
-        """
+    def end(self) -> None:
+        """Send SIGTERM to torchrun, which passes it on. The run saves a checkpoint and ends."""
         with suppress(psutil.NoSuchProcess):
             self.agent.send_signal(signal.SIGTERM)
-        return int(self.agent.wait(120))
+        self.agent.wait(120)
 
 
-def _sizes_in(folder: Path) -> list[int]:
-    """Return the bytes of each file in a folder and its subfolders."""
-    return [size for size in map(_size_of, folder.rglob("*")) if size is not None]
-
-
-def _size_of(path: Path) -> int | None:
-    """Return the bytes of a file. None for a folder, and for a file that is gone meanwhile."""
-    try:
-        return path.stat().st_size if path.is_file() else None
-    except OSError:
-        return None
-
-
-def _num_in(folder: Path) -> int:
-    return len(list(folder.iterdir())) if folder.is_dir() else 0
+def _mb_in(folder: Path) -> float:
+    """Return the size of all files below a folder, without those that are gone meanwhile."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total / 1e6
 
 
 def _kill_worker(soak: Soak) -> None:
@@ -220,10 +179,6 @@ def _kill_all(soak: Soak) -> None:
     psutil.wait_procs(workers, timeout=30)
 
 
-def _sigterm(soak: Soak) -> None:
-    soak.end()
-
-
 def _damage(soak: Soak) -> None:
     """Kill all processes, and change one byte of the newest checkpoint's tensors."""
     _kill_all(soak)
@@ -238,14 +193,18 @@ FAULTS: dict[str, Callable[[Soak], None]] = {
     "kill-worker": _kill_worker,
     "kill-torchrun": _kill_torchrun,
     "kill-all": _kill_all,
-    "sigterm": _sigterm,
+    "sigterm": Soak.end,
     "damage": _damage,
 }
 
 
 def carry_on(soak: Soak, num_minutes: float, fault_every: float) -> None:
     """Sample, cause faults and start again, until the time is over or torchrun has given up."""
-    next_fault, next_sample, step_then = _next_fault(soak, fault_every), 0.0, 0
+
+    def drawn() -> float:
+        return soak.minutes + fault_every * soak.draw.uniform(0.5, 1.5)
+
+    next_fault, next_sample, step_then = drawn(), 0.0, 0
     struck = False
     while soak.minutes < num_minutes:
         if not soak.agent.is_running() or soak.agent.status() == psutil.STATUS_ZOMBIE:
@@ -262,44 +221,48 @@ def carry_on(soak: Soak, num_minutes: float, fault_every: float) -> None:
         if soak.minutes >= next_fault and len(step_folders(soak.run)) > 1 and soak.step() > step_then:
             step_then, struck = soak.step(), True
             soak.strike()
-            next_fault = _next_fault(soak, fault_every)
+            next_fault = drawn()
         time.sleep(0 if struck else 0.5)
-
-
-def _next_fault(soak: Soak, fault_every: float) -> float:
-    return soak.minutes + fault_every * soak.draw.uniform(0.5, 1.5)
 
 
 # ---- checks at the end -------------------------------------------------------------------------
 
 
-def problems(soak: Soak, lines: list[Row]) -> Iterator[str]:
+def problems(soak: Soak) -> Iterator[str]:
     """Yield everything that is wrong after torchrun has ended."""
+    lines = soak.lines
+    num_damaged, launches = len(_events(lines, "damage")), len(_events(lines, "launch"))
     yield from (f"torchrun ended unasked with {line['status']}" for line in _events(lines, "unasked end"))
     _, alive = psutil.wait_procs(list(soak.seen.values()), timeout=15)
     yield from (f"process {process.pid} is still alive" for process in alive)
-    yield from _problems_of_metrics(soak.run)
-    yield from _problems_of_log(soak.folder / "log", len(_events(lines, "damage")))
+    last, pending = runs.latest(soak.run), None
     for folder in step_folders(soak.run):
         try:
-            Checkpoint.open(folder)
+            state = Checkpoint.open(folder).state
+            pending = state.pending_row if state.step == last else pending
         except ValueError as error:
             yield str(error)
+    soak.step()
+    logged = [row["step"] for row in soak.history.rows]
+    if logged != [1, *range(LOG_INTERVAL, last + (pending is None), LOG_INTERVAL)]:
+        yield f"metrics.jsonl has not each step to be logged up to {last} once and in order: {logged}"
+    told = (soak.folder / "log").read_bytes().count(b"is damaged: ")
+    if told < num_damaged:
+        yield f"{num_damaged} checkpoints were damaged, and the log reports {told}"
     kept = len(step_folders(soak.run))
     # The last three, the best, and checkpoints that are newer than one to which a run went back.
-    if not 1 <= kept <= 4 + len(_events(lines, "damage")):
+    if not 1 <= kept <= 4 + num_damaged:
         yield f"{kept} checkpoints are left"
     yield from (f"{path.name} is left over" for path in soak.run.glob(".incomplete*"))
     pids = tuple(f"_{pid}_" for pid in soak.seen)
-    in_memory = [path.name for path in Path("/dev/shm").glob("*") if any(pid in path.name for pid in pids)]
+    in_memory = [name for name in os.listdir("/dev/shm") if any(pid in name for pid in pids)]
     yield from (f"{name} is left over in shared memory" for name in in_memory)
     # torch leaves a cache, and torchrun leaves a folder for each launch.
-    temporary = sorted(path.name for path in soak.temporary.iterdir() if not path.name.startswith("torchinductor_"))
-    launches = len(_events(lines, "launch"))
+    temporary = [name for name in os.listdir(soak.temporary) if not name.startswith("torchinductor_")]
     if len(temporary) > launches or any(not name.startswith("torchelastic_") for name in temporary):
         yield f"after {launches} launches temporary files are left over: {', '.join(temporary)}"
     newest = max(step_folders(soak.run), default=soak.run)
-    yield from problems_of_growth(lines, checkpoint_mb=sum(_sizes_in(newest)) / 1e6)
+    yield from problems_of_growth(lines, checkpoint_mb=_mb_in(newest))
 
 
 def problems_of_growth(lines: list[Row], checkpoint_mb: float) -> Iterator[str]:
@@ -317,60 +280,11 @@ def problems_of_growth(lines: list[Row], checkpoint_mb: float) -> Iterator[str]:
             yield f"{row['of']}: {row['quantity']} of a process grew by {row['per_hour']:g} per hour"
 
 
-def _problems_of_metrics(run: Path) -> Iterator[str]:
-    """Check that metrics.jsonl has every step to be logged once, up to the last step of the run."""
-    try:
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    except ValueError as error:
-        yield f"metrics.jsonl: {error}"
-        return
-    logged, last = [row["step"] for row in rows], runs.latest(run)
-    try:
-        state = Checkpoint.open(run / f"step_{last:08d}").state
-    except ValueError:  # `problems` reports the damaged checkpoint
-        return
-    expected = [1, *range(LOG_INTERVAL, last + (state.pending_row is None), LOG_INTERVAL)]
-    twice = sorted({step for step in logged if logged.count(step) > 1}) if len(set(logged)) < len(logged) else []
-    if twice:
-        yield f"metrics.jsonl has steps {twice} twice"
-    if missing := sorted(set(expected) - set(logged)):
-        yield f"metrics.jsonl lacks steps {missing}"
-    if unknown := sorted(set(logged) - set(expected)):
-        yield f"metrics.jsonl has steps {unknown}, which are none to log"
-    if logged != sorted(logged):
-        yield "metrics.jsonl isn't in order"
-
-
-def _problems_of_log(log: Path, num_damaged: int) -> Iterator[str]:
-    contents = log.read_bytes()
-    if b"\0" in contents or not contents.endswith(b"\n"):
-        yield "the log has a hole or a torn end"
-    told = contents.count(b"is damaged: ")
-    if told < num_damaged:
-        yield f"{num_damaged} checkpoints were damaged, and the log reports {told}"
-
-
 def _events(lines: list[Row], name: str) -> list[Row]:
     return [line for line in lines if line.get("event") == name]
 
 
-# ---- summary and figure ------------------------------------------------------------------------
-
-
-def series(lines: list[Row]) -> dict[tuple[str, str], list[tuple[float, float, int]]]:
-    """Return the points (minutes, value, process id) of each (owner, quantity)."""
-    found: dict[tuple[str, str], list[tuple[float, float, int]]] = {}
-    for line in lines:
-        if "processes" not in line:
-            continue
-        for of, values in line["processes"].items():
-            if values["age_s"] >= _STARTING_S:
-                for quantity in _PER_PROCESS:
-                    point = (line["minutes"], values[quantity], values["pid"])
-                    found.setdefault((of, quantity), []).append(point)
-        for quantity in ("disk_mb", "files", "tmp", "shm"):
-            found.setdefault(("run", quantity), []).append((line["minutes"], line[quantity], 0))
-    return found
+# ---- summary -----------------------------------------------------------------------------------
 
 
 def summary(lines: list[Row]) -> list[Row]:
@@ -379,23 +293,23 @@ def summary(lines: list[Row]) -> list[Row]:
     A soak of less than thirty minutes has thirds instead of ten minutes. The growth per hour is
     that of a process while it lives.
     """
+    samples = [line for line in lines if "processes" in line]
+    points: dict[tuple[str, str], list[tuple[float, float, int]]] = {}
+    for line in samples:
+        for of, values in line["processes"].items():
+            for quantity in _PER_PROCESS if values["age_s"] >= _STARTING_S else ():
+                points.setdefault((of, quantity), []).append((line["minutes"], values[quantity], values["pid"]))
+        for quantity in _OF_RUN:
+            points.setdefault(("run", quantity), []).append((line["minutes"], line[quantity], 0))
+    end = samples[-1]["minutes"] if samples else 0.0
+    window = min(10.0, end / 3)
     rows = []
-    samples = [line["minutes"] for line in lines if "processes" in line]
-    window = min(10.0, samples[-1] / 3) if samples else 0
-    for (of, quantity), points in series(lines).items():
-        first = [value for minutes, value, _ in points if minutes <= window]
-        last = [value for minutes, value, _ in points if minutes >= samples[-1] - window]
+    for (of, quantity), found in points.items():
+        first = [value for minutes, value, _ in found if minutes <= window]
+        last = [value for minutes, value, _ in found if minutes >= end - window]
         if first and last:
-            rows.append(
-                {
-                    "of": of,
-                    "quantity": quantity,
-                    "first": statistics.median(first),
-                    "last": statistics.median(last),
-                    "most": max(value for _, value, _ in points),
-                    "per_hour": _slope(points),
-                }
-            )
+            figures = {"first": statistics.median(first), "last": statistics.median(last), "per_hour": _slope(found)}
+            rows.append({"of": of, "quantity": quantity, **figures, "most": max(value for _, value, _ in found)})
     return rows
 
 
@@ -410,52 +324,18 @@ def _slope(points: list[tuple[float, float, int]]) -> float:
     return above / below if below else 0.0
 
 
-def table(rows: list[Row]) -> str:
-    lines = [
-        "| of | quantity | first minutes | last minutes | at most | per hour of a process |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        numbers = " | ".join(f"{row[key]:.1f}" for key in ("first", "last", "most"))
-        lines.append(f"| {row['of']} | {row['quantity']} | {numbers} | {row['per_hour']:+.1f} |")
-    return "\n".join(lines)
-
-
-def draw_figure(lines: list[Row], path: Path) -> None:
-    """Draw memory, descriptors, threads, disk space and steps over time, and mark the faults."""
-    plt = pyplot()
-    titles = {**_PER_PROCESS, "disk_mb": "run's folder, MB", "step": "step"}
-    figure, axes = plt.subplots(len(titles), 1, figsize=(9, 11), sharex=True, constrained_layout=True)
-    points_of = series(lines)
-    colors = dict(zip(FAULTS, ("#c44e52", "#dd8452", "#8172b3", "#55a868", "#937860"), strict=True))
-    for axis, (quantity, title) in zip(axes, titles.items(), strict=True):
-        for of in ("agent", "rank 0", "rank 1", "run"):
-            if points := points_of.get((of, quantity)):
-                axis.plot(*zip(*((x, y) for x, y, _ in points), strict=True), ".", markersize=2.5, label=of)
-        if quantity == "step":
-            steps = [(line["minutes"], line["step"]) for line in lines if line.get("step")]
-            axis.plot(*zip(*steps, strict=True), linewidth=1)
-        for name, color in colors.items():
-            for index, event in enumerate(_events(lines, name)):
-                label = name if quantity == "step" and index == 0 else None
-                axis.axvline(event["minutes"], color=color, linewidth=0.8, alpha=0.7, label=label)
-        axis.set(ylabel=title)
-        axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, ncols=3, loc="lower right")
-    axes[-1].legend(frameon=False, ncols=5, loc="upper left")
-    axes[-1].set(xlabel="minutes")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+def shown(rows: list[Row]) -> str:
+    """Return the summary as Markdown."""
+    figures = ("first", "last", "most", "per_hour")
+    titles = ["of", "quantity", "first minutes", "last minutes", "at most", "per hour of a process"]
+    return table(titles, ([row["of"], row["quantity"], *(f"{row[key]:.1f}" for key in figures)] for row in rows))
 
 
 # ---- the program -------------------------------------------------------------------------------
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="overrides of pretrain.py")
+    parser = parser_of(__doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--fault-every", type=float, default=3, metavar="MINUTES", help="average time between faults")
     parser.add_argument("--seed", type=int, default=0)
@@ -465,18 +345,15 @@ def main() -> None:
     folder = options.folder.resolve()
     if folder.exists():
         parser.error(f"{folder} exists; give another --folder, or remove it")
-    if options.data_path is not None and not options.data_path.is_dir():
-        parser.error(f"there is no dataset at {options.data_path}")
     for number in (signal.SIGTERM, signal.SIGINT):  # background jobs of a shell would ignore SIGINT
         signal.signal(number, signal.default_int_handler)
     folder.mkdir(parents=True)
     data = (options.data_path or folder / "data").resolve()
     if options.data_path is None:
-        builder = ["dataset/build_sudoku_dataset.py", "--output-dir", str(data), "--box", "2x3"]
-        builder += ["--generate", "1000", "--generate-test", "500"]
-        subprocess.run([sys.executable, *builder], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+        build_sudoku(data, "--box", "2x3", "--generate", "1000", "--generate-test", "500")
 
-    soak = Soak(folder, [*RECIPE, f"data_path={data}", *options.overrides], random.Random(options.seed), {})
+    arguments = [*RECIPE, f"data_path={data}", *options.overrides, f"checkpoint_path={folder / 'run'}"]
+    soak = Soak(folder, arguments, random.Random(options.seed))
     try:
         carry_on(soak, options.minutes, options.fault_every)
     except KeyboardInterrupt:
@@ -484,27 +361,14 @@ def main() -> None:
     finally:
         soak.sample()
         soak.end()
-    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
-    found = list(problems(soak, lines))
-    num_faults = {name: len(_events(lines, name)) for name in FAULTS}
-    about = {
-        "minutes": soak.minutes,
-        "steps": runs.latest(soak.run),
-        "faults": num_faults,
-        "launches": len(_events(lines, "launch")),
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    rows = summary(lines)
-    (folder / "summary.json").write_text(json.dumps({**about, "problems": found, "rows": rows}, indent=1) + "\n")
-    draw_figure(lines, folder / "soak.png")
-    print("  ".join(f"{name} {value}" for name, value in about.items()), file=sys.stderr)
-    print(table(rows))
+    found, rows = list(problems(soak)), summary(soak.lines)
+    faults = {name: len(_events(soak.lines, name)) for name in FAULTS}
+    about = {"minutes": soak.minutes, "steps": runs.latest(soak.run), "faults": faults, **machine()}
+    write(folder / "summary.json", {**about, "problems": found, "rows": rows})
+    print(about, shown(rows), sep="\n")
     if found:
         sys.exit("\n".join(found))
-    print(f"nothing lost in {sum(num_faults.values())} faults; the figure is {folder / 'soak.png'}")
+    print(f"nothing lost in {sum(faults.values())} faults")
 
 
 if __name__ == "__main__":

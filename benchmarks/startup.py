@@ -8,9 +8,6 @@ last command is a run of experiment=trm_sudoku_6x6 with the overrides. Its time 
 step is logged. The program prints a table and, with --json, writes it.
 """
 
-import argparse
-import json
-import platform
 import resource
 import subprocess
 import sys
@@ -20,11 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
-
-from benchmarks.on_request import REPOSITORY
-from benchmarks.spread import spread
-from utils.run.history import METRICS_FILE
+from benchmarks.harness import REPOSITORY, machine, parser_of, spread, table, write
+from utils.run.history import METRICS_FILE, History
 
 Times = dict[str, float]
 """Seconds of a command: `wall`, and `cpu` of all its processors together."""
@@ -33,11 +27,9 @@ _PROGRAMS = ("pretrain.py", "evaluate.py", "solve.py", "view.py", "watch.py")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--data-path", default="data/sudoku-6x6", help="for the run (default: data/sudoku-6x6)")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of the run")
     args = parser.parse_intermixed_args()
 
     commands: dict[str, Callable[[], Times]] = {
@@ -50,10 +42,9 @@ def main() -> None:
     for _ in range(args.rounds):
         for name, run in commands.items():
             times[name].append(run())
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads\n")
-    print(table(times))
-    if args.json is not None:
-        args.json.write_text(json.dumps(times, indent=1) + "\n")
+    machine()
+    print(shown(times))
+    write(args.json, times)
 
 
 def timed(arguments: list[str], *, status: int = 0) -> Times:
@@ -69,31 +60,17 @@ def first_step(overrides: list[str]) -> Times:
     """Train one step, and return the times until it is logged. The CPU time is of the whole run."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        command = [
-            "pretrain.py",
-            "experiment=trm_sudoku_6x6",
-            "max_steps=1",
-            "eval_every_n_steps=null",
-            f"checkpoint_path={run}",
-        ]
+        command = [sys.executable, "pretrain.py", "experiment=trm_sudoku_6x6", "max_steps=1"]
+        command += ["eval_every_n_steps=null", f"checkpoint_path={run}", *overrides]
         began, cpu_began = time.perf_counter(), _cpu_of_children()
-        with (Path(folder) / "said").open("w+") as said:
-            process = subprocess.Popen(
-                [sys.executable, *command, *overrides], cwd=REPOSITORY, stdout=said, stderr=subprocess.STDOUT
-            )
-            wall = None
-            while wall is None and process.poll() is None:
-                if _has_a_row(run / METRICS_FILE):
-                    wall = time.perf_counter() - began
-                time.sleep(0.01)
-            if process.wait() != 0 or wall is None:
-                said.seek(0)
-                sys.exit(f"the run ended with status {process.returncode}:\n{said.read()}")
+        process = subprocess.Popen(command, cwd=REPOSITORY)
+        history = History(run / METRICS_FILE)
+        while not history.refresh() and process.poll() is None:
+            time.sleep(0.01)
+        wall = time.perf_counter() - began
+        if process.wait() != 0:
+            sys.exit(f"the run ended with status {process.returncode}")
         return {"wall": wall, "cpu": _cpu_of_children() - cpu_began}
-
-
-def _has_a_row(file: Path) -> bool:
-    return file.exists() and "train/lm_loss" in file.read_text(encoding="utf-8")
 
 
 def _cpu_of_children() -> float:
@@ -102,21 +79,22 @@ def _cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def table(times: dict[str, list[Times]]) -> str:
+def shown(times: dict[str, list[Times]]) -> str:
     """Return medians, the lowest and the highest times as Markdown.
 
     What a command takes more than the first one is computed in each round. Other work of the
     machine changes the CPU seconds less than the others.
     """
     first, show = next(iter(times.values())), "{:.2f}".format
-    lines = ["| command | seconds | more than the first | CPU seconds | more than the first |", "|---|---|---|---|---|"]
-    for name, rows in times.items():
-        cells = []
+    rows = []
+    for name, rounds in times.items():
+        row = [name]
         for clock in ("wall", "cpu"):
-            cells.append(spread([row[clock] for row in rows], show))
-            cells.append(spread([row[clock] - base[clock] for row, base in zip(rows, first, strict=True)], show))
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            row.append(spread([each[clock] for each in rounds], show))
+            row.append(spread([each[clock] - base[clock] for each, base in zip(rounds, first, strict=True)], show))
+        rows.append(row)
+    more = "more than the first"
+    return table(["command", "seconds", more, "CPU seconds", more], rows)
 
 
 if __name__ == "__main__":

@@ -6,82 +6,70 @@ e.g. python -m benchmarks.throughput experiment=sudoku_extreme_1k_single_gpu com
      python -m benchmarks.throughput experiment=sudoku_extreme_1k_single_gpu \\
          --against "python -m benchmarks.published_steps ../HRM"
 
-Both programs start and warm up first, and then train in turn, --steps steps in each of --rounds
-rounds. No step waits for the device, as in a run between two logs. COMMAND is any program that
-answers the requests of benchmarks/on_request.py, also `python -m benchmarks.our_steps OVERRIDE...`.
+Both programs start and warm up side by side, and then train in turn, --steps steps in each of
+--rounds rounds. No step waits for the device, as in a run between two logs. COMMAND is any program
+that answers the requests of benchmarks/on_request.py, also `python -m benchmarks.our_steps
+OVERRIDE...`.
 
 utilization is model_tflops / peak_tflops. model_tflops counts the products that the model needs,
 and nothing twice. peak_tflops is what this machine reaches with the same matrices and nothing else,
 in arch.forward_dtype, also where arch.fp8_no_grad computes some of the products in FP8.
 """
 
-import argparse
-import json
 import shlex
 import statistics
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import machine, parser_of, spread, table, write
 from benchmarks.on_request import Asked
-from benchmarks.spread import spread
 
 _PART_STEPS = 3
 Row = dict[str, float]
 
 
-def measure(commands: list[list[str]], num_steps: int, num_rounds: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield for each command what it is, the figures of each round, and the parts of a step.
-
-    This is done after every round, so that a measurement which is cut off has the rounds before.
-    Only the last results have the parts.
-    """
+def measure(commands: list[list[str]], num_steps: int, num_rounds: int) -> list[dict[str, Any]]:
+    """Return for each command what it is, the figures of each round, and the parts of a step."""
     with ExitStack() as stack:
         programs = [stack.enter_context(Asked(command)) for command in commands]
-        results = [
-            {"command": command, "start_s": program.start_s, **program.description, "rounds": [], "parts": {}}
-            for command, program in zip(commands, programs, strict=True)
-        ]
+        results: list[dict[str, Any]] = [{**program.description, "rounds": []} for program in programs]
+        for program, result in zip(programs, results, strict=True):
+            if "flops" in result:
+                result["peak_tflops"] = program.ask("peak")["peak_tflops"]
         for _ in range(num_rounds):
             for program, result in zip(programs, results, strict=True):
-                result["rounds"].append(figures(program.description, program.ask(f"steps {num_steps}")))
-            yield results
+                result["rounds"].append(figures(result, program.ask(f"steps {num_steps}")))
         # The parts are measured last, because a recording may slow down what follows it.
         for program, result in zip(programs, results, strict=True):
             result["parts"] = program.ask(f"parts {_PART_STEPS}")
-        yield results
+        return results
 
 
-def figures(description: dict[str, Any], row: Row) -> Row:
+def figures(about: dict[str, Any], row: Row) -> Row:
     """Return the figures of a round, from what a program says of itself and of the round."""
-    found = {"examples_per_second": 1e3 * description["batch_size"] / row["step_ms"], "step_ms": row["step_ms"]}
-    if "flops" in description:
-        found["model_tflops"] = description["flops"] / row["step_ms"] / 1e9
-        found["peak_tflops"] = description["peak_tflops"]
+    found = {"examples_per_second": 1e3 * about["batch_size"] / row["step_ms"], "step_ms": row["step_ms"]}
+    if "flops" in about:
+        found["model_tflops"] = about["flops"] / row["step_ms"] / 1e9
+        found["peak_tflops"] = about["peak_tflops"]
         found["utilization"] = found["model_tflops"] / found["peak_tflops"]
     return found | {name: row[name] for name in ("max_memory_gb",) if name in row}
 
 
-def table(result: dict[str, Any]) -> str:
+def tables(result: dict[str, Any]) -> str:
     """Return the figures of a program as Markdown."""
     words = (str(result[key]) for key in ("what", "device", "torch", "threads") if key in result)
-    lines = [
-        f"{'; '.join(words)}; batch {result['batch_size']}",
-        "",
-        "| figure | median | lowest | highest |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for name in result["rounds"][0]:
         values = [row[name] for row in result["rounds"]]
-        cells = (f"{value:.4g}" for value in (statistics.median(values), min(values), max(values)))
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        rows.append([name, *(f"{each:.4g}" for each in (statistics.median(values), min(values), max(values)))])
+    blocks = [f"{'; '.join(words)}; batch {result['batch_size']}"]
+    blocks.append(table(["figure", "median", "lowest", "highest"], rows))
     if result["parts"]:
         step_ms = result["parts"]["step"]
-        lines += ["", "| part of a step | ms | share |", "|---|---|---|"]
-        lines += [f"| {name} | {ms:.4g} | {ms / step_ms:.1%} |" for name, ms in result["parts"].items()]
-    return "\n".join(lines)
+        rows = [[name, f"{ms:.4g}", f"{ms / step_ms:.1%}"] for name, ms in result["parts"].items()]
+        blocks.append(table(["part of a step", "ms", "share"], rows))
+    return "\n\n".join(blocks)
 
 
 def comparison(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
@@ -94,13 +82,11 @@ def comparison(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=20, help="steps of a round (default: 20)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--nproc-per-node", type=int, default=1)
     parser.add_argument("--against", metavar="COMMAND", help="a program to compare with")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     args = parser.parse_intermixed_args()
 
     launcher = ["torch.distributed.run", "--nproc-per-node", str(args.nproc_per_node), "-m"]
@@ -109,10 +95,10 @@ def main() -> None:
     if args.against:
         program, *arguments = shlex.split(args.against)
         commands.append([sys.executable if program == "python" else program, *arguments])
-    for results in measure(commands, args.steps, args.rounds):
-        if args.json is not None:
-            args.json.write_text(json.dumps(results, indent=1) + "\n")
-    print("\n\n".join(map(table, results)))
+    machine()
+    results = measure(commands, args.steps, args.rounds)
+    write(args.json, results)
+    print("\n\n".join(map(tables, results)))
     if args.against:
         print(f"\n{comparison(*results)}")
 

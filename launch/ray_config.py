@@ -10,7 +10,6 @@ from launch.ray_job import RayJob
 from training.config import PretrainConfig
 from utils.command_line import read_config, validate
 from utils.config import Float, Int, StrictModel, page
-from utils.errors import UserError
 from utils.ranks.launch import Launch
 from utils.run.folder import with_names
 from utils.run.resume import place_of_resumed, place_of_run
@@ -73,17 +72,13 @@ def read_ray(typed: list[str]) -> tuple[RayConfig, list[str]]:
     """Return the config of Ray, and the overrides that are those of pretrain.py.
 
     Raises:
-        UserError: A key of Ray or its value is wrong, or the backend does not suit shared devices.
+        UserError: A key of Ray or its value is wrong.
     """
     own = [each for each in typed if re.match(r"\+*ray[.=]", each)]
     config = validate(RayPage, read_config("ray", own)).ray
     overrides = [each for each in typed if each not in own]
-    if config.shares_devices:
-        if any(re.fullmatch(r"\+*dist\.backend=['\"]?nccl['\"]?", each) for each in overrides):
-            raise UserError(
-                f"dist.backend=nccl, but with ray.gpus={config.gpus:g} two ranks share a device, which NCCL refuses; "
-                "leave dist.backend out, or give ray.gpus=1"
-            )
+    # NCCL refuses two ranks on a device, and says so if it was asked for.
+    if config.shares_devices and not any(re.match(r"\+*dist\.backend=", each) for each in overrides):
         overrides.append("dist.backend=gloo")
     return config, overrides
 

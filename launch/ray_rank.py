@@ -8,7 +8,6 @@ report it.
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -118,7 +117,7 @@ class Program:
             tell: gets each line that the program prints, but the user's mistake.
         """
         self.mistake = ""  # the line that begins with "error: ", if the exit status is 2
-        self._tell, self._port = tell, environment["MASTER_PORT"]
+        self._tell = tell
         self._last: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self._process = subprocess.Popen(
             [sys.executable, str(PRETRAIN), *arguments],
@@ -173,15 +172,6 @@ class Program:
         self._process.wait()
 
     @property
-    def has_lost_port(self) -> bool:
-        """Whether another program took the port before rank 0 opened it.
-
-        pretrain.py takes this for a mistake of the user, who chooses the port elsewhere. Here a new
-        attempt draws another port.
-        """
-        return re.search(rf"\b{self._port}\b.* in use\b", self.mistake) is not None
-
-    @property
     def last_lines(self) -> str:
         self._reader.join(_PATIENCE_S)
         return "\n".join(self._last)
@@ -201,14 +191,12 @@ class NewestMetrics:
 
     def read(self) -> bool:
         """Read what is new, and return whether there was anything."""
-        before, num_before = self._history.rows, len(self._history.rows)
+        changed = False
         with suppress(UserError):  # what Ray is told is no reason to end the run
-            self._history.refresh()
-        rows = self._history.rows
-        new_rows = rows[num_before:] if rows is before else rows  # a resumed run begins a new list
-        for row in new_rows:
+            changed = self._history.refresh()
+        for row in self._history.rows if changed else ():
             self.values |= row
-        return bool(new_rows)
+        return changed
 
     def read_checkpoint(self) -> bool:
         """Look for a new checkpoint, and return whether there is one."""
@@ -277,8 +265,6 @@ def _follow(program: Program, metrics: NewestMetrics | None, desk: Any, rank: in
         status = program.poll()
         if status == 2:  # only the rank that found the mistake knows it
             program.wait(_PATIENCE_S)
-            if program.has_lost_port and not stopping:
-                raise RankFailed(_failure(rank, status, program))
             if program.mistake:
                 ray.get(desk.note_mistake.remote(program.mistake))
         elif status and not stopping:
@@ -316,8 +302,6 @@ def _report(metrics: NewestMetrics | None, *, saved: bool) -> None:
 
 
 def _failure(rank: int, status: int, program: Program) -> str:
-    if program.has_lost_port:
-        return f"another program took the port of pretrain.py on {socket.gethostname()}: {program.mistake}"
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     return f"pretrain.py on {socket.gethostname()} {how}\nthe last lines of rank {rank}:\n{program.last_lines}"
 

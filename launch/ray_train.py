@@ -189,16 +189,12 @@ def _told(result: "Future[Any]", config: RayConfig) -> str | tuple[str, int]:
             raise UserError(
                 f"Ray found no place for {config.num_workers} workers of {config.resources} each "
                 f"({config.placement}) in {config.placement_timeout_s:g} s; the cluster has "
-                f"{_cluster_has(config)}; lower what they reserve, or raise ray.placement_timeout_s"
+                f"{ray.cluster_resources()}; lower what they reserve, or raise ray.placement_timeout_s"
             ) from error
         raise
     if outcome.mistake:
         raise UserError(outcome.mistake.removeprefix("error: "))
     return "", 0 if outcome.status == 0 else 1
-
-
-def _cluster_has(config: RayConfig) -> dict[str, float]:
-    return {name: amount for name, amount in ray.cluster_resources().items() if name in config.resources}
 
 
 def main() -> int:

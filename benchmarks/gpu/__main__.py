@@ -1,133 +1,296 @@
-"""Measure what a CUDA card does with this project, and write one report.
+"""Measure what a CUDA card does with this project, and write what was found.
 
-python -m benchmarks.gpu [--minutes 25] [--data-path DIR | --source-dir DIR] [--output DIR]
-                         [--from PART] [--list] [--rehearse]
-e.g. python -m benchmarks.gpu --minutes 25 --source-dir sudoku-csv
-     python -m benchmarks.gpu --minutes 10 --from kernels-hrm
-     python -m benchmarks.gpu --rehearse
+python -m benchmarks.gpu [--minutes 25] [--data-path DIR | --source-dir DIR] [--published DIR]
+                         [--only NAME ...] [--output DIR] [--rehearse]
+e.g. python -m benchmarks.gpu --minutes 10 --source-dir sudoku-csv --published ../clones
+     python -m benchmarks.gpu --minutes 5 --only trm trm_published trm_cpp
+     python -m benchmarks.gpu --rehearse --only hrm mixer
 
-Each part is a process of its own with a time limit. The most important ones come first, and what a
-failing part has found until then counts. The same command goes on where it was cut off, also in
-another time: three calls of 10 minutes do what one of 30 does. All measurements take 60 % of the
-time at most. In the rest the fast recipe trains on Sudoku-Extreme.
-
-After a change of the code, what failed is tried again, and what is done stays. The report names the
-commits. On another card, or with another PyTorch, everything is measured anew, and the results so
-far move to a folder beside theirs.
+The tests of the card and all programs start and compile side by side, which costs CPU time only.
+When they are warm, they are timed in turn while nothing else runs. Then single programs look at
+attention and at checkpoints. The fast recipe trains on Sudoku-Extreme in the rest of the time.
 
 Sudoku-Extreme is a built dataset (--data-path), or the folder with train.csv and test.csv or
 .csv.gz (--source-dir). Without it, generated boards take its place, and no accuracy is measured.
+--published names a folder with clones of HRM and TinyRecursiveModels, which are timed as well.
 
-The report is <output>/report.md, with all figures in <output>/report.json. A part's own output is
-in <output>/<part>/log.txt.
+<output>/result.json has all figures. It is written after each step, so a machine that is taken away
+costs only the step that runs. <output>/<name>.txt is what a program printed to standard error.
 """
 
-import argparse
 import os
-import shlex
 import signal
+import statistics
+import subprocess
 import sys
+import time
+from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
-from benchmarks.gpu.driver import CUT_OFF, FAILED, NO_TIME, TOO_LONG, WITHOUT_DATA, Driver, Stopped, set_aside
-from benchmarks.gpu.origin import Origin
-from benchmarks.gpu.parts import LOG, Settings, all_parts
-from benchmarks.gpu.report import write_report
+from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, spread, table, write
+from benchmarks.on_request import Asked, Ended
+from utils.run.history import METRICS_FILE, History
 
-_DEFAULT_DATA = Path("data/sudoku-extreme-1k")
+# The shares of the time by which programs have to be warm, and the time in turn has to be over.
+READY_BY, TIMED_BY = 0.45, 0.75
+_STEPS, _ROUNDS = 20, 3
+_ANSWER_S = 60.0  # for some steps
+_GRACE_S = 20.0  # a run saves a checkpoint in this time
+
+RECIPES = {
+    "hrm": ["experiment=sudoku_extreme_1k_single_gpu"],
+    "trm_mlp": ["experiment=trm_sudoku_extreme", "global_batch_size=192"],
+    "fast": ["experiment=sudoku_extreme_fast"],
+    "trm": ["experiment=trm_sudoku_extreme_attention", "global_batch_size=192"],
+    "mixer": ["experiment=sudoku_extreme_mixer_gpu"],
+}
+# The published code beside which a recipe is timed: a clone, its architecture, and its slots.
+PUBLISHED = {"hrm": ("HRM", "hrm", 384), "trm_mlp": ("TinyRecursiveModels", "trm_mlp", 192)}
+PUBLISHED |= {"trm": ("TinyRecursiveModels", "trm", 192)}
+# What might make a step faster: the recipe, the program that takes its steps, overrides, variables.
+_STEPS_OF, _SWITCHED = ["benchmarks.our_steps"], "benchmarks.gpu.switched_steps"
+_GRAPHS, _CPP = {"TORCHINDUCTOR_CUDAGRAPHS": "1"}, {"TORCHINDUCTOR_CPP_WRAPPER": "1"}
+LEVERS: dict[str, tuple[str, list[str], list[str], dict[str, str]]] = {
+    "trm_cpp": ("trm", _STEPS_OF, [], _CPP),
+    "mixer_cpp": ("mixer", _STEPS_OF, [], _CPP),
+    "mixer_graphs": ("mixer", [_SWITCHED, "mark-steps"], [], _GRAPHS),
+    "fast_pad": ("fast", [_SWITCHED, "shape-pad"], [], {}),
+    "hrm_fp8": ("hrm", _STEPS_OF, ["arch.fp8_no_grad=true"], {}),
+    "hrm_no_cudnn": ("hrm", [_SWITCHED, "no-cudnn-attention"], [], {}),
+    "fast_autotune": ("fast", _STEPS_OF, [], {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}),
+}
+# What a rehearsal on the CPU makes of every recipe. The code is the same, and the sizes are tiny.
+TINY = ["global_batch_size=8", "arch.hidden_size=32", "arch.H_cycles=1", "arch.L_cycles=1"]
+TINY += ["arch.forward_dtype=float32", "compile=false", "device=cpu"]
+Programs = dict[str, tuple[list[str], dict[str, str]]]
 
 
-def _options(argv: list[str]) -> tuple[Settings, argparse.Namespace]:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def overrides_of(recipe: str, data: Path, *, rehearse: bool) -> list[str]:
+    """Return the overrides of a recipe."""
+    size = ["compile=true", "device=cuda"]
+    if rehearse:
+        size = TINY if recipe == "mixer" else [*TINY, "arch.num_heads=2"]
+    return [*RECIPES[recipe], f"data_path={data}", "wandb.mode=disabled", *size]
+
+
+def programs(data: Path, published: Path | None, *, rehearse: bool) -> Programs:
+    """Return the command and the variables of each program, in the order of their worth."""
+    found: Programs = {}
+    for name in RECIPES:
+        ours = overrides_of(name, data, rehearse=rehearse)
+        found[name] = (["benchmarks.our_steps", *ours], {})
+        if published is not None and name in PUBLISHED:
+            clone, arch, num_slots = PUBLISHED[name]
+            words = ["benchmarks.published_steps", str(published / clone), "--arch", arch]
+            tiny = ["--eager", "--dtype", "float32", "hidden_size=32", "num_heads=2", "batch_size=8"]
+            found[f"{name}_published"] = ([*words, *(tiny if rehearse else [f"batch_size={num_slots}"])], {})
+    eager = [*overrides_of("hrm", data, rehearse=rehearse), "compile=false"]
+    found["hrm_eager"] = (["benchmarks.our_steps", *eager], {})
+    for name, (recipe, program, more, variables) in LEVERS.items():
+        found[name] = ([*program, *overrides_of(recipe, data, rehearse=rehearse), *more], variables)
+    return {name: ([sys.executable, "-m", *command], variables) for name, (command, variables) in found.items()}
+
+
+def singles(*, rehearse: bool) -> dict[str, list[str]]:
+    """Return the modules and arguments of the programs that run alone, one after another."""
+    shapes = ["2x82", "--packed", "64x16"] if rehearse else ["768x82", "72x900", "24x2500", "--packed", "32768x4096"]
+    slots = ["8", "--step-batch-size", "2", "--num-saves", "1"] if rehearse else ["768", "--step-batch-size", "768"]
+    tiny = ["arch.hidden_size=32", "arch.num_heads=2"] if rehearse else []
+    device = ["--device", "cpu" if rehearse else "cuda"]
+    return {
+        "attention": ["benchmarks.gpu.attention", *device, *shapes],
+        "checkpoint": ["benchmarks.checkpoint", *device, "--batch-size", *slots, *tiny],
+    }
+
+
+class Measurement:
+    """What was found so far, and how much time is left."""
+
+    def __init__(self, output: Path, seconds: float) -> None:
+        self.output, self._seconds, self._began = output, seconds, time.monotonic()
+        self.found: dict[str, Any] = {"machine": machine(), "programs": {}, "ended": {}}
+
+    def left_s(self, share: float = 1.0) -> float:
+        """Return the seconds until a share of the time is over."""
+        return share * self._seconds - (time.monotonic() - self._began)
+
+    def note(self, what: str) -> None:
+        """Write what was found, and show a line of progress."""
+        write(self.output / "result.json", self.found)
+        print(f"{self._seconds - self.left_s():7.1f} s  {what}", flush=True)
+
+    def run(self, name: str, command: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start a program, whose output goes to a file."""
+        with open(self.output / f"{name}.txt", "w", encoding="utf-8") as log:
+            return subprocess.Popen(
+                command, cwd=REPOSITORY, env=os.environ | (environment or {}), stdout=log, stderr=log
+            )
+
+    def end_of(self, name: str, process: "subprocess.Popen[bytes]", limit_s: float) -> int | None:
+        """Wait for a program, and ask it to end if it takes longer. None: it had to be ended."""
+        try:
+            return process.wait(max(0.0, limit_s))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            self.found["ended"][name] = "its time was over"
+            return None
+
+    def last_line(self, name: str) -> str:
+        lines = (self.output / f"{name}.txt").read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+
+
+def time_in_turn(measurement: Measurement, chosen: Programs, tests: "subprocess.Popen[bytes] | None") -> None:
+    """Start programs side by side, wait until they are warm, and time them in turn.
+
+    Args:
+        tests: those of the card, which run while programs start; None for none.
+    """
+    found = measurement.found["programs"]
+    with ExitStack() as stack:
+
+        def start(name: str, command: list[str], variables: dict[str, str]) -> Asked:
+            log = stack.enter_context(open(measurement.output / f"{name}.txt", "w", encoding="utf-8"))
+            return stack.enter_context(Asked(command, variables, log))
+
+        def ask(name: str, request: str) -> dict[str, Any] | None:
+            """Return the answer of a program. One that doesn't answer is left out from then on."""
+            if measurement.left_s(TIMED_BY) < 0:
+                return None
+            try:
+                return warm[name].ask(request, _ANSWER_S)
+            except Ended:
+                drop(name, f"{request}: {measurement.last_line(name)}")
+                return None
+
+        def drop(name: str, why: str) -> None:
+            warm.pop(name).kill()
+            measurement.found["ended"][name] = why
+            measurement.note(f"{name} ended: {why}")
+
+        warm = {name: start(name, *program) for name, program in chosen.items()}
+        for name in list(warm):
+            try:
+                warm[name].await_ready(measurement.left_s(READY_BY))
+            except Ended:
+                drop(name, f"not warm in time: {measurement.last_line(name)}")
+                continue
+            found[name] = warm[name].description | {"rounds": []}
+            measurement.note(f"{name} is warm")
+        if tests is not None:
+            measurement.end_of("tests", tests, measurement.left_s(READY_BY))
+            measurement.found["tests"] = measurement.last_line("tests")
+            measurement.note(f"tests: {measurement.found['tests']}")
+        for number in range(_ROUNDS):
+            for name in list(warm):
+                if row := ask(name, f"steps {_STEPS}"):
+                    found[name]["rounds"].append(row)
+            measurement.note(f"round {number + 1} of {_ROUNDS}")
+        # The losses tell whether a lever computes the same. Recordings slow down what follows them.
+        for request in ("metrics", "peak", "parts 3", "kernels 2"):
+            for name in [each for each in warm if not each.endswith("_published")]:
+                if answer := ask(name, request):
+                    found[name][request.split()[0]] = answer
+            measurement.note(request)
+        for program in warm.values():
+            program.kill()
+
+
+def train(measurement: Measurement, data: Path, *, rehearse: bool) -> None:
+    """Train the fast recipe in the rest of the time, and note its evaluations."""
+    run = measurement.output / "accuracy"
+    often = ["max_steps=4", "eval_every_n_steps=2", "eval_max_examples=8"]
+    normal = ["log_interval=50", "checkpoint_every_n_steps=500", "keep_last_k=1"]
+    words = [*overrides_of("fast", data, rehearse=rehearse), *(often if rehearse else normal)]
+    command = [sys.executable, "pretrain.py", *words, "resume=auto", f"checkpoint_path={run}"]
+    measurement.end_of("train", measurement.run("train", command), measurement.left_s() - _GRACE_S)
+    history = History(run / METRICS_FILE)
+    history.refresh()
+    exact = "eval/all/exact_accuracy"
+    measurement.found["accuracy"] = [
+        {"step": row["step"], "seconds": row["time_s"], "exact_accuracy": row[exact]}
+        for row in history.rows
+        if exact in row
+    ]
+    measurement.note(measurement.last_line("train"))
+
+
+def summary(found: dict[str, Any]) -> str:
+    """Return the time of each program's steps as Markdown, beside that of its recipe."""
+    ms = {name: [row["step_ms"] for row in each["rounds"]] for name, each in found["programs"].items()}
+    rows = []
+    for name, times in ms.items():
+        recipe, about = name.split("_published")[0], found["programs"][name]
+        recipe = LEVERS[name][0] if name in LEVERS else recipe
+        base = ms.get(recipe) if recipe != name else None
+        ratio = f"{statistics.median(times) / statistics.median(base):.3f}" if times and base else ""
+        tflops = about["flops"] / statistics.median(times) / 1e9 if times and "flops" in about else 0.0
+        busy = about.get("kernels", {}).get("busy_ms")
+        rows.append(
+            [
+                name,
+                about["batch_size"],
+                spread(times, "{:.1f}".format) if times else "",
+                ratio,
+                f"{tflops:.0f}" if tflops else "",
+                f"{busy:.1f}" if busy else "",
+                f"{about['metrics']['train/lm_loss']:.4f}" if "metrics" in about else "",
+            ]
+        )
+    titles = ["program", "slots", "step, ms", "of its recipe's", "TFLOP/s", "the card is busy, ms", "loss"]
+    return table(titles, rows)
+
+
+def _options(argv: list[str] | None) -> Namespace:
+    parser = parser_of(__doc__, overrides=False)
+    parser.prog = "python -m benchmarks.gpu"
     parser.add_argument("--minutes", type=float, default=25)
     data = parser.add_mutually_exclusive_group()
-    data.add_argument("--data-path", type=Path, metavar="DIR", help=f"default: {_DEFAULT_DATA}, if it is there")
+    data.add_argument("--data-path", type=Path, metavar="DIR")
     data.add_argument("--source-dir", type=Path, metavar="DIR")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="default: checkpoints/gpu")
-    parser.add_argument("--from", dest="first", metavar="PART", help="begin with this part, and measure it again")
-    parser.add_argument("--list", action="store_true", help="show the parts, and measure nothing")
-    parser.add_argument("--rehearse", action="store_true", help="every part in a tiny size on the CPU")
-    args = parser.parse_args(argv)
-    for folder, name in ((args.data_path, "train/dataset.json"), (args.source_dir, "train.csv*")):
-        if folder is not None and not list(folder.glob(name)):
-            parser.error(f"{folder} holds no {name}; give another folder, or none to measure on generated boards")
-    output = args.output or Path("checkpoints/gpu-rehearsal" if args.rehearse else "checkpoints/gpu")
-    sudoku = args.data_path or (_DEFAULT_DATA if not args.source_dir and _DEFAULT_DATA.is_dir() else None)
-    settings = Settings(
-        output.absolute(),
-        args.minutes,
-        sudoku and sudoku.absolute(),
-        args.source_dir and args.source_dir.absolute(),
-        args.rehearse,
-    )
-    keys = [part.key for part in all_parts(settings)]
-    if args.first is not None and args.first not in keys:
-        parser.error(f"--from {args.first}: there is no such part; give one of {', '.join(keys)}")
-    if not args.rehearse and not args.list:
-        import torch
-
-        try:
-            import pretrain  # noqa: F401  every part needs what it imports
-        except ImportError as error:
-            parser.error(f"nothing can be measured: {error}; install what requirements.txt names")
-        if not torch.cuda.is_available():
-            parser.error("PyTorch finds no CUDA device here; --rehearse runs every part in a tiny size on the CPU")
-    return settings, args
+    parser.add_argument("--published", type=Path, metavar="DIR", help="a folder with clones of the published code")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="time these programs, and nothing else")
+    parser.add_argument("--output", type=Path, metavar="DIR", default=Path("checkpoints/gpu"))
+    parser.add_argument("--rehearse", action="store_true", help="everything in a tiny size on the CPU")
+    options = parser.parse_args(argv)
+    known = programs(Path(), options.published, rehearse=options.rehearse)
+    if wrong := set(options.only or ()) - set(known):
+        parser.error(f"--only {' '.join(sorted(wrong))}: there is no such program; give some of {', '.join(known)}")
+    return options
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise Stopped(signal.Signals(number).name)
-
-
-def main(argv: list[str]) -> int:
-    settings, args = _options(argv)
-    parts = all_parts(settings)
-    if args.list:
-        print("\n".join(f"{part.key:22} {part.title}" for part in parts))
-        return 0
-    if not settings.has_real_sudoku:
-        print(
-            f"no Sudoku-Extreme here ({_DEFAULT_DATA} is missing, and neither --data-path nor --source-dir is given): "
-            "steps are measured on generated boards, and no accuracy",
-            flush=True,
-        )
-    command = shlex.join(["python", "-m", "benchmarks.gpu", *argv])
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
-    origin = Origin.here(rehearse=settings.rehearse)
-    if aside := set_aside(settings.output, origin):
-        print(
-            f"this is {origin.machine}: the results of another machine are now in {os.path.relpath(aside)}", flush=True
-        )
-    driver = Driver(
-        parts,
-        settings.output,
-        origin,
-        lambda line: print(line, flush=True),
-        lambda driver: write_report(driver, settings, command),
-    )
-    shown = os.path.relpath(settings.output / "report.md")
-    try:
-        driver.run(60 * settings.minutes, args.first)
-    except Stopped as stopped:
-        print(f"stopped by {stopped}; the same command{' without --from' * bool(args.first)} goes on; so far: {shown}")
-        return 130
-    states = {part.key: driver.records[part.key].status for part in parts if part.key in driver.records}
-    print(f"{shown} has the report")
-    measured = {key: driver.records[key].commit for key in states}
-    others = [key for key, commit in measured.items() if commit and not commit.endswith(origin.commit)]
-    if others:
-        print(f"other commits have measured {len(others)} parts, see the report; --from PART measures again from there")
-    if any(state in (NO_TIME, CUT_OFF) for state in states.values()):
-        print(f"not everything had time; the same command{' without --from' * bool(args.first)} goes on")
-    wrong = [key for key, state in states.items() if state in (FAILED, TOO_LONG, WITHOUT_DATA)]
-    if wrong:
-        print(f"no whole result: {', '.join(wrong)}; look at <part>/{LOG} beside it; --from PART tries again")
-    return int(bool(wrong))
+def main(argv: list[str] | None = None) -> None:
+    options = _options(argv)
+    output, rehearse = options.output.absolute(), options.rehearse
+    output.mkdir(parents=True, exist_ok=True)
+    measurement = Measurement(output, 60 * options.minutes)
+    data = (options.data_path or output / ("sudoku-extreme" if options.source_dir else "generated")).absolute()
+    if not data.exists():
+        source = ["--source-dir", str(options.source_dir), "--subsample-size", "1000", "--num-aug", "0"]
+        build_sudoku(data, *(source if options.source_dir else ["--generate", "100", "--generate-test", "20"]))
+    tests = None
+    if options.only is None:
+        wanted = ["tests/gpu/test_options.py", "-k", "urm and not compile"] if rehearse else ["tests/gpu"]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-o", "timeout=120", *wanted]
+        tests = measurement.run("tests", command, {"GPU_TESTS_ON": "cpu" if rehearse else "cuda"})
+    known = programs(data, options.published and options.published.absolute(), rehearse=rehearse)
+    time_in_turn(measurement, {name: known[name] for name in options.only or known}, tests)
+    if options.only is None:
+        for name, words in singles(rehearse=rehearse).items():
+            command = [sys.executable, "-m", *words, "--json", str(output / f"{name}.json")]
+            status = measurement.end_of(name, measurement.run(name, command), measurement.left_s(0.9))
+            measurement.note(f"{name}: {measurement.last_line(name) if status else 'done'}")
+        if options.data_path or options.source_dir:
+            train(measurement, data, rehearse=rehearse)
+    print(summary(measurement.found))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -1,27 +1,34 @@
-"""Time attention with each backend of PyTorch, and with the one that PyTorch chooses.
+"""Time attention with each backend of PyTorch, and with the kernels for packed rows of text.
 
-python -m benchmarks.gpu.attention --json FILE [--device cuda] SLOTSxPOSITIONS...
-e.g. python -m benchmarks.gpu.attention --json found.json 768x82 72x900
+python -m benchmarks.gpu.attention [--json FILE] [--device cuda] SLOTSxPOSITIONS...
+                                   [--packed TOKENSxLONGEST ...]
+e.g. python -m benchmarks.gpu.attention 768x82 72x900 --packed 32768x1024 32768x4096
 
 The heads are those of the published models: 8 of 64 numbers, in bfloat16 (float32 on a CPU). They
 lie in memory as in a model with rotary positions: values are a view of the projection that also
 gives queries and keys, and these are rotated, which makes tensors of their own. The rotation is not
 timed.
+
+A packed row is full of sequences of 2 to LONGEST tokens, any length as likely as any other, and
+half of each is a prefix. It is timed with each kernel of arch.attention_kernel.
 """
 
-import argparse
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.harness import parser_of, write
 from benchmarks.matrix_peak import fastest_ms
 from models.attention import apply_rotary, rotary_tables
+from models.text.packing import Packing
+from models.text.stack_config import Kernel, Mask, Sequences
 
 NUM_HEADS, HEAD_DIM = 8, 64
 BACKENDS = {
@@ -81,18 +88,53 @@ def _backend(heads: Heads) -> str:
     return next((name for name, backend in BACKENDS.items() if backend == chosen), str(chosen))
 
 
+def measure_packed(num_tokens: int, longest: int, device: torch.device) -> list[dict[str, Any]]:
+    """Return the times of both kernels with each mask."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    sequences = draw_sequences(num_tokens, longest)
+    shape_NAH = (num_tokens, NUM_HEADS, HEAD_DIM)
+    q_NAH, k_NAH, v_NAH = (torch.randn(shape_NAH, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
+    found = []
+    for mask in get_args(Mask):
+        times: dict[str, dict[str, float] | None] = {}
+        refused = {}
+        for kernel in get_args(Kernel):
+            packing = Packing(sequences, num_tokens, device, kernel=kernel)
+            try:
+                times[kernel] = times_of(partial(packing.attend, mask=mask), (q_NAH, k_NAH, v_NAH), device)
+            except (ImportError, RuntimeError, TypeError) as error:  # the device or the version of PyTorch lacks it
+                times[kernel], refused[kernel] = None, " ".join(str(error).split())[:200]
+        shape = {"tokens": num_tokens, "longest": longest, "sequences": len(sequences), "mask": mask}
+        found.append({**shape, "ms": times, "refused": refused})
+    return found
+
+
+def draw_sequences(num_tokens: int, longest: int) -> Sequences:
+    """Return sequences that fill a row, the same at each call."""
+    generator, left = np.random.default_rng(0), num_tokens
+    lengths = list[int]()
+    while left:
+        lengths.append(min(left, int(generator.integers(2, longest + 1))))
+        left -= lengths[-1]
+    return [(max(1, length // 2), length - max(1, length // 2)) for length in lengths]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--device", default="cuda")
+    parser = parser_of(__doc__, overrides=False)
+    parser.add_argument("--device", default="cuda", type=torch.device)
+    parser.add_argument("--packed", nargs="+", default=[], metavar="TOKENSxLONGEST")
     parser.add_argument("shapes", nargs="+", metavar="SLOTSxPOSITIONS")
     args = parser.parse_intermixed_args()
-    found = []
+    found = list[dict[str, Any]]()
     for shape in args.shapes:
         num_slots, num_positions = map(int, shape.split("x"))
-        found.append(measure(num_slots, num_positions, torch.device(args.device)))
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
-        print(json.dumps(found[-1]), flush=True)
+        found.append(measure(num_slots, num_positions, args.device))
+        write(args.json, found)
+    for shape in args.packed:
+        num_tokens, longest = map(int, shape.split("x"))
+        found += measure_packed(num_tokens, longest, args.device)
+        write(args.json, found)
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

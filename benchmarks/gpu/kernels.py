@@ -1,6 +1,4 @@
-"""Trace training steps, and say which kernels take their time and what bounds each.
-
-python -m benchmarks.gpu.kernels --json FILE [--steps 3] OVERRIDE...
+"""Say which kernels take the time of training steps, and what bounds each.
 
 A kernel's bytes and operations follow from the shapes of the operator that launched it: every
 tensor is read or written once, and products have two operations for each pair of numbers. They are
@@ -14,22 +12,20 @@ import json
 import math
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.arguments import read_arguments
-from benchmarks.gpu.peak import ceilings
 from benchmarks.on_request import wait_for
-from benchmarks.our_steps import OurTrainer
 from utils.perf.recording import union
 
 Event = dict[str, Any]
 
-_WARM_STEPS, _TIMED_STEPS, _LARGEST = 4, 10, 10
+_LARGEST = 10
 # A shorter kernel has not enough work for the card: its start and its end are most of its time.
 _SHORT_US = 5.0
 # Below this share of both ceilings, neither bytes nor operations explain the time.
@@ -223,29 +219,14 @@ def _attention(name: str, shapes: list[list[int]], sizes: list[float]) -> tuple[
     return float(sum(sizes) + max(sizes) * (3 if is_backward else 1)), operations
 
 
-def trace(trainer: OurTrainer, num_steps: int) -> list[Event]:
+def trace(train: Callable[[], object], device: torch.device) -> list[Event]:
     """Train some steps, and return the events of PyTorch's trace."""
-    device = trainer.world.device
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities, record_shapes=True) as recorded:
-        trainer.train(num_steps)
+        train()
         wait_for(device)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "trace.json")
         recorded.export_chrome_trace(str(file))
         events: list[Event] = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
     return events
-
-
-def main() -> None:
-    args = read_arguments(__doc__, num_steps=3)
-    trainer = OurTrainer(args.overrides)
-    trainer.train(_WARM_STEPS)
-    step_ms = trainer.steps(_TIMED_STEPS)["step_ms"]
-    best = ceilings(trainer.world.device, trainer.dtype)
-    found = summary(trace(trainer, args.steps), args.steps, step_ms, best)
-    args.json.write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from benchmarks.evaluation import measure, table
+from benchmarks.evaluation import measure, shown
 from benchmarks.published_evaluation import PublishedEvaluator
 from benchmarks.published_steps import PUBLISHED_ARCHS
 
@@ -75,4 +75,4 @@ def test_kinds_are_compared_round_by_round() -> None:
     assert asked == ["slow", "fast"] * 3, "other work of the machine must disturb all kinds equally"
     assert rows[1]["times_the_first"] == [5.0, 10.0, 2.0]
     last = "| 4 | fast | 0.5000 | 2.00 | 50.0 (20.0 to 50.0) | 5.00 (2.00 to 10.00) |"
-    assert table(rows).splitlines()[-1] == last
+    assert shown(rows).splitlines()[-1] == last

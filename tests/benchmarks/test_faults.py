@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import faults
-from benchmarks.faults import Ending, Kind, Result, Trial
+from benchmarks.faults import Ending, Kind, Trial
 
 SEED = 0
 
@@ -72,15 +72,3 @@ def test_a_lost_trial_is_reported_with_its_reason(
     monkeypatch.setitem(faults.KINDS, faults.kind_of(0), Kind(strike, ranks=(1,)))
     result = faults.run_trial(0, SEED, tmp_path, data, {1: quiet})
     assert result.ending == "lost" and result.failure is not None and told in result.failure, result.failure
-
-
-def test_table_counts_endings() -> None:
-    def ended(kind: str, ending: Ending, seconds: float) -> Result:
-        return Result(number=0, kind=kind, ranks=1, story="", ending=ending, seconds=seconds)
-
-    results = [ended("pause", "by itself", 1.0), ended("pause", "lost", 3.0), ended("truncate", "refused", 7.0)]
-    assert faults.table(results).splitlines()[2:] == [
-        "| truncate | 1 | 0 | 0 | 1 | 0 | 7.0 |",
-        "| pause | 2 | 1 | 0 | 0 | 1 | 2.0 |",
-        "| all | 3 | 1 | 0 | 1 | 1 | 3.0 |",
-    ]

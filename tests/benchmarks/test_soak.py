@@ -35,10 +35,6 @@ def test_a_quantity_that_grows_too_much_is_a_problem(quantity: str, tolerated: f
     assert f"{quantity} grew by" in problem
 
 
-def test_the_disk_space_of_damaged_checkpoints_is_tolerated() -> None:
-    assert list(problems_of_growth(_samples("disk_mb", 16, damaged=2), checkpoint_mb=5.0)) == []
-
-
 def test_memory_that_grows_again_in_each_process_is_a_problem() -> None:
     lines = _samples("rss_mb", 0)
     for line in lines:

@@ -38,7 +38,6 @@ def test_ranks_that_share_a_device_talk_over_gloo(workers: int, gpus: float, bac
         (["ray.gpus=2"], "ray.gpus: input should be less than or equal to 1, but it is 2"),
         (["ray.address=ray://head:10001"], "ray.address: 'ray://head:10001' is no address of a Ray cluster"),
         (["ray.placement=NEAR"], "ray.placement: input should be 'PACK', 'SPREAD', 'STRICT_PACK' or 'STRICT_SPREAD'"),
-        (["ray.num_workers=2", "ray.gpus=0.5", "dist.backend=nccl"], "two ranks share a device, which NCCL refuses"),
     ],
 )
 def test_mistakes_are_one_line(typed: list[str], message: str) -> None:

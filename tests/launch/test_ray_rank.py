@@ -1,11 +1,8 @@
 """What a rank on Ray makes of the program below it. Nothing here starts Ray."""
 
-import socket
 from pathlib import Path
 
 import pytest
-
-from tests import runs
 
 pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
 
@@ -29,19 +26,6 @@ def test_only_a_mistake_is_kept_back(
     assert started.wait(60) == status
     assert started.mistake == mistake
     assert sorted([*told, *([mistake] if mistake else [])]) == ["error: one", "error: two", "other"]
-
-
-def test_a_port_that_was_taken_meanwhile_is_a_failure(data: Path, tmp_path: Path) -> None:
-    """Ray then begins another attempt, which draws another port."""
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        arguments = runs.settings(data, tmp_path / "run")
-        program = ray_rank.Program(arguments, _environment(port), str(tmp_path), print)
-        assert program.wait(120) == 2
-        with pytest.raises(ray_rank.RankFailed, match=f"another program took the port of .* {port}"):
-            ray_rank._follow(program, None, None, 0)
 
 
 def test_the_desk_knows_whether_an_attempt_has_begun() -> None:

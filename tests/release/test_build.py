@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from release.build import ROOT, converted, own_modules, requirements, shipped, with_commands, write_package
+from release.build import ROOT, converted, own_modules, shipped, with_commands, write_package
 from utils.programs import COMMANDS, PACKAGE, command_words, under_torchrun
 
 OWN = {"models", "utils", "pretrain"}
@@ -100,17 +100,8 @@ def test_the_package_is_whole_and_names_nothing_that_only_a_clone_has(tmp_path: 
             assert not _OF_A_CLONE.search(line), f"{place}: names a file of a clone; see release/build.py"
 
 
-def test_an_extra_has_what_its_file_refers_to() -> None:
-    assert [line.partition("==")[0] for line in requirements("requirements-plot.txt")] == ["matplotlib", "plotly"]
-
-
 def test_a_clone_names_its_files() -> None:
     assert PACKAGE == "" and command_words("hrm-train") == ["python", "pretrain.py"]
     assert command_words("hrm-export") == ["python", "-m", "sharing.export"]
     assert command_words("hrm-build-maze") == ["python", "dataset/build_maze_dataset.py"]
     assert under_torchrun("hrm-evaluate") == ["evaluate.py"]
-
-
-def test_the_page_names_every_command() -> None:
-    page = (ROOT / "docs/training.md").read_text()
-    assert not [name for name in COMMANDS if not re.search(rf"{name}(?![\w-])", page)]

@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -51,7 +51,6 @@ class Launch:
             gives each launch a port of its own.
         is_elastic: whether torchrun itself started the process, and may start it again.
         restarts: torchrun's count of restarts; on rank 0, how often training began before.
-        max_restarts: how often torchrun restarts the ranks at most.
         requeues: how often Slurm has put the job back into the queue.
         identity: the same for all attempts of a launch; None: there will be no further attempt.
     """
@@ -65,7 +64,6 @@ class Launch:
     name: str = ""
     is_elastic: bool = False
     restarts: int = 0
-    max_restarts: int = 0
     requeues: int = 0
     identity: str | None = None
 
@@ -92,7 +90,13 @@ class Launch:
                 variables. The message says what to set.
         """
         environment = os.environ
-        launch = _asked_for(launcher, environment) if launcher != "auto" else _innermost(environment)
+        launch = _innermost(environment) if launcher == "auto" else _READERS[launcher](environment)
+        if launch is None:
+            raise UserError(
+                f"dist.launcher={launcher}, but no {_COMMANDS[launcher]} has started this process; start with "
+                f"{_COMMANDS[launcher]}, or leave dist.launcher out"
+            )
+        launch = _with_identity(launch, environment)
         is_port = launch.port is None or 0 < launch.port < 2**16
         if not 0 <= launch.rank < launch.size or not is_port:
             where = "" if launch.port is None else f", MASTER_PORT {launch.port}"
@@ -125,24 +129,6 @@ def without_launcher(environment: Environment) -> dict[str, str]:
 # ---- which launcher counts ----------------------------------------------------------------------
 
 
-def _asked_for(launcher: LauncherName, environment: Environment) -> Launch:
-    launch = _READERS[launcher](environment)
-    if launch is None:
-        raise UserError(
-            f"dist.launcher={launcher}, but the environment holds nothing of {_MARKS[launcher]}; start with "
-            f"{_COMMANDS[launcher]}, or leave dist.launcher out"
-        )
-    inner = ("torchrun", "mpi", "slurm")
-    for name in inner[: inner.index(launcher)] if launch.size == 1 and launcher in inner else ():
-        started = _READERS[name](environment)
-        if started is not None and started.size > 1:
-            raise UserError(
-                f"dist.launcher={launcher} says that there is one rank, but {_COMMANDS[name]} started {started.size} "
-                f"inside; type dist.launcher={name}, or leave it out"
-            )
-    return launch
-
-
 def _innermost(environment: Environment) -> Launch:
     # Inside a job of Slurm, torchrun and mpirun start ranks of their own. Slurm's variables are
     # then those of its task, which holds several ranks.
@@ -151,14 +137,14 @@ def _innermost(environment: Environment) -> Launch:
         if launch.size != 1 or launch.is_elastic:
             for outer in found[number + 1 :]:
                 _require_one_run(launch, outer, environment)
-            if not launch.is_elastic and number > 0 and found[0].launcher == "torchrun":
-                raise UserError(
-                    f"RANK={found[0].rank} and WORLD_SIZE=1 say that there is one rank, but "
-                    f"{_COMMANDS[launch.launcher]} started {launch.size}; unset these two variables, or type "
-                    f"dist.launcher={launch.launcher}"
-                )
             return launch
-    return _alone(environment)
+    num_tasks = environment.get("SLURM_NTASKS", "1")
+    if num_tasks != "1" and "SLURM_STEP_ID" not in environment:
+        tell(
+            f"this job of Slurm has {num_tasks} tasks, but the program was started without srun or torchrun: this "
+            "process works alone"
+        )
+    return Launch()
 
 
 def _require_one_run(launch: Launch, outer: Launch, environment: Environment) -> None:
@@ -189,18 +175,11 @@ def _by_torchrun(environment: Environment) -> Launch | None:
     """Read RANK and WORLD_SIZE, which torchrun sets, Ray Train, and people who need no launcher."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return None
-    for name, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
-        if name not in environment:
-            raise UserError(
-                f"{other}={environment[other]} is set, but {name} is not; set both for each rank, or unset both"
-            )
-    requeues, identity = _requeues(environment)
     is_elastic = "TORCHELASTIC_RESTART_COUNT" in environment
-    if is_elastic and identity is None:
-        # Static rendezvous has no run id. Rank 0 then stays under the same torchrun process through
-        # all restarts, so that this process can serve as the identity.
-        run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
-        identity = run_id if run_id != "none" else f"{socket.gethostname()}-{os.getppid()}"
+    # Static rendezvous has no run id. Rank 0 then stays under the same torchrun process through all
+    # restarts, so that this process can serve as the identity.
+    run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
+    identity = run_id if run_id != "none" else f"{socket.gethostname()}-{os.getppid()}"
     return Launch(
         launcher="torchrun",
         rank=_number(environment, "RANK"),
@@ -209,12 +188,8 @@ def _by_torchrun(environment: Environment) -> Launch | None:
         host=environment.get("MASTER_ADDR"),
         port=_number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else None,
         is_elastic=is_elastic,
-        restarts=_number(environment, "TORCHELASTIC_RESTART_COUNT") if is_elastic else 0,
-        max_restarts=_number(environment, "TORCHELASTIC_MAX_RESTARTS")
-        if "TORCHELASTIC_MAX_RESTARTS" in environment
-        else 0,
-        requeues=requeues,
-        identity=identity,
+        restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        identity=identity if is_elastic else None,
     )
 
 
@@ -244,7 +219,6 @@ def _by_mpi(environment: Environment) -> Launch | None:
     # On one host, all ranks have a daemon of MPI above them.
     job = environment.get("PMIX_NAMESPACE") or (_daemon() if on_one_host else environment.get("SLURM_JOB_ID", host))
     name = f"mpi {job}"
-    requeues, identity = _requeues(environment)
     return Launch(
         launcher="mpi",
         rank=_number(environment, rank),
@@ -253,8 +227,6 @@ def _by_mpi(environment: Environment) -> Launch | None:
         host=host,
         port=_port(environment, name),
         name=name,
-        requeues=requeues,
-        identity=identity,
     )
 
 
@@ -282,7 +254,6 @@ def _by_slurm(environment: Environment) -> Launch | None:
     """
     if "SLURM_STEP_ID" not in environment:
         return None
-    requeues, identity = _requeues(environment)
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     name = f"slurm {environment.get('SLURM_JOB_ID')}.{environment['SLURM_STEP_ID']}"
     return Launch(
@@ -293,36 +264,14 @@ def _by_slurm(environment: Environment) -> Launch | None:
         host=environment.get("MASTER_ADDR") or _first_host(nodes),
         port=_port(environment, name),
         name=name,
-        requeues=requeues,
-        identity=identity,
     )
-
-
-def _alone(environment: Environment) -> Launch:
-    num_tasks = environment.get("SLURM_NTASKS", "1")
-    if num_tasks != "1" and "SLURM_STEP_ID" not in environment:
-        tell(
-            f"this job of Slurm has {num_tasks} tasks, but the program was started without srun or torchrun: this "
-            "process works alone"
-        )
-    return _single(environment)
-
-
-def _single(environment: Environment) -> Launch:
-    requeues, identity = _requeues(environment)
-    return Launch(requeues=requeues, identity=identity)
 
 
 _READERS: dict[str, Callable[[Environment], Launch | None]] = {
     "torchrun": _by_torchrun,
     "slurm": _by_slurm,
     "mpi": _by_mpi,
-    "single": _single,
-}
-_MARKS = {
-    "torchrun": "torchrun (RANK, WORLD_SIZE)",
-    "slurm": "a step of Slurm (SLURM_STEP_ID, SLURM_PROCID)",
-    "mpi": "MPI (OMPI_COMM_WORLD_RANK or PMI_RANK)",
+    "single": lambda environment: Launch(),
 }
 _COMMANDS = {"torchrun": "torchrun", "slurm": "srun", "mpi": "mpirun"}
 
@@ -361,18 +310,18 @@ def _first_host(nodes: str) -> str | None:
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else None
 
 
-def _requeues(environment: Environment) -> tuple[int, str | None]:
-    """Return how often Slurm has requeued the job, and an identity of the launch inside the job.
+def _with_identity(launch: Launch, environment: Environment) -> Launch:
+    """Add how often Slurm has requeued the job, and an identity of the launch inside the job.
 
     A job may start several runs one after the other, so the identity contains the command line. A
     requeued job has the same number and starts the same commands.
     """
     job = environment.get("SLURM_JOB_ID")
     if job is None:
-        return 0, None
+        return launch
     command = zlib.crc32("\0".join(sys.argv[1:]).encode())
     identity = f"slurm-{environment.get('SLURM_CLUSTER_NAME', 'cluster')}-{job}-{command:08x}"
-    return int(environment.get("SLURM_RESTART_COUNT", 0)), identity
+    return replace(launch, requeues=int(environment.get("SLURM_RESTART_COUNT", 0)), identity=identity)
 
 
 def end_with_launcher(launch: Launch) -> Callable[[], bool]:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -16,8 +16,7 @@ from utils.ranks.world import World
 # ("late") each rank gives up after a fixed time, and the ranks began to wait at different moments.
 _ROLL_CALL_S = {"gone": 3.0, "late": 5.0}
 
-# How many seconds the store may take to answer.
-_ANSWER_S = 2.0
+T = TypeVar("T")
 
 
 def is_lost_peer(error: Exception) -> bool:
@@ -38,18 +37,20 @@ def is_reported(what: str, world: World) -> bool:
     return world.size > 1 and _asked(lambda store: store.check([what])) is True
 
 
-def _asked(question: Callable[[Store], Any]) -> Any:
-    """Ask the store where the ranks met; None: nobody answers in time."""
-    store, answers = dist.distributed_c10d._get_default_store(), list[Any]()
+def _asked(question: Callable[[Store], T], limit_s: float = 2.0) -> T | None:
+    """Ask the store where the ranks met; None: nobody answers in time.
+
+    The question is asked in a thread, because the store never answers if its process hangs.
+    """
+    store, answers = dist.distributed_c10d._get_default_store(), list[T]()
 
     def ask() -> None:
         with suppress(RuntimeError):  # the store may have ended together with rank 0
             answers.append(question(store))
 
-    # In a thread, because the store never answers if its process hangs.
     asker = threading.Thread(target=ask, name="question", daemon=True)
     asker.start()
-    asker.join(_ANSWER_S)
+    asker.join(limit_s)
     return answers[0] if answers else None
 
 
@@ -62,35 +63,31 @@ def silent_ranks(world: World, error: Exception) -> list[str]:
     """
     if world.size == 1:
         return []
-    text, store = str(error), dist.distributed_c10d._get_default_store()
-    others = [rank for rank in range(world.size) if rank != world.rank]
+    text = str(error)
     late = "imed out" in text
     silent: list[int] | None = None
 
-    def call_the_roll() -> None:
+    def call_the_roll(store: Store) -> None:
         nonlocal silent
-        with suppress(RuntimeError):  # the store may have ended together with rank 0
-            store.set(f"fault/{world.rank}", text[:200])
-            if not is_lost_peer(error):
-                silent = []
-                return
-            end, missing, gone = time.monotonic() + _ROLL_CALL_S["late" if late else "gone"], others, list[int]()
-            while missing and not gone and time.monotonic() < end:
-                time.sleep(0.1)
-                # This comes before the look into the store: a rank may still report and then end.
-                ended = [rank for rank in missing if world.places[rank].is_gone]
-                missing = [rank for rank in missing if not store.check([f"fault/{rank}"])]
-                gone = [rank for rank in ended if rank in missing]
-                # When a connection breaks, a rank whose process still runs is not the cause. It may
-                # be waiting for this rank, and notice the fault later.
-                elsewhere = [] if late else [rank for rank in missing if not world.places[rank].is_near]
-                # Kept up to date in each round, because rank 0 may leave and take the store along.
-                silent = gone or elsewhere or missing
+        store.set(f"fault/{world.rank}", text[:200])
+        if not is_lost_peer(error):
+            silent = []
+            return
+        end = time.monotonic() + _ROLL_CALL_S["late" if late else "gone"]
+        missing, gone = [rank for rank in range(world.size) if rank != world.rank], list[int]()
+        while missing and not gone and time.monotonic() < end:
+            time.sleep(0.1)
+            # This comes before the look into the store: a rank may still report and then end.
+            ended = [rank for rank in missing if world.places[rank].is_gone]
+            missing = [rank for rank in missing if not store.check([f"fault/{rank}"])]
+            gone = [rank for rank in ended if rank in missing]
+            # When a connection breaks, a rank whose process still runs is not the cause. It may be
+            # waiting for this rank, and notice the fault later.
+            elsewhere = [] if late else [rank for rank in missing if not world.places[rank].is_near]
+            # Kept up to date in each round, because rank 0 may leave and take the store along.
+            silent = gone or elsewhere or missing
 
-    # In a thread, because the store never answers if its process hangs.
-    caller = threading.Thread(target=call_the_roll, name="roll call", daemon=True)
-    caller.start()
-    caller.join(_ROLL_CALL_S["late"] + 1)
+    _asked(call_the_roll, _ROLL_CALL_S["late"] + 1)
     if silent is None:
         return [f"nobody answers where the ranks met, in or beside rank 0 ({world.places[0]}): it hangs or is gone"]
     return [

@@ -52,18 +52,11 @@ def agents_store(timeout: timedelta) -> Store | None:
 
 def require_meeting_point(launch: Launch, config: MeetingConfig) -> None:
     """Raise UserError if there are several ranks, and nothing says where they meet."""
-    needed = {"MASTER_ADDR": launch.host, "MASTER_PORT": launch.port}
-    missing = [name for name, value in needed.items() if value in (None, "")]
-    if launch.size > 1 and config.init_method == "env" and missing:
+    if launch.size > 1 and config.init_method == "env" and not (launch.host and launch.port):
         how = " (Open MPI: mpirun -x MASTER_ADDR=...; MPICH: -genv MASTER_ADDR ...)" if launch.launcher == "mpi" else ""
-        what = {
-            "MASTER_ADDR": "a name or address of rank 0's host",
-            "MASTER_PORT": "a free port of rank 0's host",
-        }
         raise UserError(
-            f"there are {launch.size} ranks, but nothing says where they meet; set "
-            f"{' and '.join(f'{name} to {what[name]}' for name in missing)}{how}, or type "
-            "dist.init_method=tcp://host:port"
+            f"there are {launch.size} ranks, but nothing says where they meet; set MASTER_ADDR to the host of rank 0 "
+            f"and MASTER_PORT to a free port there{how}, or type dist.init_method=tcp://host:port"
         )
 
 

@@ -198,20 +198,13 @@ def _card(device: torch.device) -> str | None:
 
 
 def _require_own_cards(cards: list[str | None], backend: str, world: World) -> None:
-    """Raise UserError if ranks share a card, which only gloo can do.
-
-    Args:
-        cards: of each rank.
-    """
+    """Raise UserError if ranks share a card, which only gloo can do."""
     sharing = [rank for rank, card in enumerate(cards) if card is not None and cards.index(card) < rank]
     if sharing and backend != "gloo":
         first = cards.index(cards[sharing[0]])
-        host = world.places[first].host
-        num_cards = len({card for card, place in zip(cards, world.places, strict=True) if place.host == host})
         raise UserError(
-            f"ranks {first} and {sharing[0]} share a CUDA device on {host}, which NCCL refuses; start {num_cards} "
-            f"rank{'s' * (num_cards > 1)} there (torchrun --nproc-per-node {num_cards}), or take dist.backend=gloo to "
-            "share"
+            f"ranks {first} and {sharing[0]} share a CUDA device on {world.places[first].host}, which NCCL refuses; "
+            "start fewer ranks there (torchrun --nproc-per-node), or take dist.backend=gloo to share"
         )
 
 
@@ -220,14 +213,12 @@ def _pick_backend(name: str, device: torch.device) -> str:
 
     On CUDA it also carries tensors in host memory, because offloaded weights lie there.
     """
-    if name == "mpi" and not dist.is_mpi_available():
-        raise UserError("dist.backend=mpi, but this PyTorch was built without MPI; use auto, or a PyTorch with MPI")
     if name == "nccl" and device.type != "cuda":
         raise UserError(
             f"dist.backend=nccl moves data between CUDA devices, but this run is on {device.type}; use gloo"
         )
-    if name == "nccl" and not dist.is_nccl_available():
-        raise UserError("dist.backend=nccl, but this PyTorch was built without NCCL; use gloo")
+    if name in ("mpi", "nccl") and not dist.is_backend_available(name):
+        raise UserError(f"dist.backend={name}, but this PyTorch was built without {name.upper()}; use auto")
     if device.type == "cuda":
         on_device = name if name != "auto" else "nccl" if dist.is_nccl_available() else "gloo"
         return f"cpu:gloo,cuda:{on_device}"

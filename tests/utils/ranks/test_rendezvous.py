@@ -79,12 +79,8 @@ def test_rank_0_need_not_know_its_own_address() -> None:
 
 
 def test_a_missing_meeting_point_is_named() -> None:
-    for host, port, expected in (
-        (None, 29500, "set MASTER_ADDR to a name"),
-        ("a", None, "set MASTER_PORT to a free port"),
-        (None, None, "set MASTER_ADDR to .* and MASTER_PORT to"),
-    ):
+    for host, port in ((None, 29500), ("a", None), (None, None)):
         launch = Launch("torchrun", rank=0, size=2, host=host, port=port)
-        with pytest.raises(UserError, match=f"2 ranks, but nothing says where they meet; {expected}"):
+        with pytest.raises(UserError, match="2 ranks, but nothing says where they meet"):
             require_meeting_point(launch, DEFAULT_MEETING)
         require_meeting_point(launch, DEFAULT_MEETING.model_copy(update={"init_method": "tcp://10.0.0.1:29500"}))

@@ -83,11 +83,9 @@ def _backends(world: World) -> list[str]:
 @pytest.mark.skipif(torch.distributed.is_mpi_available(), reason="PyTorch was built with MPI")
 def test_impossible_backends_and_weights_are_refused() -> None:
     nccl, mpi, weights = run_ranks(_backends, 2)[0]
-    assert nccl == "dist.backend=nccl moves data between CUDA devices, but this run is on cpu; use gloo"
-    assert mpi.startswith("dist.backend=mpi, but this PyTorch was built without MPI; use auto")
-    assert weights == (
-        "dist.rank_weights has 3 weights, but 2 ranks hold slots of their own; give one weight for each of these ranks"
-    )
+    assert "dist.backend=nccl" in nccl and "on cpu" in nccl
+    assert "dist.backend=mpi" in mpi and "without MPI" in mpi
+    assert "dist.rank_weights has 3 weights, but 2 ranks" in weights
 
 
 def _num_threads(world: World) -> list[int]:
@@ -157,11 +155,7 @@ def test_ranks_on_cuda() -> None:
     NCCL gets the device of the group of all ranks, so that it connects at once.
     """
     for mistake, groups, own in run_ranks(_on_one_card, 2):
-        assert (
-            mistake.startswith("ranks 0 and 1 share a CUDA device on ")
-            and "which NCCL refuses; start 1 rank " in mistake
-        )
-        assert mistake.endswith("or take dist.backend=gloo to share")
+        assert "ranks 0 and 1 share a CUDA device" in mistake
         assert [group.get("device_id") for group in groups[:3]] == [None, torch.device("cuda", 0), None]
         assert own == "cuda:0 1120", "NCCL's heartbeat must not end a rank before the vote on the host"
 
