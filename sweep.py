@@ -22,7 +22,6 @@ from search.plots import write_plots
 from search.report import best_of, best_page, finished_page, num_of, status_page
 from search.study import dry_points, open_study
 from search.sweep import Sweep
-from search.wandb import wandb_page
 from search.workload import announce
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
@@ -102,7 +101,6 @@ def print_for_wandb(argv: list[str]) -> str:
     if isinstance(found, str):
         return found
     check_sweep(found)
-    return wandb_page(found)
 
 
 def show_sweep(page: str, argv: list[str]) -> str:
@@ -121,7 +119,7 @@ WRITERS = {
     "plot": (write_plots, "folder of plots.html and the pictures (default: that of the sweep)"),
     "export": (write_experiment, "file to write (default: config/experiment/<name of the sweep>_best.yaml)"),
 }
-COMMANDS = {"wandb": print_for_wandb} | {name: partial(show_sweep, name) for name in (*PAGES, *WRITERS)}
+COMMANDS = {name: partial(show_sweep, name) for name in (*PAGES, *WRITERS)}
 
 
 def main() -> int:

@@ -27,7 +27,6 @@ The same command goes on after a stop. Typed in a second terminal, it joins.
   python sweep.py best lr_arch         the command line of the best
   python sweep.py plot lr_arch         plots.html and pictures         (-o names a folder for them)
   python sweep.py export lr_arch       the best as config/experiment/lr_arch_best.yaml       (-o names another file)
-  python sweep.py wandb sweep=lr_arch  print the same as a sweep of Weights & Biases; overrides as in a new sweep
 
 Keys of the sweep begin with sweep. and stand below. All other keys are those of pretrain.py.
 """

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
 import sweep as program
 from search import launchers
@@ -26,6 +27,7 @@ from search.workload import Workload
 from tests import runs
 from tests.forked_runs import fork_runs
 from tests.runs import REPOSITORY
+from utils.command_line import CommandLine, read_config
 from utils.errors import UserError
 
 COMMON = [
@@ -414,6 +416,15 @@ def test_without_its_extra_a_program_shows_its_help(
         out, err = capsys.readouterr()
         assert err == ("" if status == 0 else f"error: {expected}\n")
         assert shown in out if status == 0 else out == ""
+
+
+def test_pretrain_reads_what_an_agent_of_wandb_types() -> None:
+    values = {"lr": 1e-05, "arch": "trm", "arch.L_cycles": 2, "ema": True, "grad_clip": None, "wandb.tags": ["a", "b"]}
+    arguments = create_sweep_command_args({"args": {key: {"value": value} for key, value in values.items()}})["args"]
+    assert "--ema=True" in arguments
+    typed = CommandLine.parse(["experiment=demo", *arguments], "pretrain", "")
+    equal = ["experiment=demo", "lr=1e-5", "arch=trm", "arch.L_cycles=2", "ema=true", "grad_clip=null"]
+    assert read_config("pretrain", typed.overrides) == read_config("pretrain", [*equal, "wandb.tags=[a,b]"])
 
 
 YAML_OF_THE_PAGE = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "docs/sweeps.md").read_text(), flags=re.DOTALL)
