@@ -76,11 +76,11 @@ def command_lines(found: Sweep) -> str:
     launcher, points = build_launcher(found.config.launcher), dry_points(found)
     lines = [
         launcher.shown(found.arguments(number, point, seed))
-        for number, point in enumerate(points.known)
+        for number, point in enumerate(points)
         for seed in found.config.seeds
     ]
-    if points.num_unknown:
-        lines.append(f"# {num_of(points.num_unknown, 'more trial')} will depend on the results of these")
+    if num_unknown := found.num_trials - len(points):
+        lines.append(f"# {num_of(num_unknown, 'more trial')} will depend on the results of these")
     return "\n".join(lines)
 
 

@@ -217,15 +217,8 @@ def measured(sweep: Sweep, best: Best) -> str:
 
 def finished_page(study: Study, *, done: bool) -> str:
     """Return what a process prints when it leaves a sweep."""
-    trials = study.trials()
-    others = sum(trial.state == TrialState.RUNNING for trial in trials)
-    best = best_of(study.sweep, trials)
-    lines: list[str] = []
-    if not done:
-        lines.append(f"{study.sweep.path} is not done; the same command goes on with it")
-    elif others:
-        lines.append(f"other processes still run {num_of(others, 'trial')} of {study.sweep.path}")
-    if best is None:
+    lines = [] if done else [f"{study.sweep.path} is not done; the same command goes on with it"]
+    if best_of(study.sweep, study.trials()) is None:
         command = for_shell([*command_words("hrm-sweep"), "status", str(study.sweep.path)])
         return "\n".join([*lines, f"no trial of {study.sweep.path} has a value; {command}"])
     return "\n".join([*lines, best_page(study)])

@@ -104,7 +104,7 @@ class Workload:
         if sweep.config.sampler.name == "grid":
             points = [point for _, point in sweep.space.grid() if point not in finished][:num_left]
         else:
-            points = [point for point in dry_points(sweep).known if point not in finished]
+            points = [point for point in dry_points(sweep) if point not in finished]
             points = points[: min(num_left, _MOST_DRAWN)]
         found: dict[str, Size] = {}
         mistakes: list[str] = []
