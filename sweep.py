@@ -45,7 +45,7 @@ def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
         return found
     check_sweep(found)
     if dry_run:
-        announce(found, lambda: False)
+        announce(found)
         return command_lines(found)
     return run_sweep(found)
 
@@ -89,7 +89,7 @@ def run_sweep(found: Sweep) -> tuple[str, int]:
     with StopSignal() as stop, open_study(found, create=True) as study:
         found.write()
         study.begin()
-        announce(found, stop.requested, study.trials())
+        announce(found, study.trials())
         done = Driver(found, study, build_launcher(found.config.launcher), stop).run()
         has_value = best_of(found, study.trials()) is not None
         return finished_page(study, done=done), 0 if has_value or not done else 1

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from search import study as attributes
 from search.check import check_point
-from search.launchers import Job, Launcher, Start
+from search.jobs import Job, Launcher, Start
 from search.progress import Progress
 from search.report import best_of, num_of
 from search.space import shown_point
@@ -51,6 +51,7 @@ class Attempt:
         """Return the exit status, or None while it goes on. Kill it if it stops too late."""
         if self.stop_by is not None and time.monotonic() > self.stop_by:
             self.job.kill()
+            self.stop_by = math.inf
         return self.job.poll()
 
 

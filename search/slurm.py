@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from search.config import LauncherConfig
-from search.launchers import Start, shown
+from search.jobs import Start, shown
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
 from utils.processes import ending_with_parent
@@ -131,7 +131,6 @@ class SlurmJob:
         self._job: Any = Submitted(_folder_of(log), number)
         self._status: int | None = None
         self._gone_at: float | None = None  # when Slurm said that the job has ended
-        self._is_killed = False
 
     def poll(self) -> int | None:
         if self._status is None:
@@ -151,9 +150,7 @@ class SlurmJob:
         _scancel("--signal=TERM", self._number)
 
     def kill(self) -> None:
-        if not self._is_killed:
-            self._is_killed = True
-            _scancel(self._number)
+        _scancel(self._number)
 
     def _result(self) -> int:
         from submitit.core.utils import FailedJobError, UncompletedJobError
@@ -224,16 +221,18 @@ class Run:
 
 
 class _Queue:
-    """What Slurm says of all jobs of this user, which it is asked now and then."""
+    """What Slurm says of all jobs of this user, which it is asked now and then.
+
+    submitit's own watcher asks `sacct`, which needs accounting, and takes no answer for no job.
+    """
 
     def __init__(self) -> None:
-        self._states: dict[str, str] | None = None
+        self._states: dict[str, str] = {}
         self._ask_at = 0.0
 
     def add(self, number: str) -> None:
         """Note a job that was submitted after Slurm was asked."""
-        if self._states is not None:
-            self._states[number] = "PENDING"
+        self._states[number] = "PENDING"
 
     def has(self, number: str) -> bool:
         """Return whether a job waits or runs."""
@@ -242,27 +241,24 @@ class _Queue:
     def state(self, number: str) -> str:
         """Return Slurm's word for the state of a job. UNKNOWN if the job ended long ago.
 
+        Without an answer, what Slurm said before still counts.
+
         Raises:
             UserError: Slurm has not answered yet.
         """
         if time.monotonic() >= self._ask_at:
-            self._ask()
-        assert self._states is not None
+            words = ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i %T"]
+            try:
+                asked = subprocess.run(
+                    words, capture_output=True, check=True, encoding="utf-8", timeout=_ANSWERS_WITHIN_S
+                )
+                self._states = dict(line.split(maxsplit=1) for line in asked.stdout.splitlines())
+            except subprocess.SubprocessError as error:
+                if self._ask_at == 0:
+                    reason = (getattr(error, "stderr", None) or str(error)).strip()
+                    raise UserError(f"squeue fails ({reason}); see whether Slurm runs") from error
+            self._ask_at = time.monotonic() + _ASK_EVERY_S
         return self._states.get(number, "UNKNOWN")
-
-    def _ask(self) -> None:
-        """Read the states of the jobs. Without an answer, what Slurm said before still counts."""
-        words = ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i %T"]
-        try:
-            asked = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=_ANSWERS_WITHIN_S)
-            failure = asked.stderr.strip() if asked.returncode else None
-        except subprocess.TimeoutExpired:
-            failure = f"no answer in {_ANSWERS_WITHIN_S:.0f} s"
-        self._ask_at = time.monotonic() + _ASK_EVERY_S
-        if failure is None:
-            self._states = dict(line.split(maxsplit=1) for line in asked.stdout.splitlines())
-        elif self._states is None:
-            raise UserError(f"squeue fails ({failure}); see whether Slurm runs")
 
 
 def _require_slurm() -> None:

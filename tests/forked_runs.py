@@ -25,7 +25,7 @@ def fork_runs(poll_s: float = 0.02) -> None:
     from search.workload import Workload
 
     driver._POLL_S = poll_s
-    Workload.time_steps = lambda self, stopped: None  # type: ignore[method-assign]  # which is a program, too
+    Workload.time_steps = lambda self: None  # type: ignore[method-assign]  # which is a program, too
     streams = {name: getattr(subprocess, name) for name in ("DEVNULL", "STDOUT")}
     launchers.subprocess = SimpleNamespace(Popen=ForkedRun, **streams)  # type: ignore[assignment,attr-defined]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from search.launchers import Start
+from search.jobs import Start
 from search.sweep import Sweep
 from utils.run.launched import Launched
 from utils.run.lock import is_locked

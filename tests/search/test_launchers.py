@@ -9,7 +9,8 @@ import pytest
 
 from search import launchers
 from search.config import LauncherConfig
-from search.launchers import Job, Launcher, Start, build_launcher
+from search.jobs import Job, Launcher, Start
+from search.launchers import build_launcher
 
 # Takes the place of pretrain.py: it notes its surroundings and waits for SIGTERM.
 PROGRAM = """
