@@ -4,7 +4,6 @@ python sweep.py sweep=lr_arch
 """
 
 import sys
-from functools import partial
 from importlib.util import find_spec
 
 from search.config import USAGE
@@ -24,7 +23,6 @@ from search.study import dry_points, open_study
 from search.sweep import Sweep
 from search.workload import announce
 from utils.arguments import Parser, check_at_least, typed_path
-from utils.errors import UserError
 from utils.run.stop import StopSignal
 from utils.shell import run_command
 
@@ -34,13 +32,11 @@ NAMED = "its name in checkpoints/sweeps, or its folder"
 def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
     """Run a sweep, or show one."""
     typed = sys.argv[1:] if argv is None else argv
-    dry_run, typed = "--dry-run" in typed, [each for each in typed if each != "--dry-run"]
     name = typed[0] if typed else ""
-    if name in COMMANDS:
-        if dry_run:
-            raise UserError(f"--dry-run shows what a sweep would start, and {name} starts nothing; leave it out")
-        return COMMANDS[name](typed[1:])
-    found = read_again(typed[1:]) if name == "again" else read_new(typed)
+    if name in PAGES or name in WRITERS:
+        return show_sweep(name, typed[1:])
+    dry_run, typed = "--dry-run" in typed, [each for each in typed if each != "--dry-run"]
+    found = read_again(typed[1:]) if typed[:1] == ["again"] else read_new(typed)
     if isinstance(found, str):
         return found
     check_sweep(found)
@@ -95,14 +91,6 @@ def run_sweep(found: Sweep) -> tuple[str, int]:
         return finished_page(study, done=done), 0 if has_value or not done else 1
 
 
-def print_for_wandb(argv: list[str]) -> str:
-    """Return a new sweep as a sweep of Weights & Biases."""
-    found = read_new(argv)
-    if isinstance(found, str):
-        return found
-    check_sweep(found)
-
-
 def show_sweep(page: str, argv: list[str]) -> str:
     """Return a page about a sweep that has begun, or write files and return their names."""
     parser = Parser(f"sweep.py {page}", "Show a sweep that has begun.", path_keys=("sweep",))
@@ -119,7 +107,6 @@ WRITERS = {
     "plot": (write_plots, "folder of plots.html and the pictures (default: that of the sweep)"),
     "export": (write_experiment, "file to write (default: config/experiment/<name of the sweep>_best.yaml)"),
 }
-COMMANDS = {name: partial(show_sweep, name) for name in (*PAGES, *WRITERS)}
 
 
 def main() -> int:

@@ -37,6 +37,11 @@ Value: TypeAlias = bool | int | float | str | None
 OWN_KEYS = ("checkpoint_path", "resume", "run_name")
 
 
+def key_of(override: str) -> str:
+    """Return the key of an override as it is typed."""
+    return override.lstrip("+").partition("=")[0]
+
+
 def _as_entries(given: Any) -> Any:
     """Return what stands under a parameter as a list of entries.
 
@@ -240,7 +245,7 @@ class SweepConfig(StrictModel):
 
     @model_validator(mode="after")
     def _keys_are_free(self) -> "SweepConfig":
-        fixed = [override.lstrip("+").split("=")[0] for override in self.overrides]
+        fixed = [*map(key_of, self.overrides)]
         for key in (*fixed, *self.parameters):
             if key in (*OWN_KEYS, "seed"):
                 reason = "give sweep.seeds instead" if key == "seed" else f"sweep.py gives every run its own {key}"

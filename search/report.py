@@ -103,8 +103,9 @@ def status_page(study: Study) -> str:
 
     def place(trial: FrozenTrial) -> tuple[int, float, int]:
         value = _value_of(trial)
-        has_value = value is not None and not math.isnan(value)  # comparing with NaN would leave any order
-        return order.index(trial.state), sign * value if has_value else math.inf, trial.number
+        if value is None or math.isnan(value):  # comparing with NaN would leave any order
+            value = sign * math.inf
+        return order.index(trial.state), sign * value, trial.number
 
     rows = [_row(sweep, trial, keys, best) for trial in sorted(trials, key=place)]
     lines = _table(["", "trial", "state", sweep.config.metric, "step", "time", *keys], rows)

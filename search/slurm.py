@@ -59,21 +59,22 @@ class SlurmLauncher:
             UserError: Slurm refuses them, or there is no Slurm or no submitit here.
         """
         _require_slurm()
-        found = {start.log: self._noted(start.log) for start in starts}
-        new = [start for start in starts if found[start.log] is None]
+        numbers = {start.log: self._noted(start.log) for start in starts}
+        new = [start for start in starts if numbers[start.log] is None]
         for start, number in zip(new, self._submit(new) if new else [], strict=True):
             with file_errors():
                 write_atomically(_note_of(start.log), f"{number}\n")
-            found[start.log] = number
+            numbers[start.log] = number
             self._queue.add(number)
-        return [SlurmJob(number, log, self._queue) for log, number in found.items() if number is not None]
+        return [SlurmJob(str(number), log, self._queue) for log, number in numbers.items()]
 
     def shown(self, arguments: list[str]) -> str:
-        return shown(self._config, ["srun", *self._sizes(), *command_words("hrm-train"), *arguments])
-
-    def _sizes(self) -> list[str]:
-        options = [f"--ntasks={self._config.ranks}"] if self._config.ranks > 1 else []
-        return [*options, f"--cpus-per-task={self._config.threads}", *map(_typed, (self._config.slurm or {}).items())]
+        config = self._config
+        words = [f"--ntasks={config.ranks}"] if config.ranks > 1 else []
+        words.append(f"--cpus-per-task={config.threads}")
+        for name, value in (config.slurm or {}).items():
+            words.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}"))
+        return shown(config, ["srun", *words, *command_words("hrm-train"), *arguments])
 
     def _noted(self, log: Path) -> str | None:
         """Return the number of the job that was submitted for a run and has not ended yet."""
@@ -298,12 +299,6 @@ def _as_child() -> Callable[[], None]:
             end_with_parent()
 
     return begin
-
-
-def _typed(option: tuple[str, object]) -> str:
-    """Return an option as it is typed behind srun or sbatch."""
-    name, value = option
-    return f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
 
 
 def _note_of(log: Path) -> Path:

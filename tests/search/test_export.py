@@ -153,7 +153,6 @@ def test_the_commands(tmp_path: Path) -> None:
     ]
     best = main(["best", str(sweep.path)])
     assert isinstance(best, str) and best.splitlines()[-1].endswith("pretrain.py lr=0.001 seed=0")
-    with pytest.raises(UserError, match="status starts nothing"):
-        main(["--dry-run", "status", str(sweep.path)])
-    with pytest.raises(UserError, match="unrecognized arguments: -o"):
-        main(["status", str(sweep.path), "-o", "x"])
+    for option in (["--dry-run"], ["-o", "x"]):
+        with pytest.raises(UserError, match=f"unrecognized arguments: {option[0]}"):
+            main(["status", str(sweep.path), *option])

@@ -50,7 +50,7 @@ def test_a_sweep_with_pruned_trials_and_a_condition(tmp_path: Path, direction: s
     text, pictures = _written(study, tmp_path / "deep" / "er")
     assert pictures == PNGS and (tmp_path / "deep/er/plots.html").exists()
     best = max if direction == "maximize" else min
-    value = best(trial.value for trial in study.trials() if trial.state == TrialState.COMPLETE)
+    value = best(trial.value or 0 for trial in study.trials() if trial.state == TrialState.COMPLETE)
     assert f"40 trials; the best of exact_accuracy: {value:.4f}" in text
     assert "<i>" not in text and "&lt;i&gt;mine" in text
     shares = optuna.importance.get_param_importances(study_of_keys(study))

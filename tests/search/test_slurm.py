@@ -123,7 +123,6 @@ def test_a_stop_takes_a_waiting_job_away_and_signals_a_running_one(folder: Path)
     (job,) = build_launcher(_config()).start(_starts(folder, 1))
     job.stop()
     job.kill()
-    job.kill()
     assert (folder / "scancel").read_text().splitlines() == [
         "--quiet --state=PENDING 77",
         "--quiet --signal=TERM 77",
