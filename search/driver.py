@@ -15,7 +15,7 @@ from search.jobs import Job, Launcher, Start
 from search.progress import Progress
 from search.report import best_of, num_of
 from search.space import shown_point
-from search.study import HEARTBEAT_S, Claim, Study
+from search.study import Claim, Study
 from search.sweep import Sweep
 from utils.errors import UserError
 from utils.files import file_errors
@@ -116,12 +116,18 @@ class Driver:
         """
         with file_errors():
             (self._sweep.path / "logs").mkdir(exist_ok=True)
+        told_elsewhere = False
         try:
             while not self._stop.requested() and time.monotonic() < self._ends:
                 self._keep()
                 self._start_runs()
-                if not self._trials and not any(each.state == TrialState.RUNNING for each in self._study.trials()):
-                    return True
+                if not self._trials:
+                    num_elsewhere = sum(each.state == TrialState.RUNNING for each in self._study.trials())
+                    if num_elsewhere == 0:
+                        return True
+                    if not told_elsewhere:
+                        self._progress.say(f"waiting for {num_of(num_elsewhere, 'trial')} of other processes")
+                        told_elsewhere = True
                 for trial in [*self._trials]:
                     try:
                         self._follow(trial)
@@ -149,8 +155,7 @@ class Driver:
             if (run := next(runs, None)) is not None:
                 starting.append(run)
                 continue
-            waits = self._trials and time.monotonic() < self._claim_at
-            if waits or (claim := self._study.claim(self._stop)) is None:
+            if time.monotonic() < self._claim_at or (claim := self._study.claim(self._stop)) is None:
                 self._claim_at = max(self._claim_at, time.monotonic() + _CLAIM_EVERY_S)
                 break
             self._begin(claim)
@@ -164,7 +169,7 @@ class Driver:
     def _keep(self) -> None:
         """Record the heartbeat of the trials that go on here, and show those of all processes."""
         if time.monotonic() >= self._keep_at:
-            self._keep_at = time.monotonic() + HEARTBEAT_S
+            self._keep_at = time.monotonic() + attributes.HEARTBEAT_S
             self._study.keep(trial.claim for trial in self._trials)
             self._progress.show(self._study.trials(), best_of(self._sweep, self._study.trials()))
 

@@ -24,7 +24,7 @@ def fork_runs(poll_s: float = 0.02) -> None:
     from search import driver, launchers, study
     from search.workload import Workload
 
-    driver._POLL_S, driver.HEARTBEAT_S, study.SILENT_S = poll_s, 1, 20
+    driver._POLL_S, study.HEARTBEAT_S, study.SILENT_S = poll_s, 1, 20
     Workload.time_steps = lambda self: None  # type: ignore[method-assign]  # which is a program, too
     streams = {name: getattr(subprocess, name) for name in ("DEVNULL", "STDOUT")}
     launchers.subprocess = SimpleNamespace(Popen=ForkedRun, **streams)  # type: ignore[assignment,attr-defined]

@@ -101,15 +101,6 @@ def _fails(times: int, at_step: int = 2) -> Curve:
     return curve
 
 
-def test_a_failed_run_is_tried_once_more(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
-    launcher = FakeLauncher(_fails(1))
-    assert _run(sweep, launcher)
-    assert launcher.started == ["trial_0000", "trial_0000", "trial_0001"]
-    assert _states(sweep) == [COMPLETE, COMPLETE]
-    assert "trial 0: failed, trying it once more (the ceiling fell down)" in capsys.readouterr().err
-
-
 def test_a_trial_that_fails_twice_is_recorded_with_its_error(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,8 @@ _DEPTH = "arch.depth_curriculum=[{until:0.5,H_cycles:1,L_cycles:1}]"
 CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "defaults": ([], {"lr": 1e-4}),
     "one key": ([], {"lr": 3.0123456789012345e-05}),
+    "a key that others follow": ([], {"arch.hidden_size": 64}),
+    "the names of a run": (["wandb.group=mine"], {"lr": 1e-3}),
     "arch and optim": ([], {"arch": "trm_mlp", "optim": "muon", "optim.muon_lr": 0.03, "arch.L_cycles": 3}),
     "an experiment": (["experiment=trm_sudoku_6x6", "max_steps=7"], {"lr": 1e-3, "arch.H_cycles": 1}),
     "another arch for an experiment": (["experiment=trm_sudoku_6x6"], {"arch": "hrm", "arch.L_layers": 2}),
@@ -48,24 +50,13 @@ def test_it_is_the_command_line_of_the_best(tmp_path: Path, case: str) -> None:
     sweep = read_sweep(tmp_path, overrides=overrides, parameters={key: [value] for key, value in point.items()})
     study = finished(sweep, [Ended(point, (0.5,))])
     config, own, _ = _exported(study, tmp_path / "best.yaml")
-    assert config == read_config("pretrain", sweep.overrides(point, 0))
+    run = [each for each in sweep.overrides(point, 0) if not each.startswith("wandb.group=")]
+    assert config == read_config("pretrain", run)
     groups = [pair for entry in own.pop("defaults", []) for pair in entry.items()]
     defaults = [f"{key.removeprefix('override /')}={choice}" for key, choice in groups]
     base = OmegaConf.create(read_config("pretrain", defaults))
     same = [key for key, value in flatten(own) if OmegaConf.select(base, key) == value]
     assert same == []
-
-
-def test_a_value_that_follows_from_another_key_still_follows(tmp_path: Path) -> None:
-    sweep = read_sweep(tmp_path, parameters={"arch.hidden_size": [64]})
-    _, own, _ = _exported(finished(sweep, [Ended({"arch.hidden_size": 64}, (0.5,))]), tmp_path / "best.yaml")
-    assert own == {"arch": {"hidden_size": 64}}
-
-
-def test_names_of_the_run_and_the_seed_are_left_out(tmp_path: Path) -> None:
-    sweep = read_sweep(tmp_path, overrides=["wandb.group=mine"], seeds=[3, 4], parameters={"lr": [1e-3]})
-    config, own, _ = _exported(finished(sweep, [Ended({"lr": 1e-3}, (0.5, 0.6))]), tmp_path / "best.yaml")
-    assert own == {"lr": 1e-3} and config["seed"] == 0 and config["wandb"]["group"] is None
 
 
 def test_a_group_from_a_file(tmp_path: Path) -> None:
@@ -105,14 +96,6 @@ def test_the_default_file_is_an_experiment_of_the_checkout(tmp_path: Path, monke
     study = finished(read_sweep(tmp_path, name="lr+arch.x", parameters={"lr": [1e-3]}), [Ended({"lr": 1e-3}, (0.5,))])
     path, command = write_experiment(study, None).splitlines()
     assert path == str(folder / "lr_arch_x_best.yaml") and command.endswith("experiment=lr_arch_x_best")
-
-
-def test_a_name_that_hydra_would_not_find_stays_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("search.export.EXPERIMENTS", tmp_path)
-    study = finished(read_sweep(tmp_path, parameters={"lr": [1e-3]}), [Ended({"lr": 1e-3}, (0.5,))])
-    command = write_experiment(study, tmp_path / "x.yml").splitlines()[1]
-    assert command.endswith(f"experiment={tmp_path}/x.yml")
-    assert read_config("pretrain", [f"experiment={tmp_path}/x.yml"])["lr"] == 1e-3
 
 
 def test_mistakes(tmp_path: Path) -> None:

@@ -152,11 +152,6 @@ def test_the_best_has_its_folders_and_its_command(tmp_path: Path) -> None:
     assert words == ["OMP_NUM_THREADS=1", "python", "pretrain.py", "data_path=a b", "lr=0.1", "seed=3"]
 
 
-def test_the_command_of_several_ranks(tmp_path: Path) -> None:
-    _, _, words = _best_page(tmp_path, launcher={"name": "torchrun", "ranks": 2})
-    assert words[1:6] == ["torchrun", "--standalone", "--nproc-per-node", "2", "pretrain.py"]
-
-
 def test_in_another_folder_the_command_says_where_the_data_are(tmp_path: Path) -> None:
     _, _, words = _best_page(tmp_path)
     run = tmp_path / "sweep" / "trial_0000_seed_3"

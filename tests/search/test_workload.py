@@ -99,9 +99,3 @@ def test_a_process_of_its_own_times_the_steps(data: Path, tmp_path: Path) -> Non
     work = Workload.of(sweep_of(data, tmp_path / "s", "arch=hrm,trm", STEPS))
     work.time_steps()
     assert all(size.step_s is not None and size.step_s > 0 for size in work.sizes)
-
-
-def test_the_keys_that_a_recipe_loses_are_named_once(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "experiment=demo", "arch=se_mixer,urm", "lr=1e-3,2e-3")
-    notes = [line for line in Workload.of(sweep).lines() if "arch.backprop" in line]
-    assert len(notes) == 1
