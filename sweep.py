@@ -4,7 +4,6 @@ python sweep.py sweep=lr_arch
 """
 
 import sys
-from functools import partial
 from importlib.util import find_spec
 
 from search.config import USAGE
@@ -22,10 +21,8 @@ from search.plots import write_plots
 from search.report import best_of, best_page, finished_page, num_of, status_page
 from search.study import dry_points, open_study
 from search.sweep import Sweep
-from search.wandb import wandb_page
 from search.workload import announce
 from utils.arguments import Parser, check_at_least, typed_path
-from utils.errors import UserError
 from utils.run.stop import StopSignal
 from utils.shell import run_command
 
@@ -35,18 +32,16 @@ NAMED = "its name in checkpoints/sweeps, or its folder"
 def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
     """Run a sweep, or show one."""
     typed = sys.argv[1:] if argv is None else argv
-    dry_run, typed = "--dry-run" in typed, [each for each in typed if each != "--dry-run"]
     name = typed[0] if typed else ""
-    if name in COMMANDS:
-        if dry_run:
-            raise UserError(f"--dry-run shows what a sweep would start, and {name} starts nothing; leave it out")
-        return COMMANDS[name](typed[1:])
-    found = read_again(typed[1:]) if name == "again" else read_new(typed)
+    if name in PAGES or name in WRITERS:
+        return show_sweep(name, typed[1:])
+    dry_run, typed = "--dry-run" in typed, [each for each in typed if each != "--dry-run"]
+    found = read_again(typed[1:]) if typed[:1] == ["again"] else read_new(typed)
     if isinstance(found, str):
         return found
     check_sweep(found)
     if dry_run:
-        announce(found, lambda: False)
+        announce(found)
         return command_lines(found)
     return run_sweep(found)
 
@@ -77,11 +72,11 @@ def command_lines(found: Sweep) -> str:
     launcher, points = build_launcher(found.config.launcher), dry_points(found)
     lines = [
         launcher.shown(found.arguments(number, point, seed))
-        for number, point in enumerate(points.known)
+        for number, point in enumerate(points)
         for seed in found.config.seeds
     ]
-    if points.num_unknown:
-        lines.append(f"# {num_of(points.num_unknown, 'more trial')} will depend on the results of these")
+    if num_unknown := found.num_trials - len(points):
+        lines.append(f"# {num_of(num_unknown, 'more trial')} will depend on the results of these")
     return "\n".join(lines)
 
 
@@ -90,19 +85,10 @@ def run_sweep(found: Sweep) -> tuple[str, int]:
     with StopSignal() as stop, open_study(found, create=True) as study:
         found.write()
         study.begin()
-        announce(found, stop.requested, study.trials())
+        announce(found, study.trials())
         done = Driver(found, study, build_launcher(found.config.launcher), stop).run()
         has_value = best_of(found, study.trials()) is not None
         return finished_page(study, done=done), 0 if has_value or not done else 1
-
-
-def print_for_wandb(argv: list[str]) -> str:
-    """Return a new sweep as a sweep of Weights & Biases."""
-    found = read_new(argv)
-    if isinstance(found, str):
-        return found
-    check_sweep(found)
-    return wandb_page(found)
 
 
 def show_sweep(page: str, argv: list[str]) -> str:
@@ -121,7 +107,6 @@ WRITERS = {
     "plot": (write_plots, "folder of plots.html and the pictures (default: that of the sweep)"),
     "export": (write_experiment, "file to write (default: config/experiment/<name of the sweep>_best.yaml)"),
 }
-COMMANDS = {"wandb": print_for_wandb} | {name: partial(show_sweep, name) for name in (*PAGES, *WRITERS)}
 
 
 def main() -> int:

@@ -27,7 +27,6 @@ The same command goes on after a stop. Typed in a second terminal, it joins.
   python sweep.py best lr_arch         the command line of the best
   python sweep.py plot lr_arch         plots.html and pictures         (-o names a folder for them)
   python sweep.py export lr_arch       the best as config/experiment/lr_arch_best.yaml       (-o names another file)
-  python sweep.py wandb sweep=lr_arch  print the same as a sweep of Weights & Biases; overrides as in a new sweep
 
 Keys of the sweep begin with sweep. and stand below. All other keys are those of pretrain.py.
 """
@@ -36,6 +35,11 @@ Value: TypeAlias = bool | int | float | str | None
 
 # Keys of a run that sweep.py sets itself.
 OWN_KEYS = ("checkpoint_path", "resume", "run_name")
+
+
+def key_of(override: str) -> str:
+    """Return the key of an override as it is typed."""
+    return override.lstrip("+").partition("=")[0]
 
 
 def _as_entries(given: Any) -> Any:
@@ -126,9 +130,8 @@ class SamplerConfig(StrictModel):
     startup_trials: Int | None = Field(ge=1)
 
     @model_validator(mode="after")
-    def _startup_is_for_tpe(self) -> "SamplerConfig":
-        if self.startup_trials is not None and self.name != "tpe":
-            raise ValueError(f"startup_trials is for the sampler tpe, not for {self.name}; leave it out")
+    def _options_fit(self) -> "SamplerConfig":
+        _require_user(self, {"startup_trials": ("tpe",)})
         return self
 
 
@@ -140,24 +143,24 @@ class PrunerConfig(StrictModel):
 
     @model_validator(mode="after")
     def _options_fit(self) -> "PrunerConfig":
-        users = {
-            "warmup_steps": ("median", "successive_halving"),
-            "startup_trials": ("median",),
-            "reduction_factor": ("successive_halving",),
-        }
-        for option, names in users.items():
-            if getattr(self, option) is not None and self.name not in names:
-                raise ValueError(f"{option} is for the pruner {' and '.join(names)}, not for {self.name}; leave it out")
+        both = ("median", "successive_halving")
+        _require_user(self, {"warmup_steps": both, "startup_trials": both[:1], "reduction_factor": both[1:]})
         if self.name == "successive_halving" and self.warmup_steps == 0:
             raise ValueError("warmup_steps is 0, but the first rung of successive_halving is at step 1 or later")
         return self
 
 
+def _require_user(config: SamplerConfig | PrunerConfig, users: dict[str, tuple[str, ...]]) -> None:
+    """Check that options are given only with the names that use them."""
+    for option, names in users.items():
+        if getattr(config, option) is not None and config.name not in names:
+            raise ValueError(f"{option} is for {' and '.join(names)}, not for {config.name}; leave it out")
+
+
 # Options of sbatch that follow from other keys of the launcher, or that it needs for itself.
 _TAKEN_OPTIONS = {
-    **dict.fromkeys(("ntasks", "ntasks-per-node", "n"), "launcher.ranks"),
-    **dict.fromkeys(("cpus-per-task", "c"), "launcher.threads"),
-    **dict.fromkeys(("array", "output", "error", "open-mode", "job-name", "signal", "chdir", "wrap"), ""),
+    *("ntasks", "ntasks-per-node", "n", "cpus-per-task", "c", "array", "output", "error", "open-mode", "job-name"),
+    *("signal", "chdir", "wrap"),
 }
 
 
@@ -177,9 +180,8 @@ class LauncherConfig(StrictModel):
             return self
         options = self.slurm or {}
         for option in options:
-            if (instead := _TAKEN_OPTIONS.get(option.replace("_", "-"))) is not None:
-                advice = f"give {instead} instead" if instead else "leave it out"
-                raise ValueError(f"slurm.{option}: the launcher sets it itself; {advice}")
+            if option.replace("_", "-") in _TAKEN_OPTIONS:
+                raise ValueError(f"slurm.{option}: it follows from launcher.ranks and launcher.threads; leave it out")
         time, nodes = options.get("time"), options.get("nodes", 1)
         if type(time) is not int or time < 1:
             raise ValueError(f"slurm.time is {time}; give the time limit of a job in minutes, such as 120")
@@ -234,16 +236,6 @@ class SweepConfig(StrictModel):
             )
         return storage
 
-    @field_validator("overrides")
-    @classmethod
-    def _own_keys_are_left_out(cls, overrides: list[str]) -> list[str]:
-        for override in overrides:
-            key = override.lstrip("+").split("=")[0]
-            if key in (*OWN_KEYS, "seed"):
-                reason = "give sweep.seeds instead" if key == "seed" else f"sweep.py gives every run its own {key}"
-                raise ValueError(f"{override!r}: {reason}; leave it out")
-        return overrides
-
     @field_validator("seeds")
     @classmethod
     def _seeds_differ(cls, seeds: list[int]) -> list[int]:
@@ -252,14 +244,14 @@ class SweepConfig(StrictModel):
         return seeds
 
     @model_validator(mode="after")
-    def _parameters_are_free(self) -> "SweepConfig":
-        for key in self.parameters:
-            if key in OWN_KEYS:
-                raise ValueError(f"parameters.{key}: sweep.py gives every run its own; leave it out")
-            if any(override.lstrip("+").split("=")[0] == key for override in self.overrides):
+    def _keys_are_free(self) -> "SweepConfig":
+        fixed = [*map(key_of, self.overrides)]
+        for key in (*fixed, *self.parameters):
+            if key in (*OWN_KEYS, "seed"):
+                reason = "give sweep.seeds instead" if key == "seed" else f"sweep.py gives every run its own {key}"
+                raise ValueError(f"{key} stands in overrides or parameters; leave it out: {reason}")
+            if key in fixed and key in self.parameters:
                 raise ValueError(f"parameters.{key} is searched, and overrides set it too; leave it out of one of them")
-            if key == "seed":
-                raise ValueError("parameters.seed: give sweep.seeds instead; a trial's value is the mean over them")
         return self
 
     @model_validator(mode="after")
@@ -285,23 +277,15 @@ class SweepConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _points_are_all_there_is(self) -> "SweepConfig":
+    def _the_sampler_fits(self) -> "SweepConfig":
         if self.points and self.parameters:
-            raise ValueError(
-                f"points and parameters ({', '.join(self.parameters)}) exclude each other; give one of them"
-            )
+            keys = ", ".join(self.parameters)
+            raise ValueError(f"points and parameters ({keys}) exclude each other; give one of them")
         if self.points and self.sampler.name != "grid":
-            raise ValueError(
-                f"points are taken one after the other; give sweep.sampler.name=grid, not {self.sampler.name}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_grid_is_finite(self) -> "SweepConfig":
-        if self.sampler.name == "grid":
-            for key, entries in self.parameters.items():
-                if any(entry.listed() is None for entry in entries):
-                    raise ValueError(f"parameters.{key} has infinitely many values; give num, how many of them to try")
+            raise ValueError(f"points need sweep.sampler.name=grid, not {self.sampler.name}")
+        for key, entries in self.parameters.items():
+            if self.sampler.name == "grid" and any(entry.listed() is None for entry in entries):
+                raise ValueError(f"parameters.{key} has infinitely many values; give num, how many of them to try")
         return self
 
 

@@ -1,27 +1,55 @@
-"""Draw what a sweep has found: pictures with matplotlib, and one page with plotly."""
+"""Draw what a sweep has found with Optuna's figures, on a page and as pictures."""
 
 import html
-from dataclasses import dataclass
-from itertools import pairwise
+import warnings
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from optuna.trial import TrialState
+import optuna
+from optuna import visualization
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from search.figures import Axis, Figures, figures_of
-from search.report import broken, num_of, require_trials
+from search.config import Value
+from search.report import best_of, num_of, require_trials
 from search.study import Study
+from search.sweep import Sweep
 from utils.drawing import plotly, pyplot, save_figure
 from utils.files import file_errors, refuse_links, write_atomically
-from viewer.curve_pictures import COLOURS, Style, grid, html_figure, png_figure
+from utils.run.status import is_number
 
-_BEST, _OTHER, _BAR = "#d55e00", "#9aa0a8", "#0072b2"
-_NAMED = [colour for colour in COLOURS[:-1] if colour != _BEST]  # without grey and the colour of the best
-_COLOURS = "viridis"
-_MOST_COLUMNS = 4
-_GOLDEN = 0.618034
-_BETWEEN = 6  # pixels between the labels of two ticks
+# More numbers than this are shown on a line of numbers instead of one place for each.
+_MOST_PLACES = 8
+_LEAST_FOR_IMPORTANCE = 10  # complete trials
+_MOST_IN_LEGEND = 20  # trials
+# The name of the picture, the heading, what is drawn, and Optuna's function.
+_FIGURES = (
+    (
+        "importance",
+        "Importance of the parameters",
+        "How much each parameter decides whether a complete trial is among the best tenth (PED-ANOVA). The numbers are "
+        "rough; trust their order. The figure needs 10 complete trials, and two parameters with different values.",
+        "plot_param_importances",
+    ),
+    (
+        "parallel",
+        "Parallel coordinates",
+        "Each line is a complete trial, and its colour is the value. A trial that lacks a parameter stands at None.",
+        "plot_parallel_coordinate",
+    ),
+    (
+        "slices",
+        "Slices",
+        "Each panel shows the values of the complete trials over one parameter, without the trials that lack it.",
+        "plot_slice",
+    ),
+    (
+        "curves",
+        "Curves",
+        "The metric of the first seed of each trial over the training steps. watch.py --plot draws the means of seeds.",
+        "plot_intermediate_values",
+    ),
+)
+_PICTURE = {"figure.figsize": (9, 4.8), "savefig.bbox": "tight"}  # labels may reach beyond the axes
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -29,9 +57,6 @@ _PAGE = """<!DOCTYPE html>
 <title>{title}</title>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2em auto; padding: 0 1em; color: #24292f; }}
-h1, h2 {{ line-height: 1.2; }}
-h2 {{ margin-top: 2em; }}
-p {{ max-width: 48em; }}
 </style>
 </head>
 <body>
@@ -39,23 +64,6 @@ p {{ max-width: 48em; }}
 </body>
 </html>
 """
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page.
-
-    Attributes:
-        file: the name of its picture, without .png.
-        picture: a figure of matplotlib; None if there is nothing to draw.
-        figure: the same as a figure of plotly.
-    """
-
-    file: str
-    heading: str
-    text: str
-    picture: Any = None
-    figure: Any = None
 
 
 def write_plots(study: Study, folder: Path | None) -> str:
@@ -73,262 +81,92 @@ def write_plots(study: Study, folder: Path | None) -> str:
     """
     require_trials(study)
     plotly()  # first, because its requirements have matplotlib too
-    folder, figures, name = folder or study.sweep.path, figures_of(study), html.escape(study.sweep.name)
-    sections = [_importance(figures), *_over_axes(figures), _curves(figures)]
-    drawn = [section for section in sections if section.picture is not None]
-    body = [f"<h1>{name}</h1>", f"<p>{html.escape(_summary(figures))}</p>"]
-    # The logo would be a link.
-    options = {"full_html": False, "config": {"displaylogo": False, "responsive": True}}
-    for section in sections:
-        body += [f"<h2>{section.heading}</h2>", f"<p>{html.escape(section.text)}</p>"]
-        if section in drawn:
-            body.append(section.figure.to_html(include_plotlyjs=section is drawn[0], **options))
-    page, files = folder / "plots.html", [folder / f"{section.file}.png" for section in drawn]
+    plt = pyplot()
+    sweep, trials = study.sweep, study.trials()
+    drawn, folder, name = study_of_keys(study), folder or sweep.path, html.escape(sweep.name)
+    page, files = folder / "plots.html", list[Path]()
+    best = best_of(sweep, trials) or "none yet"
+    summary = f"{num_of(len(trials), 'trial')}; the best of {sweep.config.metric}: {best}"
+    body = [f"<h1>{name}</h1>", f"<p>{html.escape(summary)}</p>"]
     with file_errors():
         folder.mkdir(parents=True, exist_ok=True)
-        for section, file in zip(drawn, files, strict=True):
-            save_figure(section.picture, file)
+        # Optuna warns that its pictures are experimental, and of values that one trial alone has.
+        with warnings.catch_warnings(action="ignore"), plt.rc_context(_PICTURE):
+            for file, heading, text, function in _FIGURES:
+                body += [f"<h2>{heading}</h2>", f"<p>{text}</p>"]
+                if not _can_be_drawn(drawn, file):
+                    body.append("<p>There is nothing to draw yet.</p>")
+                    continue
+                named = {} if file == "curves" else {"target_name": sweep.config.metric}
+                figure = getattr(visualization, function)(drawn, **named).update_layout(title=None)
+                # The logo would be a link.
+                config = {"displaylogo": False, "responsive": True}
+                body.append(figure.to_html(include_plotlyjs=not files, full_html=False, config=config))
+                getattr(visualization.matplotlib, function)(drawn, **named)
+                if file == "curves" and len(trials) > _MOST_IN_LEGEND:
+                    plt.gca().get_legend().remove()
+                files.append(folder / f"{file}.png")
+                save_figure(plt.gcf(), files[-1])
         refuse_links([page])
         write_atomically(page, _PAGE.format(title=name, body="\n".join(body)))
     return "\n".join(map(str, [page, *files]))
 
 
-def _summary(figures: Figures) -> str:
-    trials = num_of(figures.num_trials, "trial")
-    if not figures.complete:
-        return f"{trials}, none of them with a value yet."
-    extreme = "highest" if figures.sweep.config.direction == "maximize" else "lowest"
-    best = figures.complete[0]
-    return (
-        f"{trials}, {len(figures.complete)} of them complete. The best is trial {best.number} with "
-        f"{figures.sweep.config.metric} {best.value:.4f}, the {extreme}."
-    )
+def _can_be_drawn(study: optuna.Study, file: str) -> bool:
+    trials = study.get_trials(deepcopy=False)
+    if file == "curves":
+        return any(trial.intermediate_values for trial in trials)
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    keys = {key for trial in complete for key in trial.params}
+    if file == "importance":
+        varied = [key for key in keys if len({repr(trial.params.get(key)) for trial in complete}) > 1]
+        return len(complete) >= _LEAST_FOR_IMPORTANCE and len(varied) > 1
+    return bool(keys)
 
 
-# ---- importance --------------------------------------------------------------------------------
+def study_of_keys(study: Study) -> optuna.Study:
+    """Return a study in memory whose parameters are the keys of the runs.
 
-
-def _importance(figures: Figures) -> Section:
-    file, heading, found = "importance", "Importance of the parameters", figures.importances
-    if found is None:
-        text = "This needs 10 complete trials whose values differ, and two parameters with different values."
-        return Section(file, heading, text)
-    text = (
-        f"How much each parameter decides whether a trial is among the best {found.num_best} of "
-        f"{found.num_complete + found.num_pruned} (PED-ANOVA). {found.num_complete} trials are complete; "
-        f"{found.num_pruned} were pruned and count as not among the best. The numbers are rough; trust their order."
-    )
-    names = [name if len(name) <= 40 else f"{name[:39]}…" for name in found.shares]
-    shares, places, title = [*found.shares.values()], range(len(names)), f"importance for {figures.metric}"
-    labels = [f"{share:.2f}" for share in shares]
-
-    picture, axis = pyplot().subplots(figsize=(7.0, 0.34 * len(names) + 1.1), constrained_layout=True)
-    axis.bar_label(axis.barh(places, shares, color=_BAR, height=0.65), labels, padding=3, fontsize=9)
-    axis.set_yticks(places, names, parse_math=False)
-    axis.invert_yaxis()
-    axis.set_xlim(0, 1.12 * max(shares))
-    axis.set_xlabel(title, parse_math=False)
-    _plain(axis)
-
-    graphs, _ = plotly()
-    figure = graphs.Figure(graphs.Bar(x=shares, y=[*places], orientation="h", marker_color=_BAR, text=labels))
-    figure.update_layout(template="plotly_white", height=28 * len(names) + 120, margin={"t": 40, "l": 10, "r": 20})
-    named = {"tickvals": [*places], "ticktext": [*map(html.escape, names)]}
-    figure.update_yaxes(autorange="reversed", automargin=True, **named)
-    figure.update_xaxes(title_text=html.escape(title))
-    return Section(file, heading, text, picture, figure)
-
-
-# ---- parallel coordinates and slices -----------------------------------------------------------
-
-
-def _over_axes(figures: Figures) -> list[Section]:
-    """Return the parallel coordinates and the slices of the complete trials."""
-    parallel, slices = ("parallel", "Parallel coordinates"), ("slices", "Slices")
-    if not (figures.complete and figures.axes):
-        nothing = "The sweep has no parameters." if figures.complete else "No trial has a value yet."
-        return [Section(*parallel, nothing), Section(*slices, nothing)]
-    which, num_others = num_of(len(figures.complete), "complete trial"), figures.num_trials - len(figures.complete)
-    if num_others:
-        which += f"; {num_others} more were pruned, failed or have not ended"
-    lacking = any(label == "not set" for axis in figures.axes for _, label in axis.ticks)
-    note = " Points at “not set” are trials whose other parameters leave this one out." if lacking else ""
-    lines = f"{which}. Each line is a trial, and its colour is the value.{note}"
-    panels = f"{which}. Each panel shows the values over one parameter.{note}"
-    return [
-        Section(*parallel, lines, _parallel_png(figures), _parallel_html(figures)),
-        Section(*slices, panels, _slices_png(figures), _slices_html(figures)),
-    ]
-
-
-def _parallel_png(figures: Figures) -> Any:
-    plt, axes = pyplot(), [*figures.axes, figures.value_axis]
-    figure, panel = plt.subplots(figsize=(1.35 * len(axes) + 1.0, 5.0), constrained_layout=True)
-    maximizes = figures.sweep.config.direction == "maximize"
-    colours = plt.get_cmap(_COLOURS if maximizes else f"{_COLOURS}_r")
-    heights_TA = np.stack([_between_0_and_1(axis, axis.place_T) for axis in axes], axis=1)
-    steps = np.linspace(0, 1, 30)
-    ease = 3 * steps**2 - 2 * steps**3  # lines that meet at a value part again as curves
-    xs = np.concatenate([place + steps for place in range(len(axes) - 1)])
-    for trial in reversed(range(len(figures.complete))):  # the best one lies on top
-        ends = zip(heights_TA[trial, :-1], heights_TA[trial, 1:], strict=True)
-        ys = np.concatenate([begin + (end - begin) * ease for begin, end in ends])
-        colour, width, opacity = (colours(heights_TA[trial, -1]), 1.1, 0.65) if trial else (_BEST, 2.2, 1.0)
-        panel.plot(xs, ys, color=colour, linewidth=width, alpha=opacity)
-    box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.8}
-    for place, axis in enumerate(axes):
-        panel.axvline(place, color="#24292f", linewidth=0.8)
-        for tick, label in axis.ticks:
-            height = _between_0_and_1(axis, tick)
-            panel.text(place, height, f" {label}", fontsize=8, va="center", bbox=box, zorder=3, parse_math=False)
-    names = ["\n".join(broken(axis.key, 11)) for axis in axes]
-    panel.set_xticks(range(len(axes)), names, fontsize=9, parse_math=False)
-    panel.xaxis.tick_top()
-    panel.tick_params(length=0)
-    panel.set_yticks([])
-    panel.set_ylim(-0.05, 1.05)
-    panel.set_xlim(-0.1, len(axes) - 0.45)
-    panel.spines[:].set_visible(False)
-    panel.set_xlabel(f"orange: the best, trial {figures.complete[0].number}")
-    return figure
-
-
-def _between_0_and_1(axis: Axis, places: Any) -> Any:
-    low, high = axis.ends
-    return (places - low) / (high - low)
-
-
-def _parallel_html(figures: Figures) -> Any:
-    graphs, _ = plotly()
-    dimensions = [
-        {
-            "label": "<br>".join(map(html.escape, broken(axis.key, 16))),
-            "values": axis.place_T,
-            "range": axis.ends,
-            "tickvals": [place for place, _ in axis.ticks],
-            "ticktext": [label for _, label in axis.ticks],  # here plotly reads no HTML
-        }
-        for axis in [*figures.axes, figures.value_axis]
-    ]
-    title = {"title": {"text": html.escape(figures.sweep.config.metric)}}
-    scale = {"colorscale": _COLOURS, "reversescale": figures.sweep.config.direction == "minimize", "showscale": True}
-    line = {"color": figures.value_axis.place_T, "colorbar": title, **scale}
-    figure = graphs.Figure(graphs.Parcoords(dimensions=dimensions, line=line, labelside="top"))
-    figure.update_layout(template="plotly_white", height=520, margin={"t": 90, "b": 30, "l": 110, "r": 40})
-    return figure
-
-
-def _side_by_side(axis: Axis) -> np.ndarray:
-    """Return the places of the trials; equal values of a list stand side by side, none hidden."""
-    places_T = axis.place_T.copy()
-    for place, _ in axis.ticks if axis.is_list else []:
-        same_T = axis.place_T == place
-        # Spread evenly, but not in the order of the trials, which would look like a trend.
-        places_T[same_T] += 0.36 * ((np.arange(same_T.sum()) * _GOLDEN + 0.5) % 1 - 0.5)
-    return places_T
-
-
-def _limits(axis: Axis) -> tuple[float, float]:
-    """Return the ends of a panel, with room beside the outermost trials."""
-    low, high = axis.ends
-    room = 0.5 if axis.is_list else 0.06 * (high - low)
-    return low - room, high + room
-
-
-def _slices_png(figures: Figures) -> Any:
-    num_rows, num_columns = grid(len(figures.axes), _MOST_COLUMNS)
-    size = max(4.0, 2.9 * num_columns), 2.5 * num_rows
-    figure, panels = pyplot().subplots(
-        num_rows, num_columns, figsize=size, sharey=True, squeeze=False, constrained_layout=True
-    )
-    value_T = figures.value_axis.place_T
-    for panel, axis in zip(panels.flat, figures.axes, strict=False):
-        places_T = _side_by_side(axis)
-        panel.scatter(places_T, value_T, s=22, color=_BAR, alpha=0.65, linewidth=0)
-        panel.scatter(places_T[:1], value_T[:1], s=55, color=_BEST, marker="*", zorder=3)
-        panel.set_xticks(*zip(*axis.ticks, strict=True), parse_math=False)
-        panel.set_xlim(_limits(axis))
-        panel.set_xlabel(axis.key, parse_math=False)
-        _plain(panel)
-    for panel in panels.flat[len(figures.axes) :]:
-        panel.set_axis_off()
-    for row in panels:
-        row[0].set_ylabel(figures.sweep.config.metric, parse_math=False)
-    figure.draw_without_rendering()  # which places the labels
-    for panel in panels.flat:
-        boxes = [label.get_window_extent() for label in panel.get_xticklabels()]
-        if any(left.padded(_BETWEEN).x1 > right.x0 for left, right in pairwise(boxes)):
-            panel.tick_params(axis="x", labelrotation=30)
-            for label in panel.get_xticklabels():
-                label.set_horizontalalignment("right")
-    return figure
-
-
-def _slices_html(figures: Figures) -> Any:
-    graphs, subplots = plotly()
-    num_rows, num_columns = grid(len(figures.axes), _MOST_COLUMNS)
-    figure = subplots.make_subplots(num_rows, num_columns, shared_yaxes=True, vertical_spacing=0.5 / (num_rows + 1))
-    text = [f"trial {best.number}: {best.value:.4f}" for best in reversed(figures.complete)]  # the best one on top
-    marker = {"color": [*[_BAR] * (len(text) - 1), _BEST], "size": 7, "opacity": 0.75}
-    drawn = {"mode": "markers", "marker": marker, "showlegend": False, "text": text, "hoverinfo": "text"}
-    for number, axis in enumerate(figures.axes):
-        place = {"row": number // num_columns + 1, "col": number % num_columns + 1}
-        places, labels = zip(*axis.ticks, strict=True)
-        figure.add_trace(
-            graphs.Scatter(x=_side_by_side(axis)[::-1], y=figures.value_axis.place_T[::-1], **drawn), **place
-        )
-        ticks = {"tickvals": places, "ticktext": [*map(html.escape, labels)], "range": _limits(axis)}
-        figure.update_xaxes(title_text=html.escape(axis.key), **ticks, **place)
-    figure.update_yaxes(title_text=html.escape(figures.sweep.config.metric), col=1)
-    figure.update_layout(template="plotly_white", height=270 * num_rows + 80, margin={"t": 40})
-    return figure
-
-
-# ---- curves ------------------------------------------------------------------------------------
-
-
-def _curves(figures: Figures) -> Section:
-    if not figures.panels:
-        text = "No run of the sweep has logged anything yet, or the folders of the runs are gone."
-        return Section("curves", "Curves", text)
-    series = [each for panel in figures.panels for each in panel.series]
-    num_drawn = next((len(panel.series) for panel in figures.panels if panel.metric == figures.metric), 0)
-    num_seeds = max(each.num_runs for each in series)
-    text = (
-        f"{num_of(num_drawn, 'trial')} {'has' if num_drawn == 1 else 'have'} logged {figures.metric}. Grey lines are "
-        "trials that were pruned, failed or have not ended."
-    )
-    if num_seeds > 1:
-        text += (
-            f" A line is the mean over the seeds that have logged (up to {num_seeds}), as far as all of these have "
-            "come. A band reaches from the lowest to the highest seed."
-        )
-    styles = _curve_styles(figures, dict.fromkeys(each.label for each in series))
-    figure = html_figure(figures.panels, styles)
-    for line in figure.select_traces(lambda trace: trace.meta is not None):
-        line.hovertemplate = f"{line.meta}, step %{{x}}: %{{y:.4f}}<extra></extra>"
-    return Section("curves", "Curves", text, png_figure(figures.panels, styles), figure)
-
-
-def _curve_styles(figures: Figures, labels: dict[str, None]) -> dict[str, Style]:
-    """Return the styles of the curves, the best one first. A few other complete trials have names.
-
-    Many of them share one style.
+    In the study of the sweep, a key with several conditions has several names, and a point of a
+    list has its number alone.
     """
-    front = {f"trial {trial.number}" for trial in figures.complete[:1]}
-    best = [label for label in labels if label.split(":")[0] in front]
-    complete = [label for label in labels if figures.states[label] == TrialState.COMPLETE and label not in best]
-    other = [label for label in labels if label not in best and label not in complete]
-    shared = Style(f"{len(complete)} other complete", _BAR, width=1.0, opacity=0.5)
-    named = dict(zip(complete, map(Style, complete, _NAMED), strict=False))
-    return {
-        **{label: Style(f"{label}, the best", _BEST, width=2.4) for label in best},
-        **(named if len(complete) <= len(_NAMED) else dict.fromkeys(complete, shared)),
-        **dict.fromkeys(other, Style(f"{len(other)} pruned, failed or not ended", _OTHER, width=0.9, opacity=0.55)),
+    sweep, shown = study.sweep, {trial.number: trial for trial in study.trials()}
+    points = {number: sweep.space.point_of(trial) for number, trial in shown.items()}
+    distributions = {
+        key: _distribution(sweep, key, values)
+        for key in sweep.keys
+        if (values := [point[key] for point in points.values() if key in point])
     }
+    drawn = optuna.create_study(study_name=sweep.name, direction=sweep.config.direction)
+    for number in range(max(shown, default=-1) + 1):  # trials that are hidden keep the numbers of the others
+        trial, point = shown.get(number), points.get(number, {})
+        drawn.add_trial(
+            create_trial(
+                state=TrialState.FAIL if trial is None else trial.state,
+                value=_value(trial),
+                params=point,
+                distributions={key: distributions[key] for key in point},
+                intermediate_values=None if trial is None else trial.intermediate_values,
+            )
+        )
+    return drawn
 
 
-def _plain(axis: Any) -> None:
-    axis.grid(alpha=0.25, which="major")
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
+def _value(trial: FrozenTrial | None) -> float | None:
+    return trial.value if trial is not None and trial.state == TrialState.COMPLETE else None
+
+
+def _distribution(sweep: Sweep, key: str, values: list[Value]) -> BaseDistribution:
+    """Return the axis of a key: a line for a range or for many numbers, otherwise a list."""
+    entries, numbers = sweep.config.parameters.get(key, []), {float(value) for value in values if is_number(value)}
+    is_range = any(entry.listed() is None for entry in entries)
+    if all(map(is_number, values)) and (is_range or len(numbers) > _MOST_PLACES):
+        low, high = min(numbers), max(numbers)
+        # A list of points does not tell from which kind of range it was drawn.
+        is_log = any(entry.log_range for entry in entries) if entries else high > 10 * low
+        return FloatDistribution(low, high, log=is_log and low > 0)
+    return CategoricalDistribution(sorted(dict.fromkeys(values), key=_place))
+
+
+def _place(value: Value) -> tuple[bool, float, str]:
+    return (False, float(value), "") if is_number(value) else (True, 0.0, str(value))

@@ -2,64 +2,62 @@
 
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any
 
+from optuna.trial import FrozenTrial, TrialState
 from tqdm import tqdm
 
 from search.report import Best
+from search.study import FINISHED
+from utils.terminal import tell
 
 
 class Progress:
-    """Prints a line for each trial that ends. On a terminal, a bar over all trials stands below.
+    """Prints a line for each trial that ends. On a terminal, a bar over all trials stands below."""
 
-    Errors of the output are ignored: a pipe without a reader must not end the sweep.
-    """
-
-    def __init__(self, num_trials: int, num_finished: int) -> None:
-        self._total, self._num_before, self._began = num_trials, num_finished, time.monotonic()
+    def __init__(self, num_trials: int, trials: Sequence[FrozenTrial]) -> None:
+        self._total, self._num_before, self._began = num_trials, _num_finished(trials), time.monotonic()
         self._bar: tqdm[Any] | None = None
         if sys.stderr.isatty():
             tqdm.monitor_interval = 0  # its thread would live through the fork of each run
-            self._bar = tqdm(
-                total=num_trials,
-                unit="trial",
-                dynamic_ncols=True,
-                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
-            )
+            bar = "{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}"
+            self._bar = tqdm(total=num_trials, unit="trial", dynamic_ncols=True, bar_format=bar)
 
-    def show(self, num_finished: int, num_running: int, best: Best | None) -> None:
-        """Move the bar to the number of trials that have ended, by any process."""
-        if self._bar is None:
-            return
-        with suppress(OSError):
-            self._bar.set_postfix_str(
-                f"{num_running} running, best {best or 'none yet'}, {self._time_left(num_finished)}", refresh=False
-            )
-            self._bar.n = num_finished
+    def show(self, trials: Sequence[FrozenTrial], best: Best | None) -> None:
+        """Move the bar to the number of trials that have ended, in any process."""
+        if self._bar is not None:
+            running = sum(trial.state == TrialState.RUNNING for trial in trials)
+            self._bar.set_postfix_str(f"{running} running, {self._outlook(trials, best)}", refresh=False)
+            self._bar.n = _num_finished(trials)
             self._bar.refresh()
 
-    def trial_ended(self, line: str, num_finished: int, best: Best | None) -> None:
+    def trial_ended(self, line: str, trials: Sequence[FrozenTrial], best: Best | None) -> None:
         """Print the line of a trial."""
         if self._bar is None:
-            line += f"  [{num_finished}/{self._total}, best {best or 'none yet'}, {self._time_left(num_finished)}]"
+            line += f"  [{_num_finished(trials)}/{self._total}, {self._outlook(trials, best)}]"
         self.say(line)
+        self.show(trials, best)
 
-    def _time_left(self, num_finished: int) -> str:
-        done = num_finished - self._num_before
-        if done < 1:
-            return "time left unknown"
-        left = (time.monotonic() - self._began) / done * max(0, self._total - num_finished)
-        return f"{tqdm.format_interval(round(left))} left"
+    def _outlook(self, trials: Sequence[FrozenTrial], best: Best | None) -> str:
+        num_finished, left = _num_finished(trials), "time left unknown"
+        if num_finished > self._num_before:
+            of_trial = (time.monotonic() - self._began) / (num_finished - self._num_before)
+            left = f"{tqdm.format_interval(round(of_trial * max(0, self._total - num_finished)))} left"
+        return f"best {best or 'none yet'}, {left}"
 
     def say(self, text: str) -> None:
-        with suppress(OSError):
-            if self._bar is not None:
-                self._bar.write(text, file=sys.stderr)
-            else:
-                print(text, file=sys.stderr, flush=True)
+        """Print a line."""
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            tell(text)
 
     def close(self) -> None:
+        """Leave the bar as it is."""
         if self._bar is not None:
-            with suppress(OSError):
-                self._bar.close()
+            self._bar.close()
+
+
+def _num_finished(trials: Sequence[FrozenTrial]) -> int:
+    return sum(trial.state in FINISHED for trial in trials)

@@ -4,6 +4,7 @@ import math
 import os
 import re
 import statistics
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,15 +99,13 @@ def status_page(study: Study) -> str:
     best = best_of(sweep, trials)
     found = {key for trial in trials for key in sweep.space.point_of(trial)}
     keys = [key for key in sweep.keys if key in found]
-    sign = -1 if sweep.config.direction == "maximize" else 1
-    order = [*_STATES]
-    values = {trial.number: _value_of(trial) for trial in trials}
+    sign, order = -1 if sweep.config.direction == "maximize" else 1, [*_STATES]
 
-    def place(trial: FrozenTrial) -> tuple[int, bool, float, int]:
-        value = values[trial.number]
+    def place(trial: FrozenTrial) -> tuple[int, float, int]:
+        value = _value_of(trial)
         if value is None or math.isnan(value):  # comparing with NaN would leave any order
-            return order.index(trial.state), True, 0.0, trial.number
-        return order.index(trial.state), False, sign * value, trial.number
+            value = sign * math.inf
+        return order.index(trial.state), sign * value, trial.number
 
     rows = [_row(sweep, trial, keys, best) for trial in sorted(trials, key=place)]
     lines = _table(["", "trial", "state", sweep.config.metric, "step", "time", *keys], rows)
@@ -173,22 +172,9 @@ def _table(names: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def broken(name: str, width: int) -> list[str]:
-    """Return the name of a key in lines, broken after . and after _ if it is wider than this.
-
-    A part without . and _ stays whole, however wide it is.
-    """
-    if len(name) <= width:
-        return [name]
-    lines: list[str] = []
-    for group in re.findall(r"[^.]*\.|[^.]+$", name):
-        first, *others = re.findall(r"[^_]*_|[^_]+$", group)
-        lines.append(first)
-        for part in others:
-            if len(lines[-1]) + len(part) <= width:
-                lines[-1] += part
-            else:
-                lines.append(part)
-    return lines
+    """Return the name of a key in lines, broken after . and _ where it is wider than this."""
+    parts = re.sub(r"(?<=[._])(?=.)", " ", name)
+    return [line.replace(" ", "") for line in textwrap.wrap(parts, width, break_long_words=False)]
 
 
 def best_page(study: Study) -> str:
@@ -217,15 +203,8 @@ def measured(sweep: Sweep, best: Best) -> str:
 
 def finished_page(study: Study, *, done: bool) -> str:
     """Return what a process prints when it leaves a sweep."""
-    trials = study.trials()
-    others = sum(trial.state == TrialState.RUNNING for trial in trials)
-    best = best_of(study.sweep, trials)
-    lines: list[str] = []
-    if not done:
-        lines.append(f"{study.sweep.path} is not done; the same command goes on with it")
-    elif others:
-        lines.append(f"other processes still run {num_of(others, 'trial')} of {study.sweep.path}")
-    if best is None:
+    lines = [] if done else [f"{study.sweep.path} is not done; the same command goes on with it"]
+    if best_of(study.sweep, study.trials()) is None:
         command = for_shell([*command_words("hrm-sweep"), "status", str(study.sweep.path)])
         return "\n".join([*lines, f"no trial of {study.sweep.path} has a value; {command}"])
     return "\n".join([*lines, best_page(study)])

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from search.config import LauncherConfig
-from search.launchers import Start, shown
+from search.jobs import Start, shown
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
 from utils.processes import ending_with_parent
@@ -59,21 +59,22 @@ class SlurmLauncher:
             UserError: Slurm refuses them, or there is no Slurm or no submitit here.
         """
         _require_slurm()
-        found = {start.log: self._noted(start.log) for start in starts}
-        new = [start for start in starts if found[start.log] is None]
+        numbers = {start.log: self._noted(start.log) for start in starts}
+        new = [start for start in starts if numbers[start.log] is None]
         for start, number in zip(new, self._submit(new) if new else [], strict=True):
             with file_errors():
                 write_atomically(_note_of(start.log), f"{number}\n")
-            found[start.log] = number
+            numbers[start.log] = number
             self._queue.add(number)
-        return [SlurmJob(number, log, self._queue) for log, number in found.items() if number is not None]
+        return [SlurmJob(str(number), log, self._queue) for log, number in numbers.items()]
 
     def shown(self, arguments: list[str]) -> str:
-        return shown(self._config, ["srun", *self._sizes(), *command_words("hrm-train"), *arguments])
-
-    def _sizes(self) -> list[str]:
-        options = [f"--ntasks={self._config.ranks}"] if self._config.ranks > 1 else []
-        return [*options, f"--cpus-per-task={self._config.threads}", *map(_typed, (self._config.slurm or {}).items())]
+        config = self._config
+        words = [f"--ntasks={config.ranks}"] if config.ranks > 1 else []
+        words.append(f"--cpus-per-task={config.threads}")
+        for name, value in (config.slurm or {}).items():
+            words.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}"))
+        return shown(config, ["srun", *words, *command_words("hrm-train"), *arguments])
 
     def _noted(self, log: Path) -> str | None:
         """Return the number of the job that was submitted for a run and has not ended yet."""
@@ -131,7 +132,6 @@ class SlurmJob:
         self._job: Any = Submitted(_folder_of(log), number)
         self._status: int | None = None
         self._gone_at: float | None = None  # when Slurm said that the job has ended
-        self._is_killed = False
 
     def poll(self) -> int | None:
         if self._status is None:
@@ -151,9 +151,7 @@ class SlurmJob:
         _scancel("--signal=TERM", self._number)
 
     def kill(self) -> None:
-        if not self._is_killed:
-            self._is_killed = True
-            _scancel(self._number)
+        _scancel(self._number)
 
     def _result(self) -> int:
         from submitit.core.utils import FailedJobError, UncompletedJobError
@@ -224,16 +222,18 @@ class Run:
 
 
 class _Queue:
-    """What Slurm says of all jobs of this user, which it is asked now and then."""
+    """What Slurm says of all jobs of this user, which it is asked now and then.
+
+    submitit's own watcher asks `sacct`, which needs accounting, and takes no answer for no job.
+    """
 
     def __init__(self) -> None:
-        self._states: dict[str, str] | None = None
+        self._states: dict[str, str] = {}
         self._ask_at = 0.0
 
     def add(self, number: str) -> None:
         """Note a job that was submitted after Slurm was asked."""
-        if self._states is not None:
-            self._states[number] = "PENDING"
+        self._states[number] = "PENDING"
 
     def has(self, number: str) -> bool:
         """Return whether a job waits or runs."""
@@ -242,27 +242,24 @@ class _Queue:
     def state(self, number: str) -> str:
         """Return Slurm's word for the state of a job. UNKNOWN if the job ended long ago.
 
+        Without an answer, what Slurm said before still counts.
+
         Raises:
             UserError: Slurm has not answered yet.
         """
         if time.monotonic() >= self._ask_at:
-            self._ask()
-        assert self._states is not None
+            words = ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i %T"]
+            try:
+                asked = subprocess.run(
+                    words, capture_output=True, check=True, encoding="utf-8", timeout=_ANSWERS_WITHIN_S
+                )
+                self._states = dict(line.split(maxsplit=1) for line in asked.stdout.splitlines())
+            except subprocess.SubprocessError as error:
+                if self._ask_at == 0:
+                    reason = (getattr(error, "stderr", None) or str(error)).strip()
+                    raise UserError(f"squeue fails ({reason}); see whether Slurm runs") from error
+            self._ask_at = time.monotonic() + _ASK_EVERY_S
         return self._states.get(number, "UNKNOWN")
-
-    def _ask(self) -> None:
-        """Read the states of the jobs. Without an answer, what Slurm said before still counts."""
-        words = ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i %T"]
-        try:
-            asked = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=_ANSWERS_WITHIN_S)
-            failure = asked.stderr.strip() if asked.returncode else None
-        except subprocess.TimeoutExpired:
-            failure = f"no answer in {_ANSWERS_WITHIN_S:.0f} s"
-        self._ask_at = time.monotonic() + _ASK_EVERY_S
-        if failure is None:
-            self._states = dict(line.split(maxsplit=1) for line in asked.stdout.splitlines())
-        elif self._states is None:
-            raise UserError(f"squeue fails ({failure}); see whether Slurm runs")
 
 
 def _require_slurm() -> None:
@@ -302,12 +299,6 @@ def _as_child() -> Callable[[], None]:
             end_with_parent()
 
     return begin
-
-
-def _typed(option: tuple[str, object]) -> str:
-    """Return an option as it is typed behind srun or sbatch."""
-    name, value = option
-    return f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
 
 
 def _note_of(log: Path) -> Path:

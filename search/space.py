@@ -4,6 +4,7 @@ A point is a dict {key: value} of the parameters that are there. Whether a param
 depend on the values of those before it.
 """
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ Point = dict[str, Value]
 
 # The name in the study of the number of a point in a list of points. No key of a config has spaces.
 _POINT = "number of the point"
+_MOST_PROBES = 2000
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +58,8 @@ class Parameter:
 
     def suggest(self, trial: Trial) -> Value:
         """Return the value of a trial, which the sampler draws on the first call."""
-        distribution = self.distribution()
-        if isinstance(distribution, CategoricalDistribution):
-            return trial.suggest_categorical(self.name, distribution.choices)
-        if isinstance(distribution, IntDistribution):
-            return trial.suggest_int(self.name, distribution.low, distribution.high, step=distribution.step)
-        assert isinstance(distribution, FloatDistribution)
-        return trial.suggest_float(self.name, distribution.low, distribution.high, log=distribution.log)
+        value: Value = trial._suggest(self.name, self.distribution())
+        return value
 
     def candidates(self) -> list[Value]:
         """Return all values, or the two ends of a range."""
@@ -120,26 +117,18 @@ class Space:
             yield {parameter.name: value for parameter, value in pairs}, point
 
     def probes(self) -> Iterator[Point]:
-        """Yield points in which every value of a list, and both ends of a range, occur.
+        """Yield a few points in which every value of a list, and both ends of a range, occur.
 
-        The other parameters have their first value, or the first one that the conditions allow. The
-        points of a finite space with a few parameters are not all among them.
+        The points of a finite space with a few parameters are not all among them.
         """
-        seen: list[Point] = []
-        for wanted in self.parameters:
-            ancestors = self._ancestors(wanted)
-            for value in wanted.candidates():
-
-                def choices(parameter: Parameter, wanted: Parameter = wanted, value: Value = value) -> list[Value]:
-                    if parameter is wanted:
-                        return [value]
-                    return parameter.candidates()[: None if parameter.key in ancestors else 1]  # noqa: B023
-
-                found = (pairs for pairs in self._points(choices) if (wanted, value) in pairs)
-                point = {parameter.key: value for parameter, value in next(found, [])}
-                if point and point not in seen:
-                    seen.append(point)
-                    yield point
+        seen: set[tuple[str, str]] = set()
+        draw = random.Random(0)
+        for _ in range(_MOST_PROBES):
+            pairs = next(self._points(lambda parameter: [draw.choice(parameter.candidates())]))
+            new = {(parameter.name, repr(value)) for parameter, value in pairs}
+            if not new <= seen:
+                seen |= new
+                yield {parameter.key: value for parameter, value in pairs}
 
     def _points(
         self,
@@ -157,14 +146,6 @@ class Space:
                     yield from self._points(choices, [*begun, (parameter, value)], index + 1)
                 return
         yield begun
-
-    def _ancestors(self, parameter: Parameter) -> set[str]:
-        """Return the keys that decide whether a parameter is there."""
-        keys = set(parameter.entry.when)
-        for above in reversed(self.parameters[: self.parameters.index(parameter)]):
-            if above.key in keys:
-                keys |= set(above.entry.when)
-        return keys
 
 
 def overrides_of(point: Point) -> list[str]:

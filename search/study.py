@@ -5,10 +5,9 @@ import os
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +24,26 @@ from search.config import PrunerConfig, SamplerConfig, without_password
 from search.space import Point
 from search.sweep import Sweep, differing
 from utils.errors import UserError
-from utils.files import file_errors, remove_replaced, write_atomically
+from utils.files import file_errors, write_atomically
 from utils.run.stop import StopSignal
 from utils.text import one_line
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+# A process says so often that its trials are in good hands. After so much silence, another process
+# takes a trial over.
+HEARTBEAT_S, SILENT_S = 15, 120
 # A sampler that draws known points this often gets one of the others instead.
 _MOST_REPEATS = 10
 # SQLite lets one process write at a time; the others wait this long.
 _BUSY_TIMEOUT_S = 60
 _LOCKED_AT_MOST_S = 120.0
 
-# Files in the folder of a sweep: the lock for claims, and a folder with a lock for each process.
-_CLAIMS, _DRIVERS = ".claims", "drivers"
+_CLAIMS = ".claims"  # the file in the folder of a sweep that a process locks to take a trial
 # Attributes of the study: whether all points of a grid are in it, and which trials were run again.
 _GRID, _RETRIED = "grid", "retried"
 
 # What a trial's attributes hold beside its parameters and its value.
-DRIVER = "driver"  # the process that works on the trial
+HELD = "held"  # whether a process has taken the trial, and has not given it back
 FAILURES = "failures"  # {seed: how often its run has failed}
 ERROR = "error"  # why the trial failed in the end
 SEEDS = "seeds"  # {seed: value} of the runs that have ended
@@ -68,42 +69,40 @@ def database_errors(url: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Claim:
-    """A trial that this process has to run."""
+    """A trial that this process has to run.
 
-    number: int
+    Attributes:
+        reported: the last training step whose value the study has; -1: none.
+    """
+
     trial: Trial
     point: Point
-    attributes: dict[str, Any]  # what an earlier process has noted
-    reported: int  # the last training step whose value the study has; -1: none
+    reported: int = -1
+
+    @property
+    def number(self) -> int:
+        return self.trial.number
 
 
 class Study:
     """The trials of a sweep.
 
-    Several processes may work on the same study. Each holds a lock of its own while it lives, and
-    writes its name into its trials. A trial whose process is gone is taken over by another.
+    Several processes may work on the same study. Each records Optuna's heartbeat for its trials. A
+    trial whose process is gone is taken over as it is, and keeps its number: the number names the
+    folder in which its runs go on. (Optuna's RetryHeartbeatStaleTrialCallback would make a new
+    trial.)
     """
 
-    def __init__(self, sweep: Sweep, optuna_study: optuna.Study, driver: str) -> None:
-        self.sweep, self._driver = sweep, driver
-        self.optuna = optuna_study
-        self._drivers = sweep.path / _DRIVERS
-
-    # ---- reading ----
+    def __init__(self, sweep: Sweep, optuna_study: optuna.Study) -> None:
+        self.sweep, self.optuna = sweep, optuna_study
+        self._mine: set[int] = set()  # the trials of this process, which may have slept for longer than others wait
 
     def trials(self) -> list[FrozenTrial]:
         """Return the trials that have begun.
 
         Those that repeat another trial's point, or that were run again, are left out.
         """
-        retried = self.optuna.user_attrs.get(_RETRIED, [])
-        return [
-            trial
-            for trial in self.optuna.get_trials(deepcopy=False)
-            if trial.state != TrialState.WAITING and REPEATS not in trial.user_attrs and trial.number not in retried
-        ]
-
-    # ---- the next trial ----
+        return _begun(self.optuna)
 
     def claim(self, stop: StopSignal | None = None) -> Claim | None:
         """Return a trial whose process is gone, else a new one.
@@ -114,61 +113,44 @@ class Study:
         with _exclusive(self.sweep.path / _CLAIMS, stop) as is_mine:
             if not is_mine:
                 return None
-            for begun in self.trials():
-                if begun.state == TrialState.RUNNING and not self._is_alive(begun.user_attrs.get(DRIVER)):
-                    claim = self._taken(Trial(self.optuna, begun._trial_id), begun)
-                    if not self._is_repeat(claim):
-                        return claim
-            repeats = 0
-            while not self._is_spent():
-                trials = self.optuna.get_trials(deepcopy=False)
-                if repeats >= _MOST_REPEATS and self.sweep.space.is_finite:
-                    self._enqueue_a_new_point(trials)
-                self.optuna.sampler = build_sampler(self.sweep.config.sampler, draw=len(trials))
-                claim = self._taken(self.optuna.ask(), None)
-                if not self._is_repeat(claim):
-                    return claim
-                repeats += 1
-        return None
+            for begun in self._abandoned():
+                trial = Trial(self.optuna, begun._trial_id)
+                point = self.sweep.space.suggest(trial)
+                if not _is_repeat(self.optuna, trial):
+                    return self._held(Claim(trial, point, max(begun.intermediate_values, default=-1)))
+            return None if self._is_spent() else self._held(Claim(*_drawn(self.optuna, self.sweep)))
 
-    def _is_repeat(self, claim: Claim) -> bool:
-        """Return whether another trial has the same point. Then this one is put aside."""
-        same = next((t for t in self.trials() if t.number != claim.number and t.params == claim.trial.params), None)
-        if same is None:
-            return False
-        claim.trial.set_user_attr(REPEATS, same.number)
-        self.optuna.tell(claim.trial, state=TrialState.FAIL)
-        return True
+    def _abandoned(self) -> list[FrozenTrial]:
+        """Return trials whose process is silent, has given them back, or ended while it drew."""
+        silent = self.optuna._storage._get_stale_trial_ids(self.optuna._study_id)  # type: ignore[attr-defined]
+        return [
+            trial
+            for trial in self.trials()
+            if trial.state == TrialState.RUNNING
+            and trial.number not in self._mine
+            and (trial._trial_id in silent or not trial.user_attrs.get(HELD))
+        ]
 
-    def _enqueue_a_new_point(self, trials: list[FrozenTrial]) -> None:
-        known = [trial.params for trial in trials]
-        self.optuna.enqueue_trial(next(named for named, _ in self.sweep.space.grid() if named not in known))
+    def _held(self, claim: Claim) -> Claim:
+        self._mine.add(claim.number)
+        self.keep([claim])
+        claim.trial.set_user_attr(HELD, True)
+        return claim
 
-    def _taken(self, trial: Trial, before: FrozenTrial | None) -> Claim:
-        trial.set_user_attr(DRIVER, self._driver)
-        point = self.sweep.space.suggest(trial)
-        if before is None:
-            return Claim(trial.number, trial, point, {}, -1)
-        reported = max(before.intermediate_values, default=-1)
-        return Claim(trial.number, trial, point, dict(before.user_attrs), reported)
+    def keep(self, claims: Iterable[Claim]) -> None:
+        """Tell other processes that these trials are in good hands."""
+        for claim in claims:
+            self.optuna._storage.record_heartbeat(claim.trial._trial_id)  # type: ignore[attr-defined]
+
+    def give_back(self, claim: Claim) -> None:
+        """Let any process go on with a trial at once."""
+        claim.trial.set_user_attr(HELD, False)
+        self._mine.discard(claim.number)
 
     def _is_spent(self) -> bool:
         trials, limit = self.trials(), self.sweep.config.steps
         steps = sum(sum(trial.user_attrs.get(STEPS, {}).values()) for trial in trials)
         return len(trials) >= self.sweep.num_trials or (limit is not None and steps >= limit)
-
-    def _is_alive(self, driver: str | None) -> bool:
-        """Return whether a process works on the study. Its lock is free once it has ended."""
-        file = self._drivers / str(driver)
-        try:
-            with open(file, encoding="utf-8") as opened:
-                fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except FileNotFoundError:
-            return False
-        remove_replaced(file)  # nobody holds it any more
-        return False
 
     def begin(self) -> None:
         """Put the points of a grid into the study, and failed trials that are to run again."""
@@ -186,9 +168,45 @@ class Study:
                 self.optuna.set_user_attr(_RETRIED, [*self.optuna.user_attrs.get(_RETRIED, []), *numbers])
 
 
+def _begun(study: optuna.Study) -> list[FrozenTrial]:
+    retried = study.user_attrs.get(_RETRIED, [])
+    return [
+        trial
+        for trial in study.get_trials(deepcopy=False)
+        if trial.state != TrialState.WAITING and REPEATS not in trial.user_attrs and trial.number not in retried
+    ]
+
+
+def _drawn(study: optuna.Study, sweep: Sweep) -> tuple[Trial, Point]:
+    """Return a new trial and its point, which no other trial has."""
+    repeats = 0
+    while True:
+        known = study.get_trials(deepcopy=False)
+        if repeats >= _MOST_REPEATS and sweep.space.is_finite:
+            tried = [trial.params for trial in known]
+            study.enqueue_trial(next(named for named, _ in sweep.space.grid() if named not in tried))
+        study.sampler = build_sampler(sweep.config.sampler, draw=len(known))
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # Study.optimize would have heartbeats
+            trial = study.ask()
+        point = sweep.space.suggest(trial)
+        if not _is_repeat(study, trial):
+            return trial, point
+        repeats += 1
+
+
+def _is_repeat(study: optuna.Study, trial: Trial) -> bool:
+    """Return whether another trial has the same point. Then this one is put aside."""
+    same = next((each for each in _begun(study) if each.number != trial.number and each.params == trial.params), None)
+    if same is None:
+        return False
+    trial.set_user_attr(REPEATS, same.number)
+    study.tell(trial, state=TrialState.FAIL)
+    return True
+
+
 @contextmanager
 def open_study(sweep: Sweep, *, create: bool) -> Iterator[Study]:
-    """Open the study of a sweep, and hold the lock of this process inside.
+    """Open the study of a sweep.
 
     Args:
         create: create the study if there is none, to work on it. Otherwise it is only read.
@@ -207,10 +225,10 @@ def open_study(sweep: Sweep, *, create: bool) -> Iterator[Study]:
                 study = optuna.load_study(study_name=sweep.name, storage=_storage(url))
             except KeyError as error:
                 raise UserError(f"{without_password(url)} holds no study {sweep.name!r}") from error
-            yield Study(sweep, study, "")
+            yield Study(sweep, study)
             return
         with file_errors():
-            (sweep.path / _DRIVERS).mkdir(parents=True, exist_ok=True)
+            sweep.path.mkdir(parents=True, exist_ok=True)
         with _exclusive(sweep.path / _CLAIMS):  # two processes may not create the tables together
             study = optuna.create_study(
                 study_name=sweep.name, storage=_storage(url), direction=sweep.config.direction, load_if_exists=True
@@ -218,18 +236,14 @@ def open_study(sweep: Sweep, *, create: bool) -> Iterator[Study]:
             _require_same_sweep(sweep, study)
             _require_own_folder(sweep, study, url)
         study.pruner = build_pruner(sweep.config.pruner)
-        name = f"{os.getpid()}_{uuid.uuid4().hex[:8]}"
-        with _exclusive(sweep.path / _DRIVERS / name):
-            try:
-                yield Study(sweep, study, name)
-            finally:
-                remove_replaced(sweep.path / _DRIVERS / name)
+        yield Study(sweep, study)
 
 
 def _storage(url: str) -> RDBStorage:
     options: dict[str, Any] = {"connect_args": {"timeout": _BUSY_TIMEOUT_S}} if url.startswith("sqlite") else {}
     try:
-        return RDBStorage(url, engine_kwargs=options)
+        with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+            return RDBStorage(url, options, heartbeat_interval=HEARTBEAT_S, grace_period=SILENT_S)
     except ImportError as error:  # the driver of this kind of database
         raise UserError(
             f"sweep.storage={without_password(url)} needs the Python package of this kind of database; "
@@ -239,11 +253,9 @@ def _storage(url: str) -> RDBStorage:
 
 def _require_same_sweep(sweep: Sweep, study: optuna.Study) -> None:
     stored = study.user_attrs.get("sweep")
-    if stored is None:
-        if study.get_trials(deepcopy=False):
-            raise UserError(f"the database holds a study {sweep.name!r} of another program; give another sweep.name")
+    if stored is None and not study.get_trials(deepcopy=False):
         study.set_user_attr("sweep", sweep.identity)
-    elif different := differing(sweep.identity, stored):
+    elif different := differing(sweep.identity, stored or {}):
         raise UserError(
             f"{sweep.path} holds another sweep, with other {' and '.join(different)}; give another sweep.name, "
             "or remove the folder if nobody needs it"
@@ -253,17 +265,14 @@ def _require_same_sweep(sweep: Sweep, study: optuna.Study) -> None:
 def _require_own_folder(sweep: Sweep, study: optuna.Study, url: str) -> None:
     """Check that the study and the folder belong together. Both have the same random mark.
 
-    A study whose runs lie elsewhere would take this folder's runs for its own, and processes in two
-    folders would not see each other's locks.
+    A study whose runs lie elsewhere would take this folder's runs for its own.
     """
     mark, file = study.user_attrs.get("folder"), sweep.path / ".study"
     with file_errors():
-        if mark is None and not file.exists():
+        if mark is None and not any(sweep.path.glob("trial_*")):
             mark = uuid.uuid4().hex
-            study.set_user_attr("folder", mark)
-        has_runs = any(sweep.path.glob("trial_*")) or study.get_trials(deepcopy=False)
-        if mark is not None and not file.exists() and not has_runs:
             write_atomically(file, mark + "\n")
+            study.set_user_attr("folder", mark)
         if mark is None or not file.exists() or file.read_text(encoding="utf-8").strip() != mark:
             raise UserError(
                 f"{sweep.path} and the study {sweep.name!r} in {without_password(url)} do not belong together; give "
@@ -305,53 +314,33 @@ def _exclusive(file: Path, stop: StopSignal | None = None) -> Iterator[bool]:
         UserError: The file system has no locks, or another process holds the lock for minutes.
     """
     with file_errors():
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     end = time.monotonic() + _LOCKED_AT_MOST_S
     try:
-        while stop is None or not stop.requested():
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise UserError(f"{file} is locked by another process, which seems to hang; end it") from None
-                time.sleep(0.02)
-            except OSError as error:
-                raise UserError(
-                    f"{file} can't be locked ({error.strerror}); put sweep.path on a file system with locks"
-                ) from error
-            else:
-                yield True
-                return
-        yield False
+        while not (is_mine := _locked(descriptor)) and not (stop is not None and stop.requested()):
+            if time.monotonic() > end:
+                raise UserError(f"{file} is locked by another process, which seems to hang; end it")
+            time.sleep(0.02)
+        yield is_mine
     finally:
         os.close(descriptor)
 
 
-@dataclass(frozen=True)
-class DryPoints:
-    """The points of a sweep that are known before the first trial has run."""
+def _locked(descriptor: int) -> bool:
+    with file_errors():
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
-    known: list[Point]
-    num_unknown: int
 
-
-def dry_points(sweep: Sweep) -> DryPoints:
-    """Return the points that a new study would draw first, without a database."""
-    config = sweep.config
+def dry_points(sweep: Sweep) -> list[Point]:
+    """Return the points that a new study would draw before the first result, without a database."""
+    config, num_trials = sweep.config, sweep.num_trials
     if config.sampler.name == "grid":
-        return DryPoints([point for _, point in sweep.space.grid()][: config.trials], 0)
-    num_trials = sweep.num_trials
+        return [point for _, point in sweep.space.grid()][:num_trials]
     num_known = num_trials if config.sampler.name == "random" else min(num_trials, config.sampler.startup_trials or 10)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study, points, repeats = optuna.create_study(), list[Point](), 0
-    for draw in count():  # as `Study.claim`
-        if len(points) >= num_known:
-            break
-        if repeats >= _MOST_REPEATS and sweep.space.is_finite:
-            study.enqueue_trial(next(named for named, point in sweep.space.grid() if point not in points))
-        study.sampler = build_sampler(config.sampler, draw)
-        point = sweep.space.suggest(study.ask())
-        repeats = repeats + 1 if point in points else 0
-        if not repeats:
-            points.append(point)
-    return DryPoints(points, num_trials - len(points))
+    study = optuna.create_study()
+    return [_drawn(study, sweep)[1] for _ in range(num_known)]

@@ -13,11 +13,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from search.config import OWN_KEYS, SweepConfig
+from search.config import OWN_KEYS, SweepConfig, key_of
 from search.space import Point, Space, overrides_of
 from utils.command_line import Container, filled_up, read_config, validate
 from utils.config import StrictModel, page
-from utils.config_files import as_override, is_group, names_file
+from utils.config_files import as_override, names_file
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, write_atomically, writing
 from utils.mistakes import Origin
@@ -66,15 +66,13 @@ class Sweep:
         own = [each for each in typed if re.match(r"\+*sweep[.=]", each)]
         if parameter := next((each for each in own if re.match(r"\+*sweep\.parameters\b", each)), None):
             raise UserError(f"{parameter!r}: type the key itself with several values (lr=1e-4,2e-4), or write a file")
-        container = read_config("sweep", own)["sweep"]
-        given = {each.lstrip("+").split("=")[0] for each in own}
+        container, given = read_config("sweep", own)["sweep"], {*map(key_of, own)}
         container |= {key: value for key, value in (again or {}).items() if f"sweep.{key}" not in given}
-        has_file = any(each.split("=")[0].lstrip("+") == "sweep" for each in own)
         parameters, seeds, overrides = _of_runs([each for each in typed if each not in own])
         container["overrides"] = merged(container["overrides"] or [], overrides)
         fixed = {override.key_or_group: _plain(override.value()) for override in map(_parsed, overrides)}
         narrowed = {key: values for key, values in parameters.items() if isinstance(values, list)}
-        searched = {key: given for key, given in (container["parameters"] or {}).items() if key not in fixed}
+        searched = {key: entry for key, entry in (container["parameters"] or {}).items() if key not in fixed}
         possible = {key: [value] for key, value in fixed.items()} | narrowed
         container["parameters"] = _possible(searched, possible, fixed) | parameters
         container["points"] = [
@@ -83,7 +81,7 @@ class Sweep:
         ]
         if seeds is not None:
             container["seeds"] = seeds
-        if (container["points"] or not has_file) and "sweep.sampler.name" not in given:
+        if (container["points"] or "sweep" not in given) and "sweep.sampler.name" not in given:
             finite = not any(isinstance(each, dict) for each in container["parameters"].values())
             container["sampler"]["name"] = "grid" if finite else "tpe"
         config = validate(SweepPage, {"sweep": container}, Origin("sweep", own)).sweep
@@ -167,7 +165,7 @@ class Sweep:
         folder = self.run_folder(number, seed)
         arguments = [*self.overrides(point, seed), f"checkpoint_path={as_override(str(folder))}"]
         arguments.append(f"run_name={as_override(f'{self.name}_{folder.name}')}")
-        if not any(each.lstrip("+").startswith("wandb.group=") for each in arguments):
+        if "wandb.group" not in map(key_of, arguments):
             arguments.append(f"wandb.group={as_override(self.name)}")
         return arguments
 
@@ -182,12 +180,11 @@ def _of_runs(typed: list[str]) -> tuple[dict[str, Any], list[Any] | None, list[s
     seeds: list[Any] | None = None
     overrides = []
     for each in typed:
-        key = each.lstrip("+").split("=")[0]
+        key, override = key_of(each), _parsed(each)
         if key in OWN_KEYS:
             raise UserError(
                 f"{key}=...: sweep.py gives every run its own {key}; leave it out (sweep.path is for a folder)"
             )
-        override = _parsed(each)
         if isinstance(override.value(), IntervalSweep):
             parameters[key] = _range_of(override)
             continue
@@ -250,8 +247,8 @@ def _range_of(override: Override) -> dict[str, Any]:
 
 def merged(overrides: list[str], later: list[str]) -> list[str]:
     """Return the overrides without those whose keys come later again, and then the later ones."""
-    keys = {each.lstrip("+").split("=")[0] for each in later}
-    return [*(each for each in overrides if str(each).lstrip("+").split("=")[0] not in keys), *later]
+    keys = {*map(key_of, later)}
+    return [*(each for each in overrides if key_of(str(each)) not in keys), *later]
 
 
 def _possible(parameters: dict[str, Any], possible: dict[str, list[Any]], fixed: dict[str, Any]) -> dict[str, Any]:
@@ -285,6 +282,6 @@ def _possible(parameters: dict[str, Any], possible: dict[str, list[Any]], fixed:
 def _name_of_file(typed: list[str]) -> str | None:
     for each in typed:
         group, _, value = each.lstrip("+").partition("=")
-        if group == "sweep" and is_group(group):
+        if group == "sweep":
             return Path(value.strip("'\"")).stem if names_file(each) else value
     return None

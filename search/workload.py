@@ -4,8 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from optuna.trial import FrozenTrial
@@ -35,21 +34,19 @@ _DECISIVE = {
     *("arch", "global_batch_size", "rows_per_step", "grad_accumulation", "freeze", "freeze_weights"),
     *("epochs", "max_steps", "data_path", "data_paths"),
 }
-_LENGTH = {"epochs", "max_steps"}
 
 
-def announce(sweep: Sweep, stopped: Callable[[], bool], trials: Sequence[FrozenTrial] = ()) -> None:
+def announce(sweep: Sweep, trials: Sequence[FrozenTrial] = ()) -> None:
     """Tell how much a sweep has left to do, and time some steps of its runs.
 
     Args:
-        stopped: tells whether the sweep should end.
         trials: those that have begun.
     """
     work = Workload.of(sweep, trials)
     if work.num_trials:
         for line in work.lines():
             tell(line)
-        work.time_steps(stopped)
+        work.time_steps()
         tell(work.time())
 
 
@@ -67,7 +64,6 @@ class Size:
     arch: str
     config: PretrainConfig
     sizes: AnySizes
-    num_parameters: int
     num_steps: int
     note: list[str]
     num_trials: int = 0
@@ -77,9 +73,12 @@ class Size:
     def of(arch: str, config: PretrainConfig, overrides: list[str]) -> "Size":
         data = open_own(config, "train")
         sizes, last_step = sizes_of(data), make_sampler(config, data, Progress()).last_step
-        num_steps = min(last_step, config.max_steps or last_step)
         note = note_on_arch(overrides, config, sizes)
-        return Size(arch, config, sizes, num_parameters(config, sizes), num_steps, note)
+        return Size(arch, config, sizes, min(last_step, config.max_steps or last_step), note)
+
+    @property
+    def num_parameters(self) -> int:
+        return num_parameters(self.config, self.sizes)
 
 
 @dataclass(frozen=True)
@@ -101,17 +100,14 @@ class Workload:
     def of(sweep: Sweep, trials: Sequence[FrozenTrial] = ()) -> "Workload":
         finished = [sweep.space.point_of(trial) for trial in trials if trial.state in FINISHED]
         num_left = max(0, sweep.num_trials - len(finished))
-        if sweep.config.sampler.name == "grid":
-            points = [point for _, point in sweep.space.grid() if point not in finished][:num_left]
-        else:
-            points = [point for point in dry_points(sweep).known if point not in finished]
-            points = points[: min(num_left, _MOST_DRAWN)]
+        is_grid = sweep.config.sampler.name == "grid"
+        points = (point for _, point in sweep.space.grid()) if is_grid else dry_points(sweep)
+        left = [point for point in points if point not in finished][:num_left]
         found: dict[str, Size] = {}
         mistakes: list[str] = []
-        for point in points:
+        for point in left if is_grid else left[:_MOST_DRAWN]:
             try:
-                config = config_at(sweep, point)
-                overrides = sweep.overrides(point, sweep.config.seeds[0])
+                config, overrides = config_at(sweep, point), sweep.overrides(point, sweep.config.seeds[0])
                 arch = next((each[5:] for each in reversed(overrides) if each.startswith("arch=")), config.arch.name)
                 key = arch + config.model_dump_json(include=_DECISIVE)
                 if key not in found:
@@ -129,49 +125,31 @@ class Workload:
     def at_once(self) -> int:
         return min(self.num_runs, build_launcher(self.sweep.config.launcher).at_once)
 
-    def time_steps(self, stopped: Callable[[], bool]) -> None:
+    def time_steps(self) -> None:
         """Note in the sizes how long a step of a run takes here, as far as that can be found out.
 
-        Args:
-            stopped: tells whether the sweep should end.
+        A process of its own times them. It leaves the device and the memory free for the runs.
         """
         launcher = self.sweep.config.launcher
         if launcher.name == "slurm":  # the runs start elsewhere
             return
-        alike: dict[str, list[Size]] = {}
-        for size in self.sizes:
-            alike.setdefault(size.arch + size.config.model_dump_json(include=_DECISIVE - _LENGTH), []).append(size)
-        archs = [sizes[0].arch for sizes in alike.values()]
-        # Each architecture comes once before any comes again.
-        order = sorted(range(len(archs)), key=lambda n: archs[:n].count(archs[n]))
-        timed = [[*alike.values()][n] for n in order[:_MOST_TIMED]]
-        asked = [{"config": size.config.model_dump(mode="json"), "sizes": size.sizes.as_dict()} for size, *_ in timed]
-        for sizes, line in zip(timed, self._answers(json.dumps(asked).encode(), stopped).splitlines(), strict=False):
-            for size in sizes:
-                size.step_s = json.loads(line)
-
-    def _answers(self, asked: bytes, stopped: Callable[[], bool]) -> bytes:
-        """Return what a process of its own prints in time. It leaves the device and the memory free
-        for the runs.
-        """
-        launcher, until = self.sweep.config.launcher, time.monotonic() + _TIMED_WITHIN_S
-        with subprocess.Popen(
-            [sys.executable, "-c", f"from {step_time.__name__} import main; main()", str(launcher.ranks)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=ROOT,
-            env=environment_of(launcher, place=0),
-            preexec_fn=ending_with_parent(signal.SIGKILL),
-        ) as process:
-            given: bytes | None = asked
-            while not stopped() and time.monotonic() < until:
-                try:
-                    return process.communicate(given, timeout=0.2)[0]
-                except subprocess.TimeoutExpired:
-                    given = None
-            process.kill()
-            return process.communicate()[0]
+        timed = self.sizes[:_MOST_TIMED]
+        asked = [{"config": size.config.model_dump(mode="json"), "sizes": size.sizes.as_dict()} for size in timed]
+        try:
+            answers = subprocess.run(
+                [sys.executable, "-c", f"from {step_time.__name__} import main; main()", str(launcher.ranks)],
+                input=json.dumps(asked).encode(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=ROOT,
+                env=environment_of(launcher, place=0),
+                preexec_fn=ending_with_parent(signal.SIGKILL),
+                timeout=_TIMED_WITHIN_S,
+            ).stdout
+        except subprocess.TimeoutExpired as late:
+            answers = late.stdout or b""
+        for size, line in zip(timed, answers.splitlines(), strict=False):
+            size.step_s = json.loads(line)
 
     def seconds(self) -> float | None:
         """Return how long all training steps take; None: not known. Timed sizes speak for all."""
@@ -187,9 +165,8 @@ class Workload:
         runs = num_of(self.num_runs, "run")
         yield f"to do: {num_of(self.num_trials, 'trial')}{seeds}, {runs}, {self.at_once} at a time"
         for arch, same in self._by_arch().items():
-            parameters = _range([f"{number:,}" for number in sorted(size.num_parameters for size in same)])
-            steps = _range([f"{number:,}" for number in sorted(size.num_steps for size in same)])
-            yield f"  arch={arch}: {parameters} parameters, {steps} steps"
+            parameters = _range(sorted(size.num_parameters for size in same))
+            yield f"  arch={arch}: {parameters} parameters, {_range(sorted(size.num_steps for size in same))} steps"
             yield from (f"  {line}" for line in same[0].note)
         if self.mistakes:
             yield f"WARNING: {num_of(len(self.mistakes), 'trial')} will fail: {self.mistakes[0]}"
@@ -200,13 +177,14 @@ class Workload:
         if seconds is None:
             return "time: not known, since no step was timed here"
         steps = [
-            f"{_range([*map(_rounded, sorted(known))])} s with arch={arch}"
+            f"{_range(known)} s with arch={arch}"
             for arch, same in self._by_arch().items()
-            if (known := [size.step_s for size in same if size.step_s is not None])
+            if (known := sorted(size.step_s for size in same if size.step_s is not None))
         ]
         at_most = "at most " if config.pruner.name != "none" or config.steps is not None else ""
         warning = "WARNING: this sweep takes more than a day; " if seconds > _UNITS_S["days"] else ""
-        about = f"{at_most}about {_duration(seconds)} for the training steps alone"
+        unit = next((unit for unit, length in _UNITS_S.items() if seconds >= 2 * length), "seconds")
+        about = f"{at_most}about {_rounded(seconds / _UNITS_S[unit])} {unit} for the training steps alone"
         stop = f"; it stops after sweep.hours={config.hours:g}" if config.hours is not None else ""
         return f"{warning}time: {about}, by a step of {', '.join(steps)}{stop}"
 
@@ -214,13 +192,9 @@ class Workload:
         return {arch: [size for size in self.sizes if size.arch == arch] for arch in [size.arch for size in self.sizes]}
 
 
-def _range(ascending: list[str]) -> str:
-    return ascending[0] if ascending[0] == ascending[-1] else f"{ascending[0]} to {ascending[-1]}"
-
-
-def _duration(seconds: float) -> str:
-    unit = next((unit for unit, length in _UNITS_S.items() if seconds >= 2 * length), "seconds")
-    return f"{_rounded(seconds / _UNITS_S[unit])} {unit}"
+def _range(ascending: Sequence[float]) -> str:
+    first, last = _rounded(ascending[0]), _rounded(ascending[-1])
+    return first if first == last else f"{first} to {last}"
 
 
 def _rounded(number: float) -> str:

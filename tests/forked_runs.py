@@ -19,13 +19,13 @@ import torch
 
 
 def fork_runs(poll_s: float = 0.02) -> None:
-    """Let sweeps of this process fork their runs, and look after them often."""
+    """Let sweeps of this process fork their runs, look after them often, and wait less long."""
     import pretrain  # noqa: F401  (the forks have it then)
-    from search import driver, launchers
+    from search import driver, launchers, study
     from search.workload import Workload
 
-    driver._POLL_S = poll_s
-    Workload.time_steps = lambda self, stopped: None  # type: ignore[method-assign]  # which is a program, too
+    driver._POLL_S, study.HEARTBEAT_S, study.SILENT_S = poll_s, 1, 20
+    Workload.time_steps = lambda self: None  # type: ignore[method-assign]  # which is a program, too
     streams = {name: getattr(subprocess, name) for name in ("DEVNULL", "STDOUT")}
     launchers.subprocess = SimpleNamespace(Popen=ForkedRun, **streams)  # type: ignore[assignment,attr-defined]
 

@@ -51,7 +51,7 @@ def _sweep(words: list[str]) -> None:
     if words[0] in ("status", "best", "plot", "export", "again"):
         _stopped_after_parsing("sweep", words)
     else:
-        Sweep.read([word for word in words if word not in ("wandb", "--help")])
+        Sweep.read([word for word in words if word != "--help"])
 
 
 class _Parsed(BaseException):

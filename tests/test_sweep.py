@@ -1,6 +1,5 @@
 """sweep.py as its users meet it: real processes, killed and stopped, and mistakes in one line."""
 
-import json
 import os
 import re
 import runpy
@@ -15,17 +14,20 @@ from typing import Any
 
 import psutil
 import pytest
+from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
 import sweep as program
 from search import launchers
 from search.config import LauncherConfig
-from search.launchers import Start, build_launcher
+from search.jobs import Start
+from search.launchers import build_launcher
 from search.study import open_study
 from search.sweep import Sweep
 from search.workload import Workload
 from tests import runs
 from tests.forked_runs import fork_runs
 from tests.runs import REPOSITORY
+from utils.command_line import CommandLine, read_config
 from utils.errors import UserError
 
 COMMON = [
@@ -218,7 +220,7 @@ def _page(*typed: str) -> str:
 @pytest.fixture
 def here(puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Workload, "time_steps", lambda self, stopped: None)
+    monkeypatch.setattr(Workload, "time_steps", lambda self: None)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/4").symlink_to(puzzles)
     return tmp_path
@@ -255,75 +257,39 @@ parameters:
   arch: [hrm, trm]
   lr: {log_range: [1e-4, 1e-2]}
 """
-MISTAKES = {
-    "nothing to search": ([], "there is nothing to search; give a file (sweep=lr_arch) or several values"),
-    "unknown sweep": (["sweep=nope"], "there is no config 'sweep/nope'; choose one of "),
-    "missing file": (["sweep=nope.yaml"], "nope.yaml is not there"),
-    "unknown key": (["sweep=my.yaml", "sweep.trial=3"], "unknown key 'sweep.trial'; did you mean sweep.trials"),
-    "unknown key in the file": (
-        ["sweep=unknown.yaml"],
-        "unknown.yaml:1: unknown key 'sweep.trialz'; did you mean trials?",
-    ),
-    "unknown kind of range": (
-        ["sweep=kind.yaml"],
-        "sweep.parameters.lr: unknown key 'log_rang'; did you mean log_range or range?",
-    ),
-    "malformed": (["sweep=malformed.yaml"], "malformed.yaml:3: can't be read as YAML ("),
-    "a list of keys": (["sweep=list.yaml"], "list.yaml': a list stands where keys belong"),
-    "key in a recipe": (["lr=1,2", "experiment=flat.yaml"], "flat.yaml:2: unknown key 'arch.hidden_size'; write "),
-    "parameter that is no key": (["lrr=1,2"], "the config refuses lrr=1: unknown key 'lrr'; did you mean lr?"),
-    "value that the config refuses": (["lr=1e-3,-2"], "the config refuses lr=-2: lr: input should be greater than"),
-    "last point of a grid": (
-        ["global_batch_size=16,32", "grad_accumulation=1,2,0"],
-        "the config refuses global_batch_size=16 grad_accumulation=0: grad_accumulation: ",
-    ),
-    "choice of a group": (
-        ["arch=hrm,tmr"],
-        "the config refuses arch=tmr: there is no config 'arch/tmr'; did you mean trm?",
-    ),
-    "misspelt metric": (
-        ["lr=1,2", "sweep.metric=exact_acuracy"],
-        "sweep.metric=exact_acuracy is no metric of these runs; did you mean eval/all/exact_accuracy",
-    ),
-    "metric of training": (["lr=1,2", "sweep.metric=train/los"], "is no metric of these runs; did you mean train/"),
-    "metric of an evaluation that never is": (
-        ["lr=1,2", "eval_every_n_steps=null"],
-        "sweep.metric=exact_accuracy is one of evaluation, but the runs never evaluate; give eval_every_n_steps",
-    ),
-    "no data": (["lr=1,2", "data_path=data/no"], "no dataset at data/no: "),
-    "key of sweep.py": (["lr=1,2", "run_name=x"], "run_name=...: sweep.py gives every run its own run_name"),
-    "seeds that are none": (["seed=a,b"], "sweep.seeds.0: input should be a valid integer, but it is 'a'"),
-    "parameters": (["sweep.parameters={lr:[1,2]}"], "type the key itself with several values (lr=1e-4,2e-4)"),
-    "shuffled": (["lr=shuffle(1,2)"], "'lr=shuffle(1,2)' is no list of values; write lr=0,1,2"),
-    "glob": (["arch=glob(*)"], "'arch=glob(*)' is no list of values"),
-    "unreadable": (["lr=1,[2"], "'lr=1,[2' can't be read"),
-    "comma": (["lr=1e-4,1e-3,"], "'lr=1e-4,1e-3,' can't be read"),
-    "only a comma": (["lr,"], "'lr,' can't be read"),
-    "range in a grid": (
-        ["sweep=my.yaml", "sweep.sampler.name=grid"],
-        "parameters.lr has infinitely many values; give num, how many of them to try",
-    ),
-    "database": (
-        ["lr=1,2", "sweep.storage=postgresql://me:hush@localhost:1/x"],
-        "sweep.storage: postgresql://me:***@localhost:1/x has a password, which the list of processes",
-    ),
-    "metric of performance": (["lr=1,2", "sweep.metric=perf/speed"], "is no metric of these runs; did you mean perf/"),
-    "no such sweep to show": (["status", "nope"], "there is no sweep at nope; start one with python sweep.py"),
-    "status of nothing": (["status"], "the following arguments are required: sweep; --help shows the options"),
-    "again of nothing": (["again", "nope", "seed=range(3)"], "there is no sweep at nope"),
-    "again of none": (["again", "nope", "--best", "0"], "--best is 0; it must be at least 1"),
-}
+MISTAKES = [
+    ([], "there is nothing to search"),
+    (["sweep=nope"], "there is no config 'sweep/nope'"),
+    (["sweep=nope.yaml"], "nope.yaml is not there"),
+    (["sweep=my.yaml", "sweep.trial=3"], "did you mean sweep.trials"),
+    (["sweep=unknown.yaml"], "unknown.yaml:1: unknown key 'sweep.trialz'; did you mean trials?"),
+    (["sweep=kind.yaml"], "unknown key 'log_rang'; did you mean log_range"),
+    (["sweep=malformed.yaml"], "malformed.yaml:3: "),
+    (["lrr=1,2"], "the config refuses lrr=1: unknown key 'lrr'; did you mean lr?"),
+    (["global_batch_size=16,32", "grad_accumulation=1,2,0"], "refuses global_batch_size=16 grad_accumulation=0: "),
+    (["arch=hrm,tmr"], "did you mean trm?"),
+    (["lr=1,2", "sweep.metric=exact_acuracy"], "did you mean eval/all/exact_accuracy"),
+    (["lr=1,2", "sweep.metric=train/los"], "did you mean train/"),
+    (["lr=1,2", "eval_every_n_steps=null"], "the runs never evaluate"),
+    (["lr=1,2", "data_path=data/no"], "no dataset at data/no: "),
+    (["lr=1,2", "run_name=x"], "sweep.py gives every run its own run_name"),
+    (["seed=a,b"], "sweep.seeds.0: "),
+    (["sweep.parameters={lr:[1,2]}"], "lr=1e-4,2e-4"),
+    (["lr=shuffle(1,2)"], "'lr=shuffle(1,2)' is no list of values"),
+    (["lr=1,[2"], "'lr=1,[2' can't be read"),
+    (["sweep=my.yaml", "sweep.sampler.name=grid"], "parameters.lr has infinitely many values"),
+    (["lr=1,2", "sweep.storage=postgresql://me:hush@localhost:1/x"], "//me:***@localhost:1/x has a password"),
+    (["status", "nope"], "there is no sweep at nope"),
+    (["again", "nope", "--best", "0"], "--best is 0"),
+]
 
 
-@pytest.mark.parametrize("case", MISTAKES)
-def test_a_mistake_is_one_line_before_the_first_trial(here: Path, case: str) -> None:
-    typed, message = MISTAKES[case]
+@pytest.mark.parametrize(("typed", "message"), MISTAKES, ids=[message for _, message in MISTAKES])
+def test_a_mistake_is_one_line_before_the_first_trial(here: Path, typed: list[str], message: str) -> None:
     Path("my.yaml").write_text(SWEEP_FILE)
     Path("unknown.yaml").write_text("trialz: 3" + SWEEP_FILE)
     Path("kind.yaml").write_text(SWEEP_FILE.replace("log_range", "log_rang"))
     Path("malformed.yaml").write_text("trials: 3\nparameters: {lr: [1, 2\n")
-    Path("flat.yaml").write_text("# @package _global_\narch.hidden_size: 64\n")
-    Path("list.yaml").write_text("parameters:\n  - lr\n")
     common = [] if not typed or typed[0] in ("status", "again") or "sweep" in typed[0] else ["debug=tiny"]
     data = [] if not common or "data_path" in "".join(typed) else ["data_path=data/4"]
     with pytest.raises(UserError) as caught:
@@ -349,29 +315,6 @@ def test_again_runs_the_best_points_with_other_seeds(here: Path) -> None:
         ["7", "0.003", "hrm", "1"],
     ]
     assert "checkpoint_path=checkpoints/sweeps/old_again/trial_0001_seed_1" in lines[3]
-
-
-def test_status_and_best_of_a_sweep(here: Path) -> None:
-    found = Sweep.read(["lr=1e-3,2e-3,3e-3", "debug=tiny", "data_path=data/4", "seed=range(2)", "sweep.name=old"])
-    with open_study(found, create=True) as study:
-        found.write()
-        study.begin()
-        for value in (0.25, 0.75):
-            claim = study.claim()
-            assert claim is not None
-            claim.trial.set_user_attr("seeds", {"0": value - 0.1, "1": value + 0.1})
-            study.optuna.tell(claim.trial, value)
-        assert study.claim() is not None
-        run = Path("checkpoints/sweeps/old/trial_0002_seed_0")
-        run.mkdir(parents=True)
-        (run / "metrics.jsonl").write_text(json.dumps({"step": 40}) + "\n")
-        table = _page("status", "old")
-    assert re.search(r"^\* +1 +complete +0\.7500 +0\.002$", table, re.MULTILINE), table
-    assert re.search(r"^\W*2 +begun .*\b40\b", table, re.MULTILINE), table
-    assert "3 of 3 trials; 2 complete, 0 pruned, 0 failed, 1 begun; best 0.7500 (trial 1)" in table
-    best = _page("best", "checkpoints/sweeps/old")
-    assert "trial 1: exact_accuracy 0.7500 ± 0.1414 over 2 seeds (0.6500, 0.8500)" in best
-    assert best.splitlines()[-1] == "OMP_NUM_THREADS=1 python pretrain.py debug=tiny data_path=data/4 lr=0.002 seed=0"
 
 
 @pytest.mark.parametrize(
@@ -414,6 +357,15 @@ def test_without_its_extra_a_program_shows_its_help(
         out, err = capsys.readouterr()
         assert err == ("" if status == 0 else f"error: {expected}\n")
         assert shown in out if status == 0 else out == ""
+
+
+def test_pretrain_reads_what_an_agent_of_wandb_types() -> None:
+    values = {"lr": 1e-05, "arch": "trm", "arch.L_cycles": 2, "ema": True, "grad_clip": None, "wandb.tags": ["a", "b"]}
+    arguments = create_sweep_command_args({"args": {key: {"value": value} for key, value in values.items()}})["args"]
+    assert "--ema=True" in arguments
+    typed = CommandLine.parse(["experiment=demo", *arguments], "pretrain", "")
+    equal = ["experiment=demo", "lr=1e-5", "arch=trm", "arch.L_cycles=2", "ema=true", "grad_clip=null"]
+    assert read_config("pretrain", typed.overrides) == read_config("pretrain", [*equal, "wandb.tags=[a,b]"])
 
 
 YAML_OF_THE_PAGE = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "docs/sweeps.md").read_text(), flags=re.DOTALL)

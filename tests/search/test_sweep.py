@@ -123,12 +123,6 @@ def test_a_point_replaces_what_all_trials_have_in_common(tmp_path: Path) -> None
     assert [point for _, point in typed.space.grid()] == [{}, {"ema": True}], "what is typed holds for all points"
 
 
-def test_a_group_of_wandb_that_was_typed_stays() -> None:
-    for typed in ("wandb.group=mine", "+wandb.group=mine"):
-        arguments = Sweep.read(["lr=1,2", typed]).arguments(0, {"lr": 1}, 0)
-        assert [each for each in arguments if "wandb.group" in each] == [typed]
-
-
 def test_a_stored_sweep_opens_as_it_was(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     sweep = Sweep.read([file, "seed=range(2)"])

@@ -52,7 +52,7 @@ def test_a_finished_sweep_has_nothing_to_say(data: Path, tmp_path: Path, capsys:
         claim = study.claim()
         assert claim is not None
         study.optuna.tell(claim.trial, 0.5)
-        announce(sweep, lambda: False, study.trials())
+        announce(sweep, study.trials())
     assert capsys.readouterr().err == ""
 
 
@@ -88,7 +88,7 @@ def test_what_cannot_be_timed_is_unknown_and_no_fault(
 ) -> None:
     sweep = sweep_of(data, tmp_path / "s", "arch=hrm,trm", STEPS)
     monkeypatch.setattr(module, "_TIMED_WITHIN_S", 0.01)
-    announce(sweep, lambda: False)
+    announce(sweep)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 4
     for arch, parameters in _parameters(Workload.of(sweep)).items():
@@ -97,11 +97,5 @@ def test_what_cannot_be_timed_is_unknown_and_no_fault(
 
 def test_a_process_of_its_own_times_the_steps(data: Path, tmp_path: Path) -> None:
     work = Workload.of(sweep_of(data, tmp_path / "s", "arch=hrm,trm", STEPS))
-    work.time_steps(lambda: False)
+    work.time_steps()
     assert all(size.step_s is not None and size.step_s > 0 for size in work.sizes)
-
-
-def test_the_keys_that_a_recipe_loses_are_named_once(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "experiment=demo", "arch=se_mixer,urm", "lr=1e-3,2e-3")
-    notes = [line for line in Workload.of(sweep).lines() if "arch.backprop" in line]
-    assert len(notes) == 1
