@@ -12,9 +12,10 @@ from search.launchers import build_launcher
 from search.space import Point
 from search.sweep import Sweep
 from training.config import PretrainConfig
-from utils.command_line import Container, read_config, validate
-from utils.config_files import as_override
+from utils.command_line import read_config, validate
+from utils.config_files import Container
 from utils.errors import UserError
+from utils.overrides import as_override
 from utils.ranks.launch import Launch
 from utils.run.folder import with_names
 

@@ -15,8 +15,9 @@ from search.sweep import Sweep
 from sweep import sweep as main
 from tests.runs import REPOSITORY
 from tests.search.finished import Ended, add_trials, finished, read_sweep
-from utils.command_line import Container, read_config
+from utils.command_line import read_config
 from utils.config import flatten
+from utils.config_files import Container
 from utils.errors import UserError
 
 
