@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel, ValidationError
 
 from utils.arguments import Parser
-from utils.composing import Origin, compose, in_our_words, known_keys, typed_aliases, with_switch
+from utils.composing import Origin, aliases_of, compose, in_our_words, known_keys, with_switch
 from utils.config import PAGES, flatten
 from utils.config_files import CONFIG_DIR, Container, choices, default_groups, is_group
 from utils.errors import UserError
@@ -65,8 +65,8 @@ class CommandLine:
         arguments = parser.parse_intermixed_args(_with_keys(words, config_name))
         overrides = arguments.overrides
         for name in _pages(config_name):
-            for key, ours in typed_aliases(name, overrides):
-                tell(f"{key} is {ours} here")
+            for key in {typed.lstrip("+").partition("=")[0] for typed in overrides} & aliases_of(name).keys():
+                tell(f"{key} is {aliases_of(name)[key]} here")
             overrides = in_our_words(name, overrides)
         if arguments.config_dir is not None:
             overrides = _from_folder(arguments.config_dir, overrides)

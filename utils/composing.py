@@ -5,7 +5,7 @@ typed wins over all files. Values, and the place of each key, are recorded toget
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -126,6 +126,10 @@ def known_keys(config_name: str, chosen: tuple[str, ...] = ()) -> list[str]:
     return [*names_in(_merged(config_name, chosen).values), *dict(default_groups(config_name))]
 
 
+def aliases_of(config_name: str) -> Mapping[str, str]:
+    return PAGES[config_name].aliases if config_name in PAGES else {}
+
+
 def in_our_words(config_name: str, overrides: Sequence[str]) -> list[str]:
     """Return overrides with our keys for other names of them, and with quotes around text.
 
@@ -135,7 +139,7 @@ def in_our_words(config_name: str, overrides: Sequence[str]) -> list[str]:
     Raises:
         UserError: An override says the same under both names.
     """
-    aliases = PAGES[config_name].aliases if config_name in PAGES else {}
+    aliases = aliases_of(config_name)
     keys = [typed.lstrip("+").partition("=")[0] for typed in overrides]
     found = []
     for typed in (each.lstrip("+") for each in overrides):
@@ -150,13 +154,6 @@ def in_our_words(config_name: str, overrides: Sequence[str]) -> list[str]:
             meant = f"{key}={quoted(value)}"
         found += [in_text_quotes(config_name, meant)] * bool(meant)
     return found
-
-
-def typed_aliases(config_name: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the typed keys that are another name of a key, and that key."""
-    aliases = PAGES[config_name].aliases if config_name in PAGES else {}
-    keys = [typed.lstrip("+").partition("=")[0] for typed in overrides]
-    return [(key, aliases[key]) for key in keys if key in aliases]
 
 
 def names_in(values: Container, prefix: str = "") -> Iterator[str]:
@@ -297,34 +294,35 @@ class _Composer:
     # ---- what is typed ----
 
     def _apply(self, override: Override) -> None:
-        *above, last = override.key_or_group.split(".")
+        key, value = override.key_or_group, override.value()
+        if not override.is_delete():
+            self._set(key, value)
+            return
+        holder, last = self._holder(key)
+        if value not in (None, holder[last]):
+            raise UserError(f"{override.input_line!r}: {key} is {holder[last]!r}")
+        del holder[last]
+
+    def _set(self, key: str, value: Any) -> None:
+        holder, last = self._holder(key)
+        if value and isinstance(value, dict) and isinstance(holder[last], dict):
+            for name, inner in value.items():  # a typed dictionary is merged
+                self._set(f"{key}.{name}", inner)
+            return
+        holder[last] = with_switch(holder[last], deepcopy(value))
+        places = self._composed.places
+        for each in [each for each in places if f"{each}.".startswith(f"{key}.")]:
+            del places[each]
+
+    def _holder(self, key: str) -> tuple[Any, str | int]:
+        """Return the dictionary or the list that holds a key, and its last part."""
         holder: Any = self._composed.values
+        *above, last = key.split(".")
         for part in above:
             holder = _inside(holder, part)
         if _inside(holder, last) is ...:
-            raise UserError(self._unknown(override.key_or_group))
-        key = int(last) if isinstance(holder, list) else last
-        value = deepcopy(override.value())
-        if override.is_delete():
-            if value is not None and value != holder[key]:
-                raise UserError(f"{override.input_line!r}: {override.key_or_group} is {holder[key]!r}")
-            del holder[key]
-        elif isinstance(value, dict) and isinstance(holder[key], dict):
-            for name in names_in(value):
-                inner: Any = holder[key]
-                for part in name.split("."):
-                    inner = _inside(inner, part) if isinstance(inner, dict) else inner
-                if inner is ...:
-                    raise UserError(self._unknown(f"{override.key_or_group}.{name}"))
-            _merge(holder[key], value)
-        else:
-            holder[key] = with_switch(holder[key], value)
-        typed = [override.key_or_group]
-        if isinstance(value, dict):
-            typed = [f"{override.key_or_group}.{name}" for name in names_in(value)]
-        places = self._composed.places
-        for key in [key for key in places if any(key == each or key.startswith(f"{each}.") for each in typed)]:
-            del places[key]
+            raise UserError(self._unknown(key))
+        return holder, int(last) if isinstance(holder, list) else last
 
     def _unknown(self, key: str) -> str:
         known = [*names_in(self._composed.values), *self._defaults] if self._composed.values else []
