@@ -37,15 +37,16 @@ from training.evaluation import EvalOptions, evaluate, evaluate_votes
 from training.evaluation_text import TextEvalOptions, evaluate_text
 from training.less_memory import smaller_evaluation
 from training.more_compute import Cost, MoreCompute, costs, evaluate_trajectories, has_state
+from training.synonyms import aliases
 from training.trained import Trained, TrainedConfig, open_trained
 from utils.checkpoint.names import kind_of
 from utils.checkpoint.reader import open_checkpoint
 from utils.command_line import CommandLine, read_config, validate
+from utils.composing import Origin
 from utils.config import Bool, Int, page
 from utils.drawing import draw_accuracy_over_steps, draw_reliability, pyplot
 from utils.errors import UserError
 from utils.files import file_errors, plain, refuse_links, write_atomically
-from utils.mistakes import Origin
 from utils.out_of_memory import advising, half
 from utils.program import run
 from utils.ranks.config import DeviceName, DistConfig
@@ -82,7 +83,7 @@ A published checkpoint:
 """
 
 
-@page("evaluate")
+@page("evaluate", bare="checkpoint", aliases=aliases(eval_batch_size="batch_size"))
 class EvaluateConfig(TrainedConfig, MoreCompute):
     """config/evaluate.yaml says what each key means."""
 

@@ -131,11 +131,10 @@ def read_overrides(argv: list[str], world: World) -> list[str] | None:
     overrides: list[str] | None = None
     with world.shared_errors():
         if world.is_main:
-            is_dry, argv = "--dry-run" in argv, [word for word in argv if word != "--dry-run"]
-            command = CommandLine.parse(argv, "pretrain", USAGE)
+            command = CommandLine.parse(argv, "pretrain", USAGE, flags=["--dry-run"])
             if command.page:
                 show(command.page)
-            elif is_dry:
+            elif "--dry-run" in command.flags:
                 for line in dry_run(command.overrides, world.size):
                     show(line)
             else:

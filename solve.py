@@ -51,11 +51,12 @@ from training.chat import STDIN, chat, write_answer
 from training.config import require_keys_of
 from training.more_compute import MoreCompute, trace_with_more
 from training.prompts import PromptConfig, Writer, open_reader
+from training.synonyms import aliases
 from training.trained import Trained, TrainedConfig, open_trained
 from utils.command_line import CommandLine, read_config, validate
+from utils.composing import Origin
 from utils.config import Int, page
 from utils.errors import UserError
-from utils.mistakes import Origin
 from utils.out_of_memory import advising, half
 from utils.program import run
 from utils.ranks.config import DeviceName
@@ -111,7 +112,7 @@ _KEYS_OF_KIND: dict[str, tuple[str, ...]] = {
 _SHORT = 81
 
 
-@page("solve")
+@page("solve", bare="checkpoint", aliases=aliases())
 class SolveConfig(TrainedConfig, PromptConfig, MoreCompute):
     """config/solve.yaml says what each key means."""
 
@@ -576,7 +577,7 @@ def read_command_line(argv: Sequence[str]) -> Typed:
         if not value:
             raise UserError(f"{key} is given, but empty; give {key}=...")
         verbatim[key] = value if key in ("puzzle", "prompt") else os.path.expanduser(value)
-    command = CommandLine.parse([typed for typed in rest if typed != "--json"], "solve", USAGE)
+    command = CommandLine.parse(rest, "solve", USAGE, flags=["--json"])
     if command.page:
         return Typed(None, command.page, as_json=False)
     config = validate(
@@ -586,7 +587,7 @@ def read_command_line(argv: Sequence[str]) -> Typed:
         raise UserError(f"{' and '.join(f'{key}=' for key in verbatim)} exclude each other; give one of them")
     if not verbatim:
         raise UserError(f"there is nothing to solve; give one of {', '.join(f'{key}=...' for key in _VERBATIM)}")
-    return Typed(config, None, as_json="--json" in rest)
+    return Typed(config, None, as_json="--json" in command.flags)
 
 
 def find_model(config: SolveConfig, world: World) -> Trained:

@@ -14,9 +14,9 @@ from dataset.builder import SPLITS
 from dataset.text.schema import is_text
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.checkpoint.names import kind_of, no_checkpoint, step_named
-from utils.config_files import typed_override
 from utils.drawing import pyplot
 from utils.errors import UserError
+from utils.overrides import typed_override
 from utils.run.status import find_runs
 from utils.shell import run_command
 from utils.terminal import tell

@@ -265,7 +265,7 @@ def _holds_csv(folder: Path) -> bool:
 def _why_none(data_path: Path, file: Path) -> str:
     """Say why there is no dataset at a path whose dataset.json is missing, and what to do."""
     if (kind := kind_of(data_path)) != "other":
-        from utils.config_files import typed_override  # here, because few programs on data need Hydra
+        from utils.overrides import typed_override  # here, because few programs on data need Hydra
 
         what, key, does = (
             ("weights", "init_from", "starts a run") if kind == "weights" else ("a run", "resume", "goes on")

@@ -21,8 +21,9 @@ from textwrap import indent
 from training.config import PretrainConfig
 from utils.arguments import Parser, check_at_least
 from utils.command_line import read_config, validate
-from utils.config_files import as_override, names_file
+from utils.config_files import names_file
 from utils.errors import UserError
+from utils.overrides import as_override
 from utils.programs import under_torchrun
 from utils.secrets import secret_in
 from utils.shell import run_command

@@ -61,7 +61,7 @@ class RayConfig(StrictModel):
         return self.num_workers > 1 and 0 < self.gpus <= 0.5
 
 
-@page("ray")
+@page("ray", bare="data_path", passes_on="pretrain")
 class RayPage(StrictModel):
     """config/ray.yaml as a whole, so that messages name its keys as they are typed."""
 

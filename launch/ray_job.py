@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.config_files import as_override
+from utils.overrides import as_override
 from utils.run.launched import LAUNCH_FILE
 
 

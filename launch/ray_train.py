@@ -35,8 +35,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from launch.ray_job import RayJob
 from launch.ray_rank import Desk, Outcome, TellFailures, run_rank
-from utils.config_files import typed_override
 from utils.errors import UserError
+from utils.overrides import typed_override
 from utils.programs import ENVIRONMENT, ROOT
 from utils.run.stop import StopSignal
 from utils.shell import run_command

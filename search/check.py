@@ -15,8 +15,8 @@ from search.sweep import Sweep
 from training.config import PretrainConfig
 from training.evaluation_text import text_eval_metrics
 from utils.command_line import read_config, validate
+from utils.composing import Origin
 from utils.errors import UserError
-from utils.mistakes import Origin
 from utils.terminal import tell
 
 _MANY = 30  # points, whose check takes seconds

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from utils.config import Bool, Float, Int, StrictModel
-from utils.config_files import as_override
+from utils.overrides import as_override
 from utils.run.folder import require_folder_name
 
 # Here, because --help needs no optuna.

@@ -10,9 +10,10 @@ from search.sweep import Sweep
 from sharing.recipe import differences_from_groups, recipe_text
 from utils.command_line import read_config, with_changes
 from utils.config import flatten
-from utils.config_files import CONFIG_DIR, as_override
+from utils.config_files import CONFIG_DIR
 from utils.errors import UserError
 from utils.files import file_errors, refuse_links, write_atomically
+from utils.overrides import as_override
 from utils.programs import PACKAGE
 
 EXPERIMENTS = CONFIG_DIR / "experiment"

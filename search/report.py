@@ -19,8 +19,8 @@ from search.space import Point
 from search.study import Study
 from search.sweep import Sweep
 from sharing.recipe import shown_value
-from utils.config_files import as_override
 from utils.errors import UserError
+from utils.overrides import as_override
 from utils.programs import command_words
 from utils.run.history import METRICS_FILE, History, read_run_config
 from utils.text import for_shell

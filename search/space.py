@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, Trial
 
 from search.config import Entry, Value
 from sharing.recipe import shown_value
-from utils.config_files import as_override
+from utils.overrides import as_override
 
 Point = dict[str, Value]
 

@@ -1,7 +1,7 @@
 """What a sweep is: its config, with what was typed, and the command line of each of its runs."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from yaml import YAMLError
 
 from search.config import OWN_KEYS, SweepConfig, key_of
 from search.space import Point, Space, overrides_of
-from utils.command_line import Container, filled_up, read_config, validate
+from utils.command_line import filled_up, read_config, validate
+from utils.composing import Origin
 from utils.config import StrictModel, page
-from utils.config_files import as_override, names_file
+from utils.config_files import Container, names_file
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, write_atomically, writing
-from utils.mistakes import Origin
+from utils.overrides import as_override
 from utils.run.folder import CHECKPOINTS
 
 SWEEPS = CHECKPOINTS / "sweeps"
@@ -30,7 +31,15 @@ _FILE = "sweep.yaml"
 _IDENTITY = ("overrides", "parameters", "points", "seeds", "metric", "direction")
 
 
-@page("sweep")
+def _key_of_value(names: Sequence[str]) -> tuple[str, str]:
+    """Return the page and the key that say whether a value is text: the sweep's, or its runs'."""
+    if names[1:2] not in (["parameters"], ["points"]):
+        return "sweep", ".".join(names)
+    keys = [name for name in names[2:] if name not in ("values", "when")]
+    return "pretrain", keys[-1] if keys else ""
+
+
+@page("sweep", bare="sweep", passes_on="pretrain", text_key=_key_of_value)
 class SweepPage(StrictModel):
     """config/sweep.yaml as a whole, so that messages name its keys as they are typed."""
 

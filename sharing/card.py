@@ -23,10 +23,11 @@ from sharing.hub import is_address
 from sharing.published import PUZZLE_TABLE, Weights
 from sharing.recipe import differences_from_groups, recipe_text
 from utils.checkpoint.reader import Checkpoint
-from utils.command_line import Container, read_config
-from utils.config_files import typed_override
+from utils.command_line import read_config
+from utils.config_files import Container
 from utils.errors import UserError
 from utils.files import plain
+from utils.overrides import typed_override
 from utils.run.history import METRICS_FILE, History
 from utils.run.resume import completed
 

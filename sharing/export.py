@@ -52,9 +52,10 @@ from utils.checkpoint.names import folder_around, kind_of
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
 from utils.command_line import read_config
 from utils.config import flatten
-from utils.config_files import as_override, choices, typed_override
+from utils.config_files import choices
 from utils.errors import UserError
 from utils.files import INCOMPLETE
+from utils.overrides import as_override, typed_override
 from utils.run.folder import located_paths
 from utils.safetensors_files import FILE
 from utils.shell import run_command

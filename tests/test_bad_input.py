@@ -183,72 +183,19 @@ def _mistake(call: Callable[[], Any]) -> str:
     "changes, expected",
     [
         ({"lr": -1e-4}, "lr: input should be greater than or equal to 0, but it is -0.0001"),
-        ({"puzzle_emb_lr": -1}, "puzzle_emb_lr: input should be greater than or equal to 0, but it is -1"),
-        ({"weight_decay": -0.1}, "weight_decay: input should be greater"),
-        ({"lr_min_ratio": 1.5}, "lr_min_ratio: input should be less than or equal to 1, but it is 1.5"),
-        ({"global_batch_size": 0}, "global_batch_size: input should be greater than 0, but it is 0"),
-        ({"log_interval": 0}, "log_interval: input should be greater than 0"),
-        ({"keep_last_k": 0}, "keep_last_k: input should be greater than 0"),
         ({"dist__timeout_s": 0}, "dist.timeout_s: input should be greater than 0"),
-        ({"arch__hidden_size": 30, "arch__num_heads": 4}, "hidden_size 30 is not divisible by num_heads 4; change"),
-        ({"arch__num_heads": 0}, "num_heads: input should be greater than or equal to 1, but it is 0"),
-        (
-            {"arch__hidden_size": 6, "arch__num_heads": 2},
-            "hidden_size / num_heads is 3, but rope positions turn groups of",
-        ),
-        ({"arch__H_cycles": 0}, "H_cycles: input should be greater than or equal to 1, but it is 0"),
-        ({"arch__L_layers": -1}, "L_layers: input should be greater than or equal to 1, but it is -1"),
-        ({"arch__expansion": 0}, "expansion: input should be greater than 0, but it is 0"),
-        ({"arch__halt_max_steps": 0}, "halt_max_steps: input should be greater than or equal to 1, but it is 0"),
-        (
-            {"arch__halt_exploration_prob": 1.1},
-            "halt_exploration_prob: input should be less than or equal to 1, but it is",
-        ),
-        ({"arch__puzzle_emb_ndim": -1}, "puzzle_emb_ndim: input should be greater than or equal to 0, but it is -1"),
-        ({"arch__rope_theta": 0}, "rope_theta: input should be greater than or equal to 1, but it is 0"),
-        (
-            {"arch__forward_dtype": "float64"},
-            "forward_dtype: input should be 'auto', 'bfloat16', 'float16' or 'float32', but it is 'float64'",
-        ),
-        (
-            {"arch__pos_encodings": "alibi"},
-            "pos_encodings: input should be 'rope', 'rope_2d', 'learned' or 'none', but it",
-        ),
-        ({"arch__loss__loss_type": "mse"}, "loss.loss_type: input should be 'stablemax_cross_entropy' or"),
-        ({"arch__num_registers": -1}, "num_registers: input should be greater than or equal to 0, but it is -1"),
-        ({"arch": "mamba"}, "there is no config 'arch/mamba'; choose one of "),
+        ({"seed": 2**64}, "seed: "),
+        ({"arch__hidden_size": 30, "arch__num_heads": 4}, "hidden_size 30 is not divisible by num_heads 4"),
+        ({"arch__hidden_size": 6, "arch__num_heads": 2}, "hidden_size / num_heads is 3, but rope positions"),
+        ({"arch__H_cycles": 0}, "arch.H_cycles: input should be greater than or equal to 1, but it is 0"),
+        ({"arch__backprop": "some"}, "it is 'some'"),
+        ({"optim": "muon", "optim__rest": "sgd"}, "optim.rest: "),
+        ({"best_metric": "train/lm_loss"}, "best_metric is 'train/lm_loss'"),
     ],
 )
 def test_an_option_out_of_range_is_refused(tmp_path: Path, changes: dict[str, object], expected: str) -> None:
-    assert expected in _mistake(lambda: _start(tmp_path / "no data needed", tmp_path / "run", **changes))
-
-
-def test_the_message_names_the_key_as_it_is_typed(tmp_path: Path) -> None:
-    message = _mistake(lambda: _start(tmp_path, tmp_path / "run", arch__num_heads=0, optim="muon", optim__rest="sgd"))
-    assert message.startswith("arch.num_heads: ") and "optim.rest: " in message
-
-
-def test_a_value_that_fits_no_type_of_a_union_is_one_mistake(tmp_path: Path) -> None:
-    message = _mistake(lambda: _start(tmp_path, tmp_path / "run", arch__backprop="some"))
-    assert message.count("it is 'some'") == 1 and "literal" not in message
-
-
-def test_only_possible_choices_are_offered(tmp_path: Path) -> None:
-    assert "_common" not in _mistake(lambda: _start(tmp_path, tmp_path / "run", arch="mamba"))
-
-
-def test_an_unknown_architecture_is_one_mistake(tmp_path: Path) -> None:
-    message = _mistake(lambda: _start(tmp_path, tmp_path / "run", **{"arch.name": "foo"}))
-    assert "'foo'" in message and "hidden_size" not in message
-
-
-def test_a_seed_beyond_64_bits_is_refused(tmp_path: Path) -> None:
-    assert "seed: " in _mistake(lambda: _start(tmp_path, tmp_path / "run", seed=2**64))
-
-
-def test_several_mistakes_are_reported_together(tmp_path: Path) -> None:
-    message = _mistake(lambda: _start(tmp_path, tmp_path / "run", lr=-1, epochs=True, arch__H_layers=0, device="gpu"))
-    assert all(key in message for key in ("lr", "epochs", "H_layers", "device"))
+    message = _mistake(lambda: _start(tmp_path / "no data needed", tmp_path / "run", **changes))
+    assert message.count(expected) == 1, message
 
 
 def test_a_batch_that_the_ranks_do_not_divide_is_refused(data: Path, tmp_path: Path) -> None:
@@ -286,11 +233,6 @@ def test_a_best_metric_that_no_evaluation_has_is_refused(data: Path, tmp_path: P
     assert before == f"best_metric={metric} is no metric of this data"
     assert "eval/all/exact_accuracy" in choices.split(", ")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_best_metric_of_training_is_refused(data: Path, tmp_path: Path) -> None:
-    message = _mistake(lambda: _start(data, tmp_path / "run", best_metric="train/lm_loss"))
-    assert message.startswith("best_metric is 'train/lm_loss'; name one of evaluation")
 
 
 # ---- data that disagrees with dataset.json -----------------------------------------------------

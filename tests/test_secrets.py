@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests import runs
-from tests.in_process import mistake
-from utils.command_line import CommandLine, read_config
 from utils.secrets import secret_in
 
 SECRETS = {
@@ -65,48 +63,6 @@ def test_no_file_of_a_run_has_a_secret(data: Path, tmp_path: Path, home: Path, h
         assert f"@example.com/someone/{VISIBLE}.git".encode() in content, "the W&B record names another repository"
     for name, secret in {**SECRETS, "the remote's token": REMOTE_TOKEN}.items():
         assert not _files_with(secret, left), f"{name} is in files of the run"
-
-
-# Overrides that contain a secret, and the place that the message names.
-LEAKS = {
-    "interpolated": ("run_name=${oc.env:MY_PASSWORD}", "run_name"),
-    "amid text": ("data_path=data/${oc.env:HF_TOKEN}/x", "data_path"),
-    "in a list": ("wandb.tags=[a,'${oc.env:HF_TOKEN}']", "wandb.tags"),
-    "in a group": ("arch.forward_dtype=${oc.env:WANDB_API_KEY}", "arch.forward_dtype"),
-    "where a number belongs": ("epochs=${oc.env:AWS_SECRET_ACCESS_KEY}", "epochs"),
-    "as a group": ("arch=${oc.env:HF_TOKEN}", "what is wrong with the config"),
-    "as an experiment": ("experiment=${oc.env:HF_TOKEN}", "what is wrong with the config"),
-    "as a name": ("run_name='${oc.env:${oc.env:HF_TOKEN}}'", "what is wrong with the config"),
-    "as a key of its own": ("run_name='${${oc.env:HF_TOKEN}}'", "what is wrong with the config"),
-    "as a resolver": ("run_name='${${oc.env:HF_TOKEN}:1}'", "what is wrong with the config"),
-    "by the shell": (f"run_name={SECRETS['HF_TOKEN']}", "the command line"),
-    "by the shell, as a key": (f"{SECRETS['HF_TOKEN']}=1", "the command line"),
-    "by the shell, alone": (SECRETS["MY_PASSWORD"], "the command line"),
-}
-
-
-@pytest.mark.parametrize("case", LEAKS)
-def test_a_config_with_a_secret_is_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    override, where = LEAKS[case]
-    for name, secret in SECRETS.items():
-        monkeypatch.setenv(name, secret)
-    overrides = ["debug=tiny", f"checkpoint_path={tmp_path / 'run'}", override]
-    message = mistake(overrides)
-    assert message.startswith(f"{where} holds the value of the environment variable ")
-    assert any(name in message for name in SECRETS)
-    assert not [secret for secret in SECRETS.values() if secret in message]
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="looks like a secret"):  # --cfg job does not show the secret either
-        CommandLine.parse(["--cfg", "job", *overrides], "pretrain", "")
-
-
-def test_other_environment_variables_may_be_used_in_a_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCRATCH_FOLDER", "/scratch/some/where")
-    monkeypatch.setenv("SORT_KEY", "data")  # an ordinary word, which many values contain
-    for name in ("KEYCLOAK_HOME", "MONKEYPATCH_DIR", "TOKENIZER_DIR", "CREDENTIALS_DIRECTORY", "PWD"):
-        monkeypatch.setenv(name, "/scratch/some")
-    config = read_config("pretrain", ["data_path=${oc.env:SCRATCH_FOLDER}/data"])
-    assert config["data_path"] == "/scratch/some/where/data"
 
 
 @pytest.mark.parametrize("name", ["DB_PASS", "MYSQL_PWD", "GITHUB_PAT", "secret_1", "APIKEY", "GOOGLE_CREDENTIALS"])

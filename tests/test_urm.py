@@ -17,8 +17,8 @@ from tests import fuzz, runs
 from tests.in_process import begin, load_run, train_here
 from training.config import PretrainConfig
 from utils.command_line import read_config, validate
+from utils.composing import Origin
 from utils.errors import UserError
-from utils.mistakes import Origin
 
 SMALL = {"arch": "urm", "arch.num_layers": 1, "arch.H_cycles": 2, "arch.L_cycles": 2, "lr_warmup_steps": 3}
 SHORT = {"max_steps": 4, "checkpoint_every_n_steps": 2, "eval_every_n_steps": None, "log_interval": 1}
@@ -191,7 +191,7 @@ def test_the_published_commands_run_and_resume(name: str, data: Path, tmp_path: 
         ("arch.ema=True", "did you mean ema?"),
         ("+arch.attn_dropout=0.1", "regularize with weight_decay"),
         ("+arch.rms_norm_eps=1e-6", "always 1e-5"),
-        ("use_muon=maybe", "give use_muon=true or false"),
+        ("use_muon=maybe", "optim=muon_urm"),
         ("load_checkpoint=latest", "give resume=auto and the checkpoint_path of the run instead"),
     ],
 )
@@ -212,7 +212,7 @@ def test_a_file_is_told_our_names(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     for lines, expected in (
         ("use_muon: true\n", "write - override /optim: muon_urm below defaults:"),
-        ("arch:\n  loops: 4\n", "did you mean halt_max_steps?"),
+        ("arch:\n  loops: 4\n", "did you mean arch.halt_max_steps?"),
     ):
         file.write_text(f"# @package _global_\ndefaults:\n  - override /arch: urm\n{lines}")
         with pytest.raises(UserError, match=re.escape(expected)):

@@ -7,10 +7,10 @@ from models import shapes_of
 from training.config import PretrainConfig
 from training.data import AnySizes
 from utils.command_line import read_config, typed_keys_and_groups
+from utils.composing import compose
 from utils.config import flatten
-from utils.config_files import as_override
 from utils.errors import UserError
-from utils.yaml_places import chosen_files
+from utils.overrides import as_override
 
 
 def num_parameters(config: PretrainConfig, sizes: AnySizes) -> int:
@@ -68,8 +68,7 @@ def replaced_keys(overrides: list[str]) -> dict[str, tuple[str, str | None]]:
         dict(flatten({"arch": read_config("pretrain", each)["arch"]}))
         for each in ([e for e in without_options if not e.lstrip("+").startswith("arch=")], without_options, overrides)
     )
-    files = (file for file in chosen_files("pretrain", overrides) if file.group == "experiment")
-    set_by_recipe = {key for file in files for key, _ in file.keys_with_lines()}
+    set_by_recipe = compose("pretrain", overrides).keys_of_group["experiment"]
     return {
         key: (as_override(value), as_override(run[key]) if key in run else None)
         for key, value in recipe.items()

@@ -17,9 +17,9 @@ from models.text.losses import TEXT_EVAL_METRICS
 from optim.build import OptimConfig
 from optim.schedule import BatchScaling
 from sharing.published import PuzzleTable
-from utils.command_line import Container
+from training.synonyms import aliases
 from utils.config import Bool, Float, Int, name_of, page
-from utils.config_files import CONFIG_DIR
+from utils.config_files import CONFIG_DIR, Container
 from utils.errors import UserError
 from utils.metrics import WandbConfig
 from utils.perf.trace import ProfileConfig
@@ -80,7 +80,7 @@ def require_keys_of_arch(values: Container) -> None:
         raise UserError(f"parallel.puzzle_table=sharded is for puzzles, but arch={name} reads text; leave it out")
 
 
-@page("pretrain")
+@page("pretrain", bare="data_path", aliases=aliases(batch_size="eval_batch_size"))
 class PretrainConfig(RunConfig):
     """All keys of a run, with those of RunConfig.
 

@@ -32,9 +32,9 @@ from training.footprint import GRADIENTS, PARTS, Footprint, Footprints, Imagined
 from training.precision import with_forward_dtype
 from training.trained import read_config_of_new_run
 from utils.command_line import read_config, validate
+from utils.composing import Origin
 from utils.config_files import choices
 from utils.errors import UserError
-from utils.mistakes import Origin
 from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
 from utils.ranks.world import World
 

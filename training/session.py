@@ -37,10 +37,10 @@ from training.state import TrainState
 from training.text_loader import TextLoader
 from utils.batch import Batch
 from utils.checkpoint.writer import Checkpointer
-from utils.config_files import typed_override
 from utils.errors import UserError
 from utils.metrics import Metrics, Picture, Row
 from utils.out_of_memory import advising, half
+from utils.overrides import typed_override
 from utils.perf.clocks import Deadline, StepClock, TimeShare
 from utils.perf.ranks import RankSampler
 from utils.perf.trace import StepProfiler

@@ -33,24 +33,16 @@ from training.precision import with_forward_dtype
 from utils.checkpoint.format import RunState, read_state, step_folders
 from utils.checkpoint.names import Kind, kind_of, no_checkpoint, step_named
 from utils.checkpoint.reader import Checkpoint, InParts, open_checkpoint
-from utils.command_line import (
-    Container,
-    differences,
-    read_config,
-    typed_changes,
-    typed_keys_and_groups,
-    validate,
-    with_changes,
-)
+from utils.command_line import differences, read_config, typed_changes, typed_keys_and_groups, validate, with_changes
+from utils.composing import compose
 from utils.config import StrictModel
-from utils.config_files import sets_whole_config
+from utils.config_files import Container
 from utils.errors import UserError
 from utils.files import file_errors
 from utils.ranks.world import World
-from utils.run.resume import completed, read_beside_groups
+from utils.run.resume import completed, read_beside_groups, without_options
 from utils.shapes import compare_shapes, shapes_of
 from utils.terminal import tell
-from utils.yaml_places import chosen_files
 
 
 class TrainedConfig(StrictModel):
@@ -317,9 +309,8 @@ def read_config_of_new_run(config_name: str, overrides: list[str]) -> Container:
     source = values["init_from"] or values["load_checkpoint"]
     if source and kind_of(source) == "other":
         raise UserError(no_checkpoint(Path(source)))
-    recipes = (file for file in chosen_files(config_name, overrides) if file.group and sets_whole_config(file.group))
-    chosen = {group for recipe in recipes for group, _ in recipe.chosen_by_defaults()}
-    chosen |= typed_keys_and_groups(overrides)
+    chosen = compose(config_name, without_options(config_name, overrides)).chosen
+    chosen = chosen | typed_keys_and_groups(overrides)
     arch = None if not source or "arch" in chosen else _arch_of_weights(str(source))
     if arch is None:
         return _of_one_kind(read_config(config_name, overrides))

@@ -1,7 +1,8 @@
 """Strict types for config classes: a value of the wrong type is an error and never converted."""
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import reduce
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, reduce
 from operator import or_
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -23,25 +24,69 @@ class StrictModel(BaseModel):
 
 C = TypeVar("C", bound=type[BaseModel])
 
-# The config class of each page: config/<name>.yaml.
-PAGES: dict[str, type[BaseModel]] = {}
+
+@dataclass(frozen=True)
+class Page:
+    """What a program knows of its page, config/<name>.yaml.
+
+    Attributes:
+        config_class: holds the keys of the page.
+        bare: the key that a bare path on the command line stands for.
+        passes_on: the page of the program to which this one passes all other keys on.
+        aliases: other names of keys on a command line, {name: key}; also {key=value: override},
+            where an empty override means that it is left out.
+        text_key: takes the names above a value, and returns the page and the dotted key that decide
+            whether the value is text; None: the names joined, on this page.
+    """
+
+    config_class: type[BaseModel]
+    bare: str | None = None
+    passes_on: str | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    text_key: Callable[[Sequence[str]], tuple[str, str]] | None = None
 
 
-def page(name: str) -> Callable[[C], C]:
-    """Return a decorator of the config class that holds the keys of config/<name>.yaml."""
+# Programs that read no more than the defaults of a page do not import its config class.
+PAGES: dict[str, Page] = {}
+
+
+def page(name: str, **known: Any) -> Callable[[C], C]:
+    """Return a decorator of the config class that holds the keys of config/<name>.yaml.
+
+    Args:
+        known: attributes of Page.
+    """
 
     def register(config_class: C) -> C:
-        PAGES[name] = config_class
+        PAGES[name] = Page(config_class, **known)
         return config_class
 
     return register
 
 
+def null_of_text(page_name: str, names: Sequence[str]) -> bool | None:
+    """Return whether a key may be null that takes text or lists of text; None: it takes neither.
+
+    Args:
+        names: the parts of the dotted key.
+    """
+    known = PAGES.get(page_name)
+    if known is not None and known.text_key is not None:
+        page_name, key = known.text_key(names)
+        return _text_keys(page_name).get(key)
+    return _text_keys(page_name).get(".".join(names))
+
+
+@cache
+def _text_keys(page_name: str) -> dict[str, bool]:
+    return text_keys(PAGES[page_name].config_class) if page_name in PAGES else {}
+
+
 def text_keys(config_class: type[BaseModel], prefix: str = "") -> dict[str, bool]:
     """Return the dotted keys that take text or lists of text, and whether each may be null."""
     found: dict[str, bool] = {}
-    for name, field in config_class.model_fields.items():
-        types = [*_alternatives(field.annotation)]
+    for name, info in config_class.model_fields.items():
+        types = [*_alternatives(info.annotation)]
         if str in types:
             found[f"{prefix}{name}"] = NoneType in types
         for inner in types:

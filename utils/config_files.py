@@ -1,24 +1,21 @@
 """The YAML files of config/, and files of the user that take a place among them."""
 
-import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from io import StringIO
+from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import MarkedYAMLError, YAMLError
+import yaml
+from omegaconf._utils import get_yaml_loader
 
+from utils.config import null_of_text
 from utils.errors import UserError
-from utils.files import file_errors, read_plain_yaml
-from utils.text import for_shell, one_line
+from utils.files import YAML_LOADER, read_plain_yaml
+from utils.text import one_line
+
+Container = dict[str, Any]
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
 _LONGEST_LIST = 400  # characters of a list in a message
@@ -27,14 +24,7 @@ _SUFFIXES = (".yaml", ".yml")
 # The files of these groups set keys of the whole config, which their first line has to say.
 _GLOBAL_GROUPS = ("experiment", "debug")
 _GLOBAL = "# @package _global_"
-# What to do about a problem of the YAML reader, by a part of its message.
-_FIXES = {
-    r"'\t'": "replace the tab in this line by blanks",
-    "mapping values are not allowed": "indent this line as the one above it, and put one colon in it",
-    "but found '<block mapping start>'": "indent this line as the keys beside it",
-    "found duplicate key": "keep one of the two lines",
-    "could not find expected ':'": "write key: value, with a blank after the colon",
-}
+SELF = "_self_"  # the place of a file's own keys among its defaults
 
 
 @dataclass(frozen=True)
@@ -47,6 +37,9 @@ class Place:
     def __str__(self) -> str:
         shown = self.file.relative_to(Path.cwd()) if self.file.is_relative_to(Path.cwd()) else self.file
         return f"{shown}:{self.line}"
+
+
+# ---- what config/ holds ------------------------------------------------------------------------
 
 
 def is_group(name: str) -> bool:
@@ -71,8 +64,8 @@ def listed_choices(group: str) -> str:
 
 def default_groups(config_name: str) -> list[tuple[str, str]]:
     """Return the groups in the config's defaults with their choices, in order; "null": none."""
-    page = (CONFIG_DIR / f"{config_name}.yaml").read_text(encoding="utf-8")
-    return re.findall(r"^  - (?:optional )?(\w+): ?(\w+)", page, flags=re.MULTILINE)
+    entries = ConfigFile.of_config(CONFIG_DIR / f"{config_name}.yaml", "", config_name).defaults
+    return [(entry.group, entry.names[0] if entry.names else "null") for entry in entries if entry.names != [SELF]]
 
 
 def sets_whole_config(group: str) -> bool:
@@ -83,171 +76,181 @@ def sets_whole_config(group: str) -> bool:
 def names_file(override: str) -> bool:
     """Return whether an override chooses a file by its path, as experiment=path/to/my.yaml does."""
     group, _, value = override.lstrip("+").partition("=")
-    return is_group(group) and value.strip("'\"").endswith(_SUFFIXES)
+    return is_group(group) and is_path(value.strip("'\""))
 
 
-def in_quotes(override: str) -> str:
-    """Return an override that names a file with quotes around its path.
+def is_path(choice: str) -> bool:
+    """Return whether the choice of a group is the path of a file."""
+    return choice.endswith(_SUFFIXES)
 
-    Hydra could not read a path with blanks or commas otherwise.
+
+# ---- a file ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of the defaults of a file: files of a group, or SELF."""
+
+    group: str
+    names: list[str]
+    is_override: bool
+    place: Place
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """The contents of a YAML file.
+
+    Attributes:
+        group: the group under which it was chosen, such as arch; empty for the file of all keys.
+        values: as the whole config has them, so those of a file of arch are below arch.
+        lines: the line of each key, also of those that hold keys. Keys are dotted, as the whole
+            config has them.
     """
-    group, _, value = override.partition("=")
-    if not names_file(override) or value[0] in "'\"":
-        return override
-    return f"{group}={quoted(value)}"
+
+    file: Path
+    group: str
+    values: Container
+    lines: dict[str, int]
+    defaults: list[Entry]
+
+    @staticmethod
+    @cache
+    def of_config(file: Path, group: str, config_name: str) -> "ConfigFile":
+        """Read a file of config/, once in a process."""
+        return ConfigFile.read(file, group, config_name)
+
+    @staticmethod
+    def read(file: Path, group: str, config_name: str) -> "ConfigFile":
+        """Read a file.
+
+        Args:
+            config_name: of the page that says which values are text.
+
+        Raises:
+            UserError: The file can't be read, is no YAML, or does not suit its group.
+        """
+        try:
+            text = read_plain_yaml(file).removeprefix("\ufeff")  # which some editors put in front
+            loader = _Loader(text)
+            root = loader.get_single_node()
+            if root is not None and not isinstance(root, yaml.MappingNode):
+                raise UserError(f"{Place(file, root.start_mark.line + 1)} holds no keys; write lines such as lr: 1e-4")
+            is_inside = _is_inside_group(file, group, text, root)
+            reader = _Reader(loader, config_name)
+            pairs = [] if root is None else root.value
+            own = [pair for pair in pairs if pair[0].value != "defaults"]
+            values = reader.mapping(own, [group] if is_inside else [])
+            entries = [value for key, value in pairs if key.value == "defaults"]
+            defaults = [entry for value in entries for entry in _defaults(loader, value, file, group)]
+            if all(entry.names != [SELF] for entry in defaults):
+                defaults.append(Entry(group, [SELF], False, Place(file, 1)))
+            return ConfigFile(file, group, {group: values} if is_inside else values, reader.lines, defaults)
+        except yaml.MarkedYAMLError as error:
+            raise UserError(_malformed(error, file)) from error
+        except UserError:
+            raise
+        except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+            raise UserError(f"{file} can't be read as YAML ({one_line(error)}); correct the file") from error
+
+    def place(self, key: str) -> Place:
+        return Place(self.file, self.lines[key])
 
 
-def quoted(text: str) -> str:
-    """Return a text in the quotes of an override, where only backslashes before a quote count."""
-    escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + match[2].replace("'", "\\'"), text)
-    return f"'{escaped}'"
+def lines_of(file: Path) -> dict[str, int]:
+    """Return the line of each dotted key of a YAML file."""
+    loader = _Loader(file.read_text(encoding="utf-8"))
+    root, reader = loader.get_single_node(), _Reader(loader, "")
+    reader.mapping(root.value if isinstance(root, yaml.MappingNode) else [], [])
+    return reader.lines
 
 
-def typed_override(key: str, value: str) -> str:
-    """Return the override of a text as a shell takes it."""
-    return for_shell([f"{key}={as_override(value)}"])
+class _Loader(YAML_LOADER):  # type: ignore[misc,valid-type]
+    """Reads scalars as OmegaConf does: 1e-4 is a number, and a date is text."""
+
+    yaml_implicit_resolvers = get_yaml_loader().yaml_implicit_resolvers
 
 
-def as_override(value: Any) -> str:
-    """Return a value as it is typed after the equals sign of an override."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return f"[{','.join(map(as_override, value))}]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{as_override(inner)}" for key, inner in value.items()) + "}"
-    text = str(value)
-    if not isinstance(value, str):
-        return text
-    try:
-        read = OverridesParser.create().parse_override(f"key={text}").value()
-    except (HydraException, ValueError):
-        return quoted(text)
-    # A sweep keeps a list among the values of a parameter as text.
-    return text if read == text or isinstance(read, list | dict) else quoted(text)
+class _Reader:
+    """Makes values of YAML nodes, and notes the line of each key."""
+
+    def __init__(self, loader: _Loader, config_name: str) -> None:
+        self._loader, self._config_name = loader, config_name
+        self.lines: dict[str, int] = {}
+
+    def mapping(self, pairs: Sequence[tuple[yaml.Node, yaml.Node]], above: Sequence[str]) -> Container:
+        values: Container = {}
+        for key, value in pairs:
+            name = key.value if isinstance(key, yaml.ScalarNode) else None
+            if name is None or name in values:
+                problem = "found a key that is no text" if name is None else f"found duplicate key {name}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            self.lines[".".join([*above, name])] = key.start_mark.line + 1
+            values[name] = self._value(value, [*above, name])
+        return values
+
+    def _value(self, node: yaml.Node, names: Sequence[str]) -> Any:
+        kind = node.tag.removeprefix("tag:yaml.org,2002:")
+        if isinstance(node, yaml.MappingNode) and kind == "map":
+            return self.mapping(node.value, names)
+        if isinstance(node, yaml.SequenceNode) and kind == "seq":
+            return [self._value(each, names) for each in node.value]
+        value = self._loader.construct_object(node, deep=True)  # refuses tags of other types
+        may_be_null = null_of_text(self._config_name, names)
+        if may_be_null is None or (value is None and (may_be_null or not node.value)):
+            return value
+        return node.value  # text keeps its characters: 1.10, 2026_11_27, on
 
 
-def malformed(error: MarkedYAMLError, file: str | None = None) -> str:
-    """Return a message with the file and the line; None: the file that the error itself names."""
-    problem = error.problem or "malformed"
-    # Of a line without a colon, the problem is noticed later.
-    mark = error.context_mark if "could not find expected ':'" in problem else error.problem_mark
-    file, line = file or (mark.name if mark is not None else "a file of the config"), mark.line + 1 if mark else 1
-    place = Place(Path(file), line)
-    fix = next((fix for part, fix in _FIXES.items() if part in problem), "correct this line or the one before")
-    return f"{place}: can't be read as YAML ({problem}); {fix}"
-
-
-def from_folder(folder: str, overrides: list[str]) -> list[str]:
-    """Return the overrides with the path of each chosen file that lies in a folder like config/.
-
-    Args:
-        folder: a folder that holds experiment/, arch/ and so on, as config/ does.
+def _is_inside_group(file: Path, group: str, text: str, root: yaml.MappingNode | None) -> bool:
+    """Return whether the keys of a file belong below its group.
 
     Raises:
-        UserError: The folder is missing, or holds none of the chosen configs.
+        UserError: The first line of the file says something else than its group has to.
     """
-    root, found = Path(os.path.expanduser(folder)), []
-    with file_errors():
-        if not root.is_dir():
-            raise UserError(f"--config-dir {folder!r} is no folder; give one that holds experiment/, arch/ or the like")
-        for typed in overrides:
-            group, _, names = typed.lstrip("+").partition("=")
-            if not is_group(group) or "/" in names:
-                found.append(typed)
-                continue
-            files = [(name, root / group / f"{name}.yaml") for name in names.split(",")]  # several: for sweep.py
-            found.append(f"{group}={','.join(str(file) if file.is_file() else name for name, file in files)}")
-        if found == overrides:
-            held = sorted(
-                f"{file.parent.name}={file.stem}" for file in root.glob("*/[!_]*.yaml") if is_group(file.parent.name)
-            )
-            raise UserError(
-                f"--config-dir {folder} holds none of the configs on the command line; "
-                + (
-                    f"it has {', '.join(held)}"
-                    if held
-                    else "it needs folders like those of config/: experiment/, arch/"
-                )
-            )
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    says_global = re.fullmatch(r"#\s*@package\s+_global_", first) is not None
+    if group in _GLOBAL_GROUPS and not says_global:
+        raise UserError(f"{Place(file, 1)}: the first line has to be '{_GLOBAL}', as in config/{group}/; add it")
+    if group and group not in _GLOBAL_GROUPS and says_global:
+        if root is None or group not in [key.value for key, _ in root.value]:
+            raise UserError(f"{Place(file, 1)}: the keys of this file belong to {group}; remove this line")
+        return False
+    return not sets_whole_config(group)
+
+
+def _defaults(loader: _Loader, node: yaml.Node, file: Path, group: str) -> list[Entry]:
+    """Return the entries below `defaults:` of a file.
+
+    Raises:
+        UserError: An entry chooses nothing, or a group otherwise than with override.
+    """
+    if not isinstance(node, yaml.SequenceNode):
+        place = Place(file, node.start_mark.line + 1)
+        raise UserError(f"{place}: defaults is no list; write a line such as - override /arch: trm for each choice")
+    entries = [(Place(file, each.start_mark.line + 1), loader.construct_object(each, deep=True)) for each in node.value]
+    found = []
+    for place, entry in entries:
+        if isinstance(entry, str):
+            head, _, name = entry.rpartition("/")
+            found.append(Entry(head.lstrip("/") or group, [name], False, place))
+            continue
+        key, value = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else ("", entry)
+        words = str(key).split()
+        is_override = words[:-1] == ["override"] and words[-1].startswith("/")
+        is_of_page = not group and len(words) == 1
+        names = value if isinstance(value, list) else [] if value is None else [value]
+        if not (is_override or is_of_page) or not all(isinstance(name, str) for name in names):
+            chosen = words[-1].lstrip("/") if words else "arch"
+            raise UserError(f"{place}: here a group is chosen as - override /{chosen}: {value if words else '...'}")
+        found.append(Entry(words[-1].lstrip("/"), names, is_override, place))
     return found
 
 
-@contextmanager
-def placed(overrides: Iterable[str]) -> Iterator[tuple[list[str], list[Path]]]:
-    """Give overrides that choose files by name, and the folders in which Hydra finds the files.
-
-    Each file is copied under a name that no other file has. If its folder is named after its group,
-    the file may refer to files beside it and in the folders of other groups.
-
-    Raises:
-        UserError: A file is missing or no YAML, or does not suit its group.
-    """
-    with TemporaryDirectory(prefix="config_") as temporary:
-        by_name, folders = [], [Path(temporary)]
-        for number, typed in enumerate(overrides):
-            if not names_file(typed):
-                by_name.append(typed)
-                continue
-            override = OverridesParser.create().parse_override(typed.lstrip("+"))
-            group = override.key_or_group
-            with file_errors():
-                file = Path(os.path.expanduser(str(override.value()))).absolute()
-                text = _contents(group, file)
-                (folders[0] / group).mkdir(exist_ok=True)
-                (folders[0] / group / f"file_{number}.yaml").write_text(text, encoding="utf-8")
-                if file.parent.name == group:
-                    folders.append(file.parent.parent)
-            by_name.append(f"{group}=file_{number}")
-        yield by_name, folders
-
-
-def _contents(group: str, file: Path) -> str:
-    """Return the text of a file that is to be read as a config of this group."""
-    if not file.is_file():
-        known = f"write {group}={file.stem}" if file.stem in choices(group) else "correct the path"
-        raise UserError(f"{group}={file} is not there, or is no regular file; {known}")
-    try:
-        text = read_plain_yaml(file).removeprefix("\ufeff")  # which some editors put in front
-        config = OmegaConf.load(StringIO(text))
-    except MarkedYAMLError as error:
-        raise UserError(malformed(error, str(file))) from error
-    except (YAMLError, UnicodeDecodeError, OmegaConfBaseException, RecursionError) as error:
-        raise UserError(f"{file} can't be read as YAML ({one_line(error)}); correct the file") from error
-    except OSError:  # OmegaConf's answer to a text or a number
-        config = None
-    if not isinstance(config, DictConfig):
-        raise UserError(f"{file} holds no keys; write lines such as lr: 1e-4")
-    if "hydra" in config:
-        raise UserError(f"{file} has settings of Hydra's own, which have no effect here; remove hydra: from it")
-    if not isinstance(config.get("defaults", []), ListConfig | list):
-        raise UserError(f"{file}: defaults is no list; write a line such as - override /arch: trm for each choice")
-    _require_package(group, file, text)
-    return text
-
-
-def check_chosen(overrides: Iterable[str]) -> None:
-    """Raise UserError if a chosen file of config/ does not say that it sets keys of all groups.
-
-    Files that are chosen by their path are checked where they are read.
-    """
-    for typed in overrides:
-        group, _, names = typed.lstrip("+").partition("=")
-        for name in re.findall(r"[^][,'\"\s]+", names) if group in _GLOBAL_GROUPS and not names_file(typed) else ():
-            file = CONFIG_DIR / group / f"{name}.yaml"
-            if file.is_file():
-                with file_errors():
-                    _require_package(group, file, file.read_text(encoding="utf-8"))
-
-
-def _require_package(group: str, file: Path, text: str) -> None:
-    """Raise UserError if a file of this group does not begin as it has to."""
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    says_global = re.fullmatch(r"#\s*@package\s+_global_", first) is not None
-    sets_own_group = re.search(rf"^{group}:", text, re.MULTILINE) is not None  # Hydra can read such a file
-    if says_global and group not in _GLOBAL_GROUPS and (group == "sweep" or not sets_own_group):
-        raise UserError(f"{Place(file, 1)}: the keys of this file belong to {group}; remove this line")
-    if group in _GLOBAL_GROUPS and not says_global:
-        raise UserError(f"{Place(file, 1)}: the first line has to be '{_GLOBAL}', as in config/{group}/; add it")
+def _malformed(error: yaml.MarkedYAMLError, file: Path) -> str:
+    """Return a message with the file and the line."""
+    problem = error.problem or "malformed"
+    # Of a line without a colon, the problem is noticed later.
+    mark = error.context_mark if "could not find expected ':'" in problem else error.problem_mark
+    place = Place(file, mark.line + 1 if mark else 1)
+    return f"{place}: can't be read as YAML ({problem}); correct this line or the one before"

@@ -24,6 +24,8 @@ INCOMPLETE = ".incomplete_"
 # Generous limits: a config has a few thousand bytes and a handful of levels.
 _MOST_YAML_BYTES = 1 << 18
 _DEEPEST_YAML = 20
+# The reader in C is seven times as fast, and not everywhere part of PyYAML.
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def plain(file: Path) -> Path:
@@ -50,7 +52,7 @@ def read_plain_yaml(file: Path) -> str:
         raise yaml.YAMLError(f"has {file.stat().st_size:,} bytes, no config")
     text = file.read_text(encoding="utf-8")
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for event in yaml.parse(text, Loader=YAML_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST_YAML or getattr(event, "anchor", None):
             raise yaml.YAMLError("has anchors, or is nested deeper than any config")

@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from utils.config_files import as_override
 from utils.errors import UserError
+from utils.overrides import as_override
 from utils.programs import started
 from utils.run.history import read_run_config
 from utils.terminal import tell

@@ -12,8 +12,8 @@ from dataset.schema import open_split
 from dataset.tasks import TASKS, task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
 from utils.checkpoint.format import read_name, step_folders
-from utils.config_files import typed_override
 from utils.errors import UserError
+from utils.overrides import typed_override
 from utils.run.folder import located_paths
 from utils.run.history import History, read_run_config
 from utils.text import for_shell

@@ -11,8 +11,9 @@ from search.export import EXPERIMENTS, write_experiment
 from search.study import Study, open_study
 from sweep import sweep as main
 from tests.search.finished import Ended, add_trials, finished, read_sweep
-from utils.command_line import Container, read_config
+from utils.command_line import read_config
 from utils.config import flatten
+from utils.config_files import Container
 from utils.errors import UserError
 
 

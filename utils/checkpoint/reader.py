@@ -28,9 +28,9 @@ from utils.checkpoint.format import (
     step_folders,
 )
 from utils.checkpoint.names import no_checkpoint, step_named
-from utils.config_files import typed_override
 from utils.errors import UserError
 from utils.files import file_errors, plain
+from utils.overrides import typed_override
 from utils.safetensors_files import FILE, INDEX, load_files, read_index
 from utils.shapes import compare_shapes, shapes_of
 

@@ -1,16 +1,14 @@
 """Settings of the process groups, and the layout of the ranks."""
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from pydantic import Field, field_validator
 
 from utils.command_line import validate
 from utils.config import Float, Int, StrictModel
+from utils.overrides import parse_override
 
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 
@@ -44,9 +42,7 @@ class MeetingConfig(StrictModel):
         for word in arguments:
             match = re.match(r"[+-]*dist\.(\w+)=", word)
             if match is not None and match[1] in MeetingConfig.model_fields:
-                # If Hydra can't read it, rank 0 says so as soon as it reads the whole command line.
-                with suppress(HydraException, ValueError):
-                    values[match[1]] = OverridesParser.create().parse_override(word.lstrip("+-")).value()
+                values[match[1]] = parse_override(word.lstrip("+-")).value()
         return validate(_Typed, {"dist": values}).dist
 
 

@@ -11,9 +11,9 @@ from pydantic import field_validator
 
 from utils.checkpoint.format import step_folders
 from utils.config import Bool, StrictModel
-from utils.config_files import typed_override
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically, writing
+from utils.overrides import typed_override
 from utils.ranks.launch import Launch
 
 CHECKPOINTS = Path("checkpoints")

@@ -16,7 +16,6 @@ from utils.checkpoint.format import read_state, step_folders
 from utils.checkpoint.names import folder_around, kind_of, nearest_run, refuse_folder_of_runs, run_folder_of
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
 from utils.command_line import (
-    Container,
     differences,
     filled_up,
     read_config,
@@ -25,18 +24,18 @@ from utils.command_line import (
     validate,
     with_changes,
 )
+from utils.composing import Origin
 from utils.config import flatten
-from utils.config_files import Place, choices, default_groups, typed_override
+from utils.config_files import Container, Place, choices, default_groups, lines_of
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
-from utils.mistakes import Origin
+from utils.overrides import typed_override
 from utils.ranks.config import DEFAULT_MEETING
 from utils.ranks.launch import Launch
 from utils.run.folder import CHECKPOINTS, C, RunConfig, claim_fresh, clear_stopped, note_name, same_folder, with_names
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
 from utils.terminal import tell
-from utils.yaml_places import ChosenFile
 
 _NAMES = ("project_name", "run_name")
 # Keys that belong to one start, not to the run: where the run is, and what a user allowed once.
@@ -79,7 +78,7 @@ class _Resumed(Origin):
         if any(key == each or key.startswith(f"{each}.") for each in self.changed):
             return super().place_of(key)
         above = "config." if self.file.name == "state.json" else ""
-        lines = dict(ChosenFile(self.file, group="").keys_with_lines())
+        lines = lines_of(self.file)
         stored = f"{above}{key}"
         while stored not in lines and "." in stored:  # a list and its elements have one line
             stored = stored.rpartition(".")[0]
@@ -250,8 +249,13 @@ def read_beside_groups(config_name: str, overrides: list[str]) -> Container:
     try:
         return read_config(config_name, overrides)
     except UserError:
-        options = tuple(f"{group}." for group, _ in default_groups(config_name))
-        return read_config(config_name, [typed for typed in overrides if not typed.lstrip("+~").startswith(options)])
+        return read_config(config_name, without_options(config_name, overrides))
+
+
+def without_options(config_name: str, overrides: list[str]) -> list[str]:
+    """Return the overrides without those of options of a group, such as arch.L_layers=1."""
+    options = tuple(f"{group}." for group, _ in default_groups(config_name))
+    return [typed for typed in overrides if not typed.lstrip("+~").startswith(options)]
 
 
 def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:

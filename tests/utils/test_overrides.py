@@ -13,8 +13,9 @@ from omegaconf import OmegaConf
 from search.sweep import Sweep, differing
 from training.config import PretrainConfig
 from utils.command_line import CommandLine, read_config, validate
+from utils.composing import Origin
 from utils.errors import UserError
-from utils.mistakes import Origin
+from utils.overrides import as_override
 from utils.ranks.launch import Launch
 from utils.run.history import read_run_config
 from utils.run.lock import RunLock
@@ -163,3 +164,35 @@ def test_a_stored_config_that_was_edited_asks_for_quotes_with_its_line(
     with pytest.raises(UserError, match=r"^run/config.yaml:\d+: data_path: .*1\.1 .*quotes$"):
         _start(["resume=auto", "checkpoint_path=run"])
     assert not os.path.exists(tmp_path / "checkpoints")
+
+
+# ---- values as they are typed ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "runs/a-1.b",
+        "my runs/a",
+        "my runs/a, b",
+        "it's \\",
+        "1",
+        "1e-4",
+        "true",
+        "null",
+        "",
+        "a=b",
+        "key:x",
+        "(a)",
+        "@~%ü",
+        "{a",
+        "[1",
+    ],
+)
+def test_a_text_that_is_typed_as_an_override_is_read_as_that_text(value: str) -> None:
+    assert read_config("pretrain", [f"run_name={as_override(value)}", "data_path=x"])["run_name"] == value
+
+
+@pytest.mark.parametrize("value", [None, True, 3, 0.5, ["a b", "1", 2], [{"until": 0.3, "name": "a, b"}]])
+def test_a_value_that_is_typed_as_an_override_is_read_as_that_value(value: object) -> None:
+    assert read_config("pretrain", [f"arch.depth_curriculum={as_override(value)}"])["arch"]["depth_curriculum"] == value

@@ -1,19 +1,17 @@
 """Names that other programs have for our keys.
 
-NAMES are for "did you mean ...?" in a message. They come from the published HRM, TRM and URM code,
+_NAMES are for "did you mean ...?" in a message. They come from the published HRM, TRM and URM code,
 PyTorch, PyTorch Lightning, Hugging Face's Trainer, timm and nanoGPT. No key is read under such a
-name. INSTEAD is for keys of URM's code that have no counterpart.
+name. _INSTEAD is for keys of other programs that have no counterpart.
 
-Two names of URM's published commands are read on a command line: see `in_our_words`.
+Names of URM's published commands, and of keys of our own programs, are read on a command line:
+see `aliases`.
 """
 
-import re
-from collections.abc import Sequence
-
-from utils.errors import UserError
+from utils.mistakes import INSTEAD, OTHER_NAMES
 
 # Only the keys that a program has are suggested, so a name may stand for keys of several programs.
-NAMES = {
+_NAMES = {
     "lr": "learning_rate base_lr max_lr peak_lr init_lr",
     "lr_min_ratio": "min_lr lr_min eta_min min_lr_ratio min_lr_rate final_lr",
     "lr_warmup_steps": "warmup_steps num_warmup_steps warmup warmup_iters lr_warmup warmup_ratio",
@@ -26,8 +24,8 @@ NAMES = {
     "gradient_clipping",
     "ema": "use_ema",
     "ema_rate": "ema_decay ema_beta ema_momentum ema_mu ema_alpha",
-    "batch_size": "eval_batch_size global_batch_size bs",
-    "global_batch_size": "batch_size bs train_batch_size per_device_train_batch_size micro_batch_size",
+    "batch_size": "global_batch_size bs",
+    "global_batch_size": "bs train_batch_size per_device_train_batch_size micro_batch_size",
     "grad_accumulation": "accumulate_grad_batches gradient_accumulation_steps grad_accum grad_accum_steps",
     "epochs": "max_epochs num_epochs n_epochs num_train_epochs",
     "max_steps": "steps max_iters num_iters total_steps train_steps num_train_steps iterations num_iterations",
@@ -69,19 +67,21 @@ NAMES = {
     "parallel": "strategy distributed",
     "experiment": "config config_name recipe preset",
     "arch.hidden_size": "n_embd d_model dim hidden_dim embed_dim emb_dim width model_dim hidden",
-    "arch.num_heads": "n_head n_heads nhead num_attention_heads heads",
+    "arch.num_heads": "n_head n_heads nhead num_attention_heads attention_heads heads",
     "arch.L_layers": "n_layer n_layers num_layers num_hidden_layers layers depth",
     "arch.H_layers": "n_layer n_layers num_layers num_hidden_layers layers depth",
+    "arch.activation_checkpointing": "gradient_checkpointing use_gradient_checkpointing checkpoint_activations "
+    "activation_checkpoint",
     "arch.expansion": "mlp_ratio ffn_mult",
     "arch.halt_max_steps": "max_segments n_sup N_sup num_segments loops",
     "arch.forward_dtype": "dtype precision bf16 fp16 amp mixed_precision",
     "arch.loss.loss_type": "loss criterion loss_fn",
-    "dist.backend": "dist_backend ddp_backend",
+    "dist.backend": "dist_backend ddp_backend backend",
     "dist.num_threads": "num_threads threads",
 }
 
-# Keys of URM's code (arXiv 2512.14693) that mean nothing here, and what to use instead.
-INSTEAD = {
+# Keys that mean nothing here, and what to use instead.
+_INSTEAD = {
     "grad_accum_steps": "URM's code sums the gradients of so many batches before an update; give global_batch_size the "
     "size of that sum, and grad_accumulation=N to compute it in N parts",
     "target_q_update_every": "it has no effect on URM in its own code; leave it out, or give "
@@ -98,46 +98,34 @@ INSTEAD = {
     "arch.attn_dropout": "URM's model does not read it; leave it out, and regularize with weight_decay",
     "arch.mlp_dropout": "URM's model does not read it; leave it out, and regularize with weight_decay",
     "arch.rms_norm_eps": "it is always 1e-5, the published default; leave it out",
+    **dict.fromkeys(("vocab_size", "padded_vocab_size"), "the tokens of the data decide it; leave it out"),
+    **dict.fromkeys(
+        ("seq_len", "seq_length", "max_seq_length", "max_seq_len", "max_length", "block_size", "context_length"),
+        "the data decide it; build the dataset with another length",
+    ),
+    **dict.fromkeys(
+        ("world_size", "rank", "local_rank", "nproc_per_node", "num_gpus", "num_nodes"),
+        "the launcher says it, as in torchrun --nproc-per-node 8 pretrain.py; leave it out",
+    ),
+    "no_nccl": "write dist.backend=gloo",
+    **dict.fromkeys(("multirun", "m"), "sweep.py starts several trainings, and this is one"),
+    "sweep": "sweep.py takes it, and starts several trainings",
+    "config_path": "write --config-dir DIR",
 }
 
-_LOOPS, _SEGMENTS = "arch.loops", "arch.halt_max_steps"
-_USE_MUON, _MUON = "use_muon", "optim=muon_urm"
+OTHER_NAMES.update(_NAMES)
+INSTEAD.update(_INSTEAD)
 
 
-def in_our_words(overrides: Sequence[str]) -> list[str]:
-    """Return overrides with our keys for those of URM's published commands.
+def aliases(**of_program: str) -> dict[str, str]:
+    """Return the other names of keys that a program reads.
 
-    arch.loops=N becomes arch.halt_max_steps=N. use_muon=True becomes optim=muon_urm, and
-    use_muon=False is left out.
-
-    Raises:
-        UserError: An override says the same under both names, or use_muon is neither true nor
-            false.
+    Args:
+        of_program: {name: key}, beside the names of URM's published commands.
     """
-    keys = [typed.lstrip("+").partition("=")[0] for typed in overrides]
-    if _LOOPS in keys and _SEGMENTS in keys:
-        raise UserError(f"{_LOOPS} and {_SEGMENTS} mean the same; give one of them")
-    found = []
-    for key, typed in zip(keys, overrides, strict=True):
-        value = typed.partition("=")[2]
-        if key == _LOOPS:
-            found.append(f"{_SEGMENTS}={value}")
-        elif key != _USE_MUON:
-            found.append(typed)
-        elif re.fullmatch("true", value, re.IGNORECASE):
-            if "optim" in keys:
-                raise UserError(f"{typed} means {_MUON}, and optim is given as well; give one of them")
-            found.append(_MUON)
-        elif not re.fullmatch("false", value, re.IGNORECASE):
-            raise UserError(f"{typed} chooses {_MUON} or nothing; give use_muon=true or false")
-    return found
-
-
-# Groups under which other programs keep such keys, as in trainer.max_epochs.
-_GROUPS = ("trainer.", "training.", "train.", "model.", "data.", "optimizer.", "optim.", "arch.", "args.", "config.")
-
-
-def meant(key: str) -> list[str]:
-    """Return our keys for another program's key, best first. Not every program has all of them."""
-    bare = next((key.removeprefix(group) for group in _GROUPS if key.startswith(group)), key)
-    return [ours for ours, names in NAMES.items() if {key, bare, bare.replace("-", "_")} & set(names.split())]
+    return {
+        "arch.loops": "arch.halt_max_steps",
+        "use_muon=true": "optim=muon_urm",
+        "use_muon=false": "",
+        **of_program,
+    }

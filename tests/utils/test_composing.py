@@ -1,0 +1,269 @@
+"""YAML files: how they build on one another, and the file and line of each mistake."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+import evaluate
+import solve
+from launch.ray_config import RayPage
+from pretrain import USAGE
+from search.sweep import Sweep
+from tests import runs
+from training.config import PretrainConfig
+from utils.command_line import CommandLine, read_config, validate
+from utils.composing import Origin, compose, names_in
+from utils.config import PAGES
+from utils.config_files import default_groups
+from utils.errors import UserError
+from utils.mistakes import OTHER_NAMES
+
+GLOBAL = "# @package _global_\n"
+EXPERIMENT = GLOBAL + "defaults:\n  - override /arch: small\n\nlr: 3e-4\n"
+ARCH = "defaults:\n  - trm\n  - _self_\n\nhidden_size: 64\nnum_heads: 2\n"
+
+# These few lines stand for 10^12 numbers.
+BOMB = f"{GLOBAL}a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
+)
+
+
+@pytest.fixture(params=["configs", "my configs, 'new' ${x} \\"])
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Return a folder like config/, with an experiment that chooses an architecture beside it."""
+    root = tmp_path / str(request.param)
+    for group, name, text in (("experiment", "mine", EXPERIMENT), ("arch", "small", ARCH)):
+        (root / group).mkdir(parents=True)
+        (root / group / f"{name}.yaml").write_text(text)
+    return root
+
+
+def _read(*typed: str) -> PretrainConfig:
+    overrides = CommandLine.parse(list(typed), "pretrain", USAGE).overrides
+    return validate(PretrainConfig, read_config("pretrain", overrides), Origin("pretrain", overrides))
+
+
+def _mistake(*typed: str) -> str:
+    with pytest.raises(UserError) as caught:
+        _read(*typed)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- how files build on one another ------------------------------------------------------------
+
+
+def test_an_experiment_by_its_path_refers_to_files_beside_it(folder: Path) -> None:
+    config = _read(f"experiment={folder}/experiment/mine.yaml")
+    assert (config.lr, config.arch.name, config.arch.hidden_size) == (3e-4, "trm", 64)
+    config = _read(f"experiment={folder}/experiment/mine.yaml", "lr=1e-2", "arch.hidden_size=32")
+    assert (config.lr, config.arch.hidden_size) == (1e-2, 32), "what is typed comes last"
+    assert _read(f"experiment={folder}/experiment/mine.yaml", "arch=hrm").arch.name == "hrm", "also a choice"
+
+
+def test_a_folder_of_configs(folder: Path, tmp_path: Path) -> None:
+    by_path = _read(f"experiment={folder}/experiment/mine.yaml")
+    assert _read("--config-dir", str(folder), "experiment=mine") == by_path
+    assert _read("experiment=mine", f"--config-dir={folder}") == by_path
+    own, known = _read(f"--config-dir={folder}", "arch=small", "experiment=demo"), _read("experiment=demo")
+    assert own.arch.hidden_size == 64 and own.lr == known.lr
+    for useless in (str(folder), str(tmp_path / "none")):
+        assert f"--config-dir {useless} holds none" in _mistake("--config-dir", useless, "experiment=demo")
+
+
+def test_a_file_may_lie_anywhere_and_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for size in (64, 128):
+        Path("loose.yml").write_text(ARCH.replace("64", str(size)))
+        assert _read("arch=loose.yml").arch.hidden_size == size
+
+
+def test_files_of_one_name_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    """Whatever the order of the words, the file that was typed is taken."""
+    (tmp_path / "small.yaml").write_text(ARCH.replace("64", "128"))
+    (tmp_path / "demo.yaml").write_text("# @package _global_\nlr: 0.25\n")
+    typed = [f"experiment={folder}/experiment/mine.yaml", f"arch={tmp_path}/small.yaml"]
+    for words in (typed, typed[::-1]):
+        assert _read(*words).arch.hidden_size == 128, words
+    assert _read(f"experiment={tmp_path}/demo.yaml").lr == 0.25, "the name of a file of config/ is free"
+
+
+def test_an_experiment_on_another_one(tmp_path: Path) -> None:
+    """Its own keys come last, or where _self_ stands. Its own choices come first."""
+    (tmp_path / "mine.yaml").write_text(GLOBAL + "defaults:\n  - demo\n  - override /optim: adamw\nlr: 7\nseed: 3\n")
+    config, demo = _read(f"experiment={tmp_path}/mine.yaml"), _read("experiment=demo")
+    assert (config.lr, config.seed, config.optim.name, config.arch) == (7, 3, "adamw", demo.arch)
+    (tmp_path / "mine.yaml").write_text(GLOBAL + "defaults: [_self_, demo]\nlr: 7\nseed: 3\n")
+    config = _read(f"experiment={tmp_path}/mine.yaml")
+    assert (config.lr, config.seed, config.optim) == (demo.lr, 3, demo.optim)
+    both = _read("experiment=[demo,trm_maze_hard]")
+    assert (both.arch.name, both.optim.name, both.project_name) == ("trm", "muon", "demo")
+
+
+def test_where_a_value_comes_from(folder: Path) -> None:
+    file = folder / "experiment" / "mine.yaml"
+    typed = [f"experiment={file}", "seed=3"]
+    origin, composed = Origin("pretrain", typed), compose("pretrain", typed)
+    places = {key: origin.place_of(key) for key in ("lr", "arch.hidden_size", "arch.name", "seed")}
+    found = {key: place and (place.file.name, place.line) for key, place in places.items()}
+    assert found == {
+        "lr": ("mine.yaml", 5),
+        "arch.hidden_size": ("small.yaml", 5),
+        "arch.name": ("trm.yaml", 6),
+        "seed": None,
+    }
+    assert composed.chosen == {"experiment", "arch"} and composed.choices["arch"] == "small"
+    assert composed.keys_of_group["experiment"] == {"lr"} and "arch.puzzle_emb_ndim" in composed.derived
+
+
+def test_a_run_by_an_own_experiment_resumes_without_the_file(folder: Path, data: Path, tmp_path: Path) -> None:
+    run, file = tmp_path / "run", folder / "experiment" / "mine.yaml"
+    tiny = ["arch.hidden_size=32", "arch.H_cycles=1", "arch.L_cycles=1", "global_batch_size=16", "lr_warmup_steps=0"]
+    typed = [f"experiment={file}", f"data_path={data}", f"checkpoint_path={run}", "device=cpu", *tiny]
+    typed = [*typed, "arch.forward_dtype=float32", "wandb.mode=disabled"]
+    runs.train([*typed, "max_steps=2"], tmp_path / "log").ok()
+    file.unlink()
+    assert "at step 2" in runs.train([f"resume={run}", "max_steps=3"], tmp_path / "log").ok()
+
+
+# ---- mistakes ----------------------------------------------------------------------------------
+
+# The group, the text of the file, and the message after the name of the file.
+MISTAKES = {
+    "no package": ("experiment", "lr: 3\n", ":1: the first line has to be '# @package _global_'"),
+    "late package": ("debug", "lr: 3\n" + GLOBAL, ":1: the first line has to be '# @package _global_'"),
+    "package of another": ("arch", GLOBAL + "hidden_size: 64\n", ":1: the keys of this file belong to arch"),
+    "misspelt": ("experiment", GLOBAL + "# why\nlrr: 3\n", ":3: unknown key 'lrr'; did you mean lr?"),
+    "nested": ("experiment", GLOBAL + "arch:\n  loss:\n    los_type: x\n", ":4: unknown key 'arch.loss.los_type'; did"),
+    "in a group": ("optim", "defaults: [muon]\nmuonlr: 3\n", ":2: unknown key 'optim.muonlr'; did you mean optim.muon"),
+    "its own group": ("arch", "defaults: [trm]\narch:\n  lr: 1\n", ":2: unknown key 'arch.arch'"),
+    "another program's": (
+        "experiment",
+        GLOBAL + "ema_decay: 0.9\n",
+        ":2: unknown key 'ema_decay'; did you mean ema_rate",
+    ),
+    "too high": ("experiment", GLOBAL + "hidden_size: 64\n", "did you mean arch.hidden_size?"),
+    "dotted": (
+        "experiment",
+        GLOBAL + "arch.hidden_size: 64\n",
+        ":2: unknown key 'arch.hidden_size'; write hidden_size:",
+    ),
+    "of another choice": (
+        "experiment",
+        GLOBAL + "optim:\n  muon_lr: 3\n",
+        ":3: unknown key 'optim.muon_lr': the chosen",
+    ),
+    "indented": ("experiment", GLOBAL + "lr: 3\n  epochs: 3\n", ":3: can't be read as YAML (mapping values are not"),
+    "tab": ("experiment", GLOBAL + "arch:\n\tlr: 3\n", ":3: can't be read as YAML"),
+    "twice": ("experiment", GLOBAL + "lr: 1\nlr: 2\n", ":3: can't be read as YAML (found duplicate key lr)"),
+    "no blank": ("experiment", GLOBAL + "epochs: 3\nlr:1e-3\n", ":3: can't be read as YAML"),
+    "no keys": ("experiment", GLOBAL + "lr=1e-3\n", ":2 holds no keys"),
+    "list": ("experiment", GLOBAL + "- 1\n", ":2 holds no keys"),
+    "empty": ("experiment", "", ":1: the first line has to be"),
+    "bytes": ("experiment", GLOBAL + "lr: \udcff\n", " can't be read as YAML ('utf-8' codec"),
+    "deep": ("experiment", GLOBAL + "lr: " + "[" * 5000 + "\n", " can't be read as YAML"),
+    "bomb": ("experiment", BOMB, " can't be read as YAML (has anchors, or is nested deeper"),
+    "code": ("experiment", GLOBAL + "lr: !!python/object/apply:os.getpid []\n", ":2: can't be read as YAML"),
+    "value": ("experiment", GLOBAL + "lr: fast\n", ":2: lr: input should be a valid number, but it is 'fast'"),
+    "quotes": ("experiment", GLOBAL + "lr: '1e-3'\n", "but it is '1e-3'; write 1e-3 without quotes"),
+    "element of a list": (
+        "experiment",
+        GLOBAL + "lr: 3\nevaluators:\n  - sudko\n",
+        ":3: evaluators.0: input should be",
+    ),
+    "derived from a wrong value": ("experiment", GLOBAL + "arch: {hidden_size: big}\n", ":2: arch.hidden_size: input"),
+    "interpolation": ("experiment", GLOBAL + "lr: ${nokey}\n", ":2: lr: Interpolation key 'nokey' not found"),
+    "open interpolation": ("experiment", GLOBAL + "lr: ${\n", ":2: lr: "),
+    "defaults": ("experiment", GLOBAL + "defaults: 3\n", ":2: defaults is no list"),
+    "group as a key": (
+        "experiment",
+        GLOBAL + "arch: trm\n",
+        "but it is 'trm'; below defaults: write - override /arch: trm",
+    ),
+    "group without override": (
+        "experiment",
+        GLOBAL + "defaults:\n  - arch: trm\n",
+        ":3: here a group is chosen as - ov",
+    ),
+    "group without slash": ("experiment", GLOBAL + "defaults:\n  - override arch: trm\n", ":3: here a group is chosen"),
+    "unknown group": ("experiment", GLOBAL + "defaults:\n  - override /arc: trm\n", ":3: unknown key 'arc'; did you"),
+    "unknown choice": (
+        "experiment",
+        GLOBAL + "defaults:\n  - override /arch: tmr\n",
+        ":3: there is no config 'arch/tmr'",
+    ),
+    "choice of what was read": ("arch", "defaults: [trm, override /optim: muon]\n", ":1: "),
+    "name of another choice": ("experiment", GLOBAL + "arch:\n  name: trm\n", ":3: arch.name=trm does not choose"),
+    "no file": ("experiment", None, " is not there, or is no regular file; correct the path"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_in_a_file_names_the_line_and_what_to_write(case: str, tmp_path: Path) -> None:
+    group, text, expected = MISTAKES[case]
+    file = tmp_path / "mine.yaml"
+    if text is not None:
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
+    message = _mistake(f"{group}={file}")
+    assert expected in message and f"{file}" in message, message
+    if case == "derived from a wrong value":
+        assert "puzzle_emb_ndim" not in message, "it is ${.hidden_size}, and no mistake of its own"
+
+
+def test_a_file_whose_defaults_name_itself_is_one_line(folder: Path) -> None:
+    file = folder / "arch" / "small.yaml"
+    file.write_text("defaults: [small]\n")
+    assert f"{file}:1: small refers to itself" in _mistake(f"arch={file}")
+
+
+def test_a_mistake_behind_the_defaults_of_a_file_is_found(folder: Path) -> None:
+    (folder / "arch" / "small.yaml").write_text("defaults: [trm]\nx: 1\n")
+    assert _mistake(f"experiment={folder}/experiment/mine.yaml").startswith(f"{folder}/arch/small.yaml:2: unknown key")
+
+
+def test_a_typed_value_is_not_sought_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(GLOBAL + "lr: 3\n")
+    assert _mistake(f"experiment={tmp_path}/mine.yaml", "lr=fast").startswith("lr: input should be")
+
+
+def test_keys_that_are_not_set_do_not_bury_the_misspelt_one(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("name: trm\nhiden_size: 64\n")
+    message = _mistake(f"arch={tmp_path}/mine.yaml")
+    assert message.startswith(f"{tmp_path}/mine.yaml:2: unknown key 'arch.hiden_size'; did you mean arch.hidden_size?")
+    assert message.endswith(" more keys are not set; give them") and message.count("arch.") < 7
+    (tmp_path / "mine.yaml").write_text("hidden_size: 3\n")
+    assert "arch.name is not set" in _mistake(f"arch={tmp_path}/mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("trals: 20\n", ":3: unknown key 'sweep.trals'; did you mean sweep.trials?"),
+        ("pruner:\n  nme: median\n", ":4: unknown key 'sweep.pruner.nme'; did you mean sweep.pruner.name?"),
+        (" trials: 3\n", ":3: can't be read as YAML"),
+    ],
+)
+def test_a_mistake_in_the_file_of_a_sweep(text: str, expected: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("parameters:\n  lr: [1e-4, 1e-3]\n" + text)
+    with pytest.raises(UserError) as caught:
+        Sweep.read([f"sweep={file}"])
+    assert str(caught.value).startswith(f"{file}{expected}")
+
+
+def test_names_of_other_programs_are_of_keys_that_exist() -> None:
+    """A name that is itself a key of the same program would never be looked up."""
+    assert {evaluate.EvaluateConfig, solve.SolveConfig, RayPage} <= {each.config_class for each in PAGES.values()}
+    defaults = {name: compose(name, ["checkpoint=x"] * (name in ("evaluate", "solve"))).values for name in PAGES}
+    known = {key for name in PAGES for key in (*names_in(defaults[name]), *dict(default_groups(name)))}
+    assert OTHER_NAMES.keys() <= known
+
+
+def test_the_places_of_a_config_are_those_of_its_values() -> None:
+    composed = compose("pretrain", ["experiment=demo", "debug=tiny"])
+    assert composed.places["lr"].file.stem == "demo" and composed.places["max_steps"].file.stem == "tiny"
+    for key, place in composed.places.items():
+        line = place.file.read_text().splitlines()[place.line - 1]
+        assert line.strip().startswith(f"{key.rpartition('.')[2]}:"), f"{place} does not set {key}"
+    assert OmegaConf.create(composed.values).arch.name == "se_mixer"
