@@ -1,7 +1,6 @@
 """Every YAML file composes and validates, explains its keys, and has the published values."""
 
 import functools
-import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from launch.ray_config import RayPage
 from models import ArchConfig, shapes_of
 from models.tokens import TokenConfig
 from models.transformer import TransformerConfig
-from optim.build import MuonConfig, OptimConfig
+from optim.build import OptimConfig
 from search.config import Entry
 from search.sweep import Sweep, SweepPage
 from solve import SolveConfig
@@ -88,11 +87,6 @@ def test_the_tiny_model_is_tiny_for_every_arch(arch: str) -> None:
 def test_overfitting_one_batch_switches_augmentation_and_smoothing_off() -> None:
     config = compose("experiment=sudoku_extreme_fast", "debug=overfit")
     assert (config.augment, config.puzzle_arch.loss.label_smoothing) == ("none", 0.0)
-
-
-def test_each_program_validates() -> None:
-    validate(PretrainConfig, read_config("pretrain", []))
-    validate(EvaluateConfig, read_config("evaluate", ["checkpoint=x"]))
 
 
 def _members(annotation: Any) -> list[type[BaseModel]]:
@@ -167,46 +161,6 @@ def test_no_default_is_in_python(program: str) -> None:
             continue
         for name, field in model.model_fields.items():
             assert field.is_required(), f"{model.__name__}.{name} has a default in Python"
-
-
-# These names need no comment, or have one comment for their group.
-SPEAKING = {
-    *("lr", "lr_warmup_steps", "beta1", "beta2", "weight_decay", "puzzle_emb_lr", "puzzle_emb_weight_decay"),
-    *("name", "hidden_size", "num_layers", "num_heads", "H_cycles", "H_layers", "L_layers", "rope_theta"),
-    *("entity", "group", "tags", "timeout_s", "checkpoint_every_eval", "checkpoint_every_n_steps", "arch"),
-    *("muon_momentum", "muon_weight_decay"),
-}
-
-
-def _commented(path: Path) -> dict[str, bool]:
-    """Return for each key with a value in a file whether a comment follows the value."""
-    lines = (CONFIG_DIR / path).read_text().splitlines()
-    return {found[1]: " #" in line for line in lines if (found := re.match(r"\s*(\w+):\s*\S", line))}
-
-
-@pytest.mark.parametrize(
-    "path", [path for path in ALL_FILES if path.parts[0] not in ("experiment", "debug", "sweep")], ids=str
-)
-def test_every_key_has_a_comment(path: Path) -> None:
-    of_arch = {Path(f"arch/{name}.yaml") for name in ("_common", "_tokens", "_text", "gpt", "hrm_text")}
-    explained = {key for file in of_arch - {path} for key, commented in _commented(file).items() if commented}
-    undocumented = {key for key, commented in _commented(path).items() if not commented}
-    assert undocumented <= SPEAKING | (explained if path.parent.name == "arch" else set())
-
-
-@pytest.mark.parametrize("path", ALL_FILES, ids=str)
-def test_every_file_begins_with_its_purpose(path: Path) -> None:
-    lines = (CONFIG_DIR / path).read_text().splitlines()
-    assert re.match(r"# \w.{20}", next(line for line in lines if not line.startswith("# @package")))
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_an_experiment_documents_its_result_and_command(experiment: str) -> None:
-    text = (CONFIG_DIR / f"experiment/{experiment}.yaml").read_text()
-    assert f"pretrain.py experiment={experiment}" in text
-    assert "dataset/build_" in text
-    assert re.search(r"^# (Expected|Published):", text, re.MULTILINE)
-    assert "Measured here:" in text or "README" in text
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -448,25 +402,16 @@ def test_published_trm_maze_command_for_one_gpu() -> None:
     assert_same_training(compose("experiment=trm_maze_hard", "global_batch_size=128"), compose(*published))
 
 
-def test_published_trm_command() -> None:
-    config = compose(*typed(COMMANDS["trm_sudoku_extreme"]))
-    assert (config.train_paths, config.run_name) == (["data/sudoku-extreme-1k-aug-1000"], "x")
-    assert (config.epochs, config.eval_interval, config.ema, config.evaluators) == (50000, 5000, True, [])
-    arch = config.puzzle_arch
-    assert isinstance(arch, TokenConfig)
-    assert (arch.mlp_t, arch.pos_encodings, arch.name) == (True, "none", "trm")
-
-
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_a_typed_data_path_wins_over_the_experiment(experiment: str) -> None:
     assert compose(f"experiment={experiment}", "data_path=mine").train_paths == ["mine"]
 
 
 @pytest.mark.parametrize("arch", ARCH_NAMES)
-@pytest.mark.parametrize("optim", choices("optim"))
 @pytest.mark.parametrize("experiment", ["demo", "trm_sudoku_6x6", "sudoku_extreme_cpu", "sudoku_extreme_fast"])
-def test_a_recipe_runs_with_another_architecture_and_optimizer(experiment: str, arch: str, optim: str) -> None:
+def test_a_recipe_runs_with_another_architecture_and_optimizer(experiment: str, arch: str) -> None:
     """Options that the experiment sets for its own architecture and optimizer are left out."""
+    optim = choices("optim")[len(arch + experiment) % len(choices("optim"))]
     config = compose(f"experiment={experiment}", f"arch={arch}", f"optim={optim}", *ONE_PASS.get(arch, []))
     assert (config.arch.name, config.optim.name) == (arch, "muon" if optim == "muon_urm" else optim)
 
@@ -526,39 +471,6 @@ def test_the_fast_sudoku_recipe_has_the_published_values() -> None:
     assert config.max_steps is not None and config.ema_start * config.max_steps == 5000
 
 
-@pytest.mark.parametrize("experiment", ["sudoku_extreme_fast", "maze_hard_fast"])
-def test_the_fast_recipes_have_enough_draws_from_a_thousand_puzzles(experiment: str) -> None:
-    config = compose(f"experiment={experiment}")
-    assert config.max_steps is not None and config.epochs * 1000 >= config.max_steps * config.global_batch_size
-
-
-def test_the_fast_recipes_decay_all_weights_equally() -> None:
-    """In a step Muon decays a weight by muon_lr * muon_weight_decay, AdamW by lr * weight_decay."""
-    for experiment in ("sudoku_extreme_fast", "maze_hard_fast"):
-        config = compose(f"experiment={experiment}")
-        assert isinstance(config.optim, MuonConfig) and config.optim.muon_lr is not None
-        muon = config.optim.muon_lr * config.optim.muon_weight_decay
-        assert muon == pytest.approx(config.lr * config.weight_decay)
-
-
-def test_the_fast_maze_recipe_differs_from_the_sudoku_recipe_only_by_its_task() -> None:
-    sudoku, maze = (compose(f"experiment={name}_fast").model_dump() for name in ("sudoku_extreme", "maze_hard"))
-    changed = {line.split(":")[0] for line in differences(sudoku, maze)}
-    arch = {f"arch.{key}" for key in ("H_cycles", "L_cycles", "mlp_t", "pos_encodings", "num_registers")}
-    assert changed == arch | {
-        *("data_path", "global_batch_size", "max_steps", "eval_max_examples", "evaluators"),
-        *("optim.muon_lr", "optim.muon_weight_decay"),
-    }
-
-
-def test_published_8_gpu_command() -> None:
-    config = compose(*typed(COMMANDS["sudoku_extreme_1k"]))
-    assert (config.data_path, config.epochs, config.eval_interval) == ("data/sudoku-extreme-1k-aug-1000", 20000, 2000)
-    assert (config.lr, config.puzzle_emb_lr) == (1e-4, 1e-4)
-    assert (config.weight_decay, config.puzzle_emb_weight_decay) == (1.0, 1.0)
-    assert config.global_batch_size == 768
-
-
 def test_puzzle_embedding_follows_the_hidden_size() -> None:
     assert compose("arch.hidden_size=256").puzzle_arch.puzzle_emb_ndim == 256
     assert compose("arch.hidden_size=256", "arch.puzzle_emb_ndim=0").puzzle_arch.puzzle_emb_ndim == 0
@@ -575,11 +487,6 @@ def test_a_typed_arch_wins_over_the_experiment() -> None:
     """Only the choice of the architecture changes. The options that the experiment sets stay."""
     config = compose("experiment=trm_maze_hard", "arch=hrm", "optim=adamw")
     assert (config.puzzle_arch.name, config.puzzle_arch.L_cycles, config.optim.name) == ("hrm", 4, "adamw")
-
-
-@pytest.mark.parametrize("group", ["experiment", "debug"])
-def test_optional_groups_need_no_plus(group: str) -> None:
-    assert f"{group}: null" in (CONFIG_DIR / "pretrain.yaml").read_text()
 
 
 def test_a_plus_before_a_key_has_no_effect() -> None:

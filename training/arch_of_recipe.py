@@ -60,7 +60,7 @@ def replaced_keys(overrides: list[str]) -> dict[str, tuple[str, str | None]]:
     Raises:
         UserError: The config is wrong.
     """
-    typed = typed_keys_and_groups(overrides)
+    typed = typed_keys_and_groups("pretrain", overrides)
     if not {"arch", "experiment"} <= typed:
         return {}
     without_options = [each for each in overrides if not re.match(r"[+~]*arch(\.|=\{)", each)]

@@ -107,6 +107,7 @@ _INSTEAD = {
         ("world_size", "rank", "local_rank", "nproc_per_node", "num_gpus", "num_nodes"),
         "the launcher says it, as in torchrun --nproc-per-node 8 pretrain.py; leave it out",
     ),
+    "batch_size": "global_batch_size is that of training, and eval_batch_size that of evaluation",
     "no_nccl": "write dist.backend=gloo",
     **dict.fromkeys(("multirun", "m"), "sweep.py starts several trainings, and this is one"),
     "sweep": "sweep.py takes it, and starts several trainings",

@@ -310,7 +310,7 @@ def read_config_of_new_run(config_name: str, overrides: list[str]) -> Container:
     if source and kind_of(source) == "other":
         raise UserError(no_checkpoint(Path(source)))
     chosen = compose(config_name, without_options(config_name, overrides)).chosen
-    chosen = chosen | typed_keys_and_groups(overrides)
+    chosen = chosen | typed_keys_and_groups(config_name, overrides)
     arch = None if not source or "arch" in chosen else _arch_of_weights(str(source))
     if arch is None:
         return _of_one_kind(read_config(config_name, overrides))

@@ -213,7 +213,7 @@ def _at_home(value: Any) -> Any:
     return os.path.expanduser(value) if isinstance(value, str) and f"{value}/".startswith("~/") else value
 
 
-def typed_keys_and_groups(overrides: list[str], config_name: str = "pretrain") -> set[str]:
+def typed_keys_and_groups(config_name: str, overrides: list[str]) -> set[str]:
     """Return the keys and groups in the overrides: the words before the equals signs."""
     return {parse_override(typed).key_or_group for typed in in_our_words(config_name, overrides)}
 

@@ -28,7 +28,6 @@ from utils.config_files import (
     default_groups,
     is_group,
     is_path,
-    listed_choices,
     names_file,
     sets_whole_config,
 )
@@ -213,11 +212,11 @@ class _Composer:
         if override.is_delete():
             self._deleted.add(group)
             return True
-        names = value if isinstance(value, list) else [value]
-        if not all(isinstance(name, str) for name in names):
-            raise UserError(
-                f"{override.input_line!r} names no config of the group {group}; choose one of {listed_choices(group)}"
-            )
+        typed = value if isinstance(value, list) else [value]
+        names = [name for name in typed if isinstance(name, str)]
+        if len(names) < len(typed):
+            known = ", ".join(choices(group))
+            raise UserError(f"{override.input_line!r} names no config of the group {group}; choose one of {known}")
         paths = [Path(os.path.expanduser(name)).absolute() for name in names if is_path(name)]
         self._roots += [path.parent.parent for path in paths if path.parent.name == group]
         self._choices[group] = names, None
@@ -283,7 +282,7 @@ class _Composer:
             if name and (file := root / group / f"{name.removesuffix('.yaml')}.yaml").is_file():
                 return file
         close = nearest(name.rpartition("/")[2].lower(), choices(group))
-        meant = f"did you mean {close[0]}?" if close else f"choose one of {listed_choices(group)}"
+        meant = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(choices(group))}"
         raise UserError(f"{at(place)}there is no config '{group}/{name}'; {meant}")
 
     def _add(self, file: ConfigFile) -> None:

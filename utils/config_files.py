@@ -18,11 +18,8 @@ from utils.text import one_line
 Container = dict[str, Any]
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
-_LONGEST_LIST = 400  # characters of a list in a message
-
 _SUFFIXES = (".yaml", ".yml")
-# The files of these groups set keys of the whole config, which their first line has to say.
-_GLOBAL_GROUPS = ("experiment", "debug")
+# The first line of files that set keys of the whole config.
 _GLOBAL = "# @package _global_"
 SELF = "_self_"  # the place of a file's own keys among its defaults
 
@@ -52,25 +49,17 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (CONFIG_DIR / group).glob("[!_]*.yaml"))
 
 
-def listed_choices(group: str) -> str:
-    """Return the names in a group for a message: as many as fit, and how many more there are."""
-    names = choices(group)
-    line = ", ".join(names)
-    if len(line) <= _LONGEST_LIST:
-        return line
-    shown = line[:_LONGEST_LIST].split(", ")[:-1]
-    return f"{', '.join(shown)} and {len(names) - len(shown)} more, which --help lists"
-
-
 def default_groups(config_name: str) -> list[tuple[str, str]]:
     """Return the groups in the config's defaults with their choices, in order; "null": none."""
     entries = ConfigFile.of_config(CONFIG_DIR / f"{config_name}.yaml", "", config_name).defaults
     return [(entry.group, entry.names[0] if entry.names else "null") for entry in entries if entry.names != [SELF]]
 
 
+@cache
 def sets_whole_config(group: str) -> bool:
     """Return whether the files of a group set keys of the whole config; "": config/<name>.yaml."""
-    return group in ("", *_GLOBAL_GROUPS)
+    files = (CONFIG_DIR / group).glob("[!_]*.yaml")
+    return not group or any(file.read_text(encoding="utf-8").startswith(_GLOBAL) for file in files)
 
 
 def names_file(override: str) -> bool:
@@ -210,13 +199,14 @@ def _is_inside_group(file: Path, group: str, text: str, root: yaml.MappingNode |
     """
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     says_global = re.fullmatch(r"#\s*@package\s+_global_", first) is not None
-    if group in _GLOBAL_GROUPS and not says_global:
-        raise UserError(f"{Place(file, 1)}: the first line has to be '{_GLOBAL}', as in config/{group}/; add it")
-    if group and group not in _GLOBAL_GROUPS and says_global:
-        if root is None or group not in [key.value for key, _ in root.value]:
-            raise UserError(f"{Place(file, 1)}: the keys of this file belong to {group}; remove this line")
+    if not group or (sets_whole_config(group) and says_global):
         return False
-    return not sets_whole_config(group)
+    if sets_whole_config(group):
+        raise UserError(f"{Place(file, 1)}: the first line has to be '{_GLOBAL}', as in config/{group}/; add it")
+    has_group = root is not None and group in [key.value for key, _ in root.value]
+    if says_global and not has_group:
+        raise UserError(f"{Place(file, 1)}: the keys of this file belong to {group}; remove this line")
+    return not says_global
 
 
 def _defaults(loader: _Loader, node: yaml.Node, file: Path, group: str) -> list[Entry]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import date
 from typing import Any
 
-from utils.config_files import Place, choices, is_group, listed_choices
+from utils.config_files import Place, choices, is_group
 
 _MOST_SUGGESTIONS = 3
 _MOST_MISSING = 3
@@ -113,7 +113,7 @@ def describe(key: str, errors: list[Any], place: Place | None) -> str:
         tags, tag = error["ctx"]["expected_tags"], error["ctx"]["tag"]
         return f"{at(place)}{key}.name: input should be one of {tags}, but it is {tag!r}; {key}=... chooses it"
     if kind == "union_tag_not_found":
-        return f"{at(place)}{key}.name is not set; give {key}=..., one of {listed_choices(key)}"
+        return f"{at(place)}{key}.name is not set; give {key}=..., one of {', '.join(choices(key))}"
     if kind == "value_error":
         return f"{at(place)}{key}: {message}" if key else message
     wanted = " or ".join(each["msg"][0].lower() + each["msg"][1:] for each in errors)

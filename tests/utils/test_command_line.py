@@ -212,6 +212,7 @@ def test_a_mistake_is_one_line_with_the_value_and_the_correction(typed: str, exp
         ("--world-size 8", "torchrun"),
         ("--rank=0", "torchrun"),
         ("--no-nccl", "write dist.backend=gloo"),
+        ("--batch-size 12", "global_batch_size is that of training"),
         ("n_layer=1", "did you mean arch.L_layers or arch.H_layers?"),
         ("trainer.max_epochs=1", "did you mean epochs?"),
         ("optimizer=muon", "did you mean optim?"),

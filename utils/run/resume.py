@@ -277,7 +277,11 @@ def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
         raise UserError(folder_around(where.resume) or f"resume={where.resume} are weights alone, and no run; {start}")
     source = run_folder_of(Path(where.resume))
     # A name that stands in a typed group, such as debug=tiny, does not mean another run.
-    typed = {key: getattr(where, key) for key in typed_keys_and_groups(overrides) & {*_NAMES} if getattr(where, key)}
+    typed = {
+        key: getattr(where, key)
+        for key in typed_keys_and_groups("pretrain", overrides) & {*_NAMES}
+        if getattr(where, key)
+    }
     path, names = source, typed
     if where.checkpoint_path is not None:
         path = Path(where.checkpoint_path)
@@ -335,7 +339,7 @@ def _merged(stored: Container, config_name: str, overrides: list[str]) -> tuple[
     Raises:
         UserError: The overrides are wrong.
     """
-    typed = typed_keys_and_groups(overrides)
+    typed = typed_keys_and_groups(config_name, overrides)
     names = {group: _name_in(stored.get(group), group) for group, _ in default_groups(config_name)}
     given = [f"{group}={name}" for group, name in names.items() if name and not typed & {group, "experiment"}]
     asked = read_config(config_name, [*given, *overrides])
