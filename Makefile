@@ -78,6 +78,7 @@ check: .venv/.dev .venv/.lint  ## linters and types
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
 	$(VENV)/mypy
+	$(VENV)/hadolint Dockerfile
 	$(LINTER)/eslint --config viewer/lint/eslint.config.mjs viewer/page.js
 	$(LINTER)/stylelint --config viewer/lint/stylelint.json viewer/page.css
 	$(LINTER)/html-validate --config viewer/lint/html-validate.json viewer/page.html

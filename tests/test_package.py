@@ -123,6 +123,8 @@ def test_help_and_mistakes_name_the_commands(typed: Typed) -> None:
     assert "hrm-train: train" in page and "hrm-train resume=auto" in page and "pretrain.py" not in page
     assert "torchrun --nproc-per-node 8 -m hrm_trainer.pretrain " in page
     assert typed("hrm-view --version").stdout == f"hrm-view {VERSION}\n"
+    manifest = typed("hrm-kubernetes data_path=/mnt/run/data").stdout
+    assert "hrm-torchrun " in manifest and '"-m", "hrm_trainer.pretrain"' in manifest
     (line,) = typed("hrm-train lrr=1", status=2).stderr.splitlines()
     assert line.startswith("error: unknown key 'lrr'") and "lr?" in line
 

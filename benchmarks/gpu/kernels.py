@@ -4,8 +4,6 @@ A kernel's bytes and operations follow from the shapes of the operator that laun
 tensor is read or written once, and products have two operations for each pair of numbers. They are
 compared with a large copy and a large product on the same device. This is an estimate. A kernel
 that stays in the cache may exceed the copy. There is none for kernels of unknown operators.
-
-On a CPU, operators stand in for kernels.
 """
 
 import json
@@ -56,28 +54,24 @@ def summary(events: list[Event], num_steps: int, step_ms: float, best: dict[str,
         step_ms: the time of a step that was not traced.
         best: what the device does at most.
     """
-    has_kernels = any(event.get("cat") in _ON_DEVICE for event in events)
-    calls = list(_kernels(events) if has_kernels else _operators(events))
+    calls = list(_kernels(events))
     spans = [(round(1e3 * call.start_us), round(1e3 * (call.start_us + call.us))) for call in calls]
-    busy_ms = (union(spans) / 1e6 if has_kernels else sum(call.us for call in calls) / 1e3) / num_steps
     by_name = defaultdict(list)
     for call in calls:
         by_name[call.name].append(call)
     rows = [_row(name, group, num_steps, best) for name, group in by_name.items()]
     rows.sort(key=lambda row: -row["ms"])
-    total_ms = sum(row["ms"] for row in rows)
     waits = sum(event.get("name") in _WAITS for event in events if event.get("cat") == "cuda_runtime")
     by_bound: dict[str, float] = defaultdict(float)
     for row in rows:
         by_bound[row["bound"]] += row["ms"]
     return {
-        "what": "kernels" if has_kernels else "operators",
         "step_ms": step_ms,
-        "busy_ms": busy_ms,
+        "busy_ms": union(spans) / 1e6 / num_steps,
         "calls": len(calls) / num_steps,
         "different": len(rows),
         "waits": waits / num_steps,
-        "total_ms": total_ms,
+        "total_ms": sum(row["ms"] for row in rows),
         "by_bound": dict(sorted(by_bound.items(), key=lambda item: -item[1])),
         "largest": rows[:_LARGEST],
         "best": best,
@@ -123,7 +117,11 @@ def bound(us: float, memory: float, compute: float) -> str:
 
 def _kernels(events: list[Event]) -> Iterator[Call]:
     """Yield what ran on the device. A kernel that names no operator has that of its launch."""
-    operators = {event["args"]["External id"]: event for event in events if _is(event, "cpu_op")}
+    operators = {
+        event["args"]["External id"]: event
+        for event in events
+        if event.get("cat") == "cpu_op" and "External id" in event.get("args", {})
+    }
     launches = {
         event["args"]["correlation"]: event["args"].get("External id")
         for event in events
@@ -144,31 +142,6 @@ def _kernels(events: list[Event]) -> Iterator[Call]:
         yield Call(
             event["name"], event["ts"], event["dur"], num_bytes, operations, args.get("est. achieved occupancy %")
         )
-
-
-def _operators(events: list[Event]) -> Iterator[Call]:
-    """Yield the operators of the host, each without the time of those inside of it."""
-    by_thread = defaultdict(list)
-    for event in events:
-        if _is(event, "cpu_op"):
-            by_thread[event["tid"]].append(event)
-    for each in by_thread.values():
-        inner_us: dict[int, float] = defaultdict(float)
-        open_operators: list[Event] = []
-        each.sort(key=lambda event: (event["ts"], -event["dur"]))
-        for event in each:
-            while open_operators and open_operators[-1]["ts"] + open_operators[-1]["dur"] <= event["ts"]:
-                open_operators.pop()
-            if open_operators:
-                inner_us[id(open_operators[-1])] += event["dur"]
-            open_operators.append(event)
-        for event in each:
-            us = max(0.0, event["dur"] - inner_us[id(event)])
-            yield Call(event["name"], event["ts"], us, *work(event), None)
-
-
-def _is(event: Event, category: str) -> bool:
-    return event.get("cat") == category and "External id" in event.get("args", {})
 
 
 def work(operator: Event) -> tuple[float | None, float | None]:
