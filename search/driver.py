@@ -155,8 +155,10 @@ class Driver:
             if (run := next(runs, None)) is not None:
                 starting.append(run)
                 continue
-            if time.monotonic() < self._claim_at or (claim := self._study.claim(self._stop)) is None:
-                self._claim_at = max(self._claim_at, time.monotonic() + _CLAIM_EVERY_S)
+            if time.monotonic() < self._claim_at:
+                break
+            if (claim := self._study.claim(self._stop)) is None:
+                self._claim_at = time.monotonic() + _CLAIM_EVERY_S
                 break
             self._begin(claim)
         begins = [run.log.stat().st_size if run.log.is_file() else 0 for run in starting]

@@ -6,19 +6,13 @@ from pathlib import Path
 
 import optuna
 from optuna import visualization
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import TrialState
 
-from search.config import Value
 from search.report import best_of, num_of, require_trials
 from search.study import Study
-from search.sweep import Sweep
 from utils.drawing import plotly, pyplot, save_figure
 from utils.files import file_errors, refuse_links, write_atomically
-from utils.run.status import is_number
 
-# More numbers than this are shown on a line of numbers instead of one place for each.
-_MOST_PLACES = 8
 _LEAST_FOR_IMPORTANCE = 10  # complete trials
 _MOST_IN_LEGEND = 20  # trials
 # The name of the picture, the heading, what is drawn, and Optuna's function.
@@ -83,7 +77,7 @@ def write_plots(study: Study, folder: Path | None) -> str:
     plotly()  # first, because its requirements have matplotlib too
     plt = pyplot()
     sweep, trials = study.sweep, study.trials()
-    drawn, folder, name = study_of_keys(study), folder or sweep.path, html.escape(sweep.name)
+    folder, name = folder or sweep.path, html.escape(sweep.name)
     page, files = folder / "plots.html", list[Path]()
     best = best_of(sweep, trials) or "none yet"
     summary = f"{num_of(len(trials), 'trial')}; the best of {sweep.config.metric}: {best}"
@@ -94,15 +88,15 @@ def write_plots(study: Study, folder: Path | None) -> str:
         with warnings.catch_warnings(action="ignore"), plt.rc_context(_PICTURE):
             for file, heading, text, function in _FIGURES:
                 body += [f"<h2>{heading}</h2>", f"<p>{text}</p>"]
-                if not _can_be_drawn(drawn, file):
+                if not _can_be_drawn(study.optuna, file):
                     body.append("<p>There is nothing to draw yet.</p>")
                     continue
                 named = {} if file == "curves" else {"target_name": sweep.config.metric}
-                figure = getattr(visualization, function)(drawn, **named).update_layout(title=None)
+                figure = getattr(visualization, function)(study.optuna, **named).update_layout(title=None)
                 # The logo would be a link.
                 config = {"displaylogo": False, "responsive": True}
                 body.append(figure.to_html(include_plotlyjs=not files, full_html=False, config=config))
-                getattr(visualization.matplotlib, function)(drawn, **named)
+                getattr(visualization.matplotlib, function)(study.optuna, **named)
                 if file == "curves" and len(trials) > _MOST_IN_LEGEND:
                     plt.gca().get_legend().remove()
                 files.append(folder / f"{file}.png")
@@ -117,56 +111,8 @@ def _can_be_drawn(study: optuna.Study, file: str) -> bool:
     if file == "curves":
         return any(trial.intermediate_values for trial in trials)
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    keys = {key for trial in complete for key in trial.params}
+    names = {name for trial in complete for name in trial.params}
     if file == "importance":
-        varied = [key for key in keys if len({repr(trial.params.get(key)) for trial in complete}) > 1]
+        varied = [name for name in names if len({repr(trial.params.get(name)) for trial in complete}) > 1]
         return len(complete) >= _LEAST_FOR_IMPORTANCE and len(varied) > 1
-    return bool(keys)
-
-
-def study_of_keys(study: Study) -> optuna.Study:
-    """Return a study in memory whose parameters are the keys of the runs.
-
-    In the study of the sweep, a key with several conditions has several names, and a point of a
-    list has its number alone.
-    """
-    sweep, shown = study.sweep, {trial.number: trial for trial in study.trials()}
-    points = {number: sweep.space.point_of(trial) for number, trial in shown.items()}
-    distributions = {
-        key: _distribution(sweep, key, values)
-        for key in sweep.keys
-        if (values := [point[key] for point in points.values() if key in point])
-    }
-    drawn = optuna.create_study(study_name=sweep.name, direction=sweep.config.direction)
-    for number in range(max(shown, default=-1) + 1):  # trials that are hidden keep the numbers of the others
-        trial, point = shown.get(number), points.get(number, {})
-        drawn.add_trial(
-            create_trial(
-                state=TrialState.FAIL if trial is None else trial.state,
-                value=_value(trial),
-                params=point,
-                distributions={key: distributions[key] for key in point},
-                intermediate_values=None if trial is None else trial.intermediate_values,
-            )
-        )
-    return drawn
-
-
-def _value(trial: FrozenTrial | None) -> float | None:
-    return trial.value if trial is not None and trial.state == TrialState.COMPLETE else None
-
-
-def _distribution(sweep: Sweep, key: str, values: list[Value]) -> BaseDistribution:
-    """Return the axis of a key: a line for a range or for many numbers, otherwise a list."""
-    entries, numbers = sweep.config.parameters.get(key, []), {float(value) for value in values if is_number(value)}
-    is_range = any(entry.listed() is None for entry in entries)
-    if all(map(is_number, values)) and (is_range or len(numbers) > _MOST_PLACES):
-        low, high = min(numbers), max(numbers)
-        # A list of points does not tell from which kind of range it was drawn.
-        is_log = any(entry.log_range for entry in entries) if entries else high > 10 * low
-        return FloatDistribution(low, high, log=is_log and low > 0)
-    return CategoricalDistribution(sorted(dict.fromkeys(values), key=_place))
-
-
-def _place(value: Value) -> tuple[bool, float, str]:
-    return (False, float(value), "") if is_number(value) else (True, 0.0, str(value))
+    return bool(names)

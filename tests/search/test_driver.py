@@ -235,7 +235,12 @@ def test_successive_halving_prunes_at_its_rungs(data: Path, tmp_path: Path) -> N
     assert states[0] == COMPLETE and states[2:] == [PRUNED] * 3
 
 
-def test_a_pruned_trial_of_a_killed_process_stays_pruned(data: Path, tmp_path: Path) -> None:
+def test_a_pruned_trial_of_a_killed_process_stays_pruned(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweep waits until the process has been silent for long."""
+    monkeypatch.setattr(driver_module, "_CLAIM_EVERY_S", 0.1)
+    monkeypatch.setattr("search.study.SILENT_S", 8)
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
     with open_study(sweep, create=True) as study:
         study.begin()

@@ -6,13 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 
-from search.plots import study_of_keys, write_plots
-from search.study import REPEATS, Study
+from search.plots import write_plots
+from search.study import Study
 from tests.search.finished import Ended, finished, read_sweep
 from utils.errors import UserError
 
@@ -53,8 +51,6 @@ def test_a_sweep_with_pruned_trials_and_a_condition(tmp_path: Path, direction: s
     value = best(trial.value or 0 for trial in study.trials() if trial.state == TrialState.COMPLETE)
     assert f"40 trials; the best of exact_accuracy: {value:.4f}" in text
     assert "<i>" not in text and "&lt;i&gt;mine" in text
-    shares = optuna.importance.get_param_importances(study_of_keys(study))
-    assert shares["lr"] > 0.5 or direction == "minimize"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +66,12 @@ def test_a_sweep_with_pruned_trials_and_a_condition(tmp_path: Path, direction: s
 def test_a_figure_without_trials_is_left_out(tmp_path: Path, trials: list[Ended], pictures: list[str]) -> None:
     text, drawn = _written(finished(read_sweep(tmp_path, parameters=PARAMETERS), trials))
     assert drawn == pictures and text.count("nothing to draw") == len(PNGS) - len(pictures)
+
+
+def test_a_list_of_points_has_one_axis(tmp_path: Path) -> None:
+    sweep = read_sweep(tmp_path, points=[{"lr": 1e-3}, {"ema": True}], sampler={"name": "grid"})
+    trials = [Ended({"number of the point": number}, (number / 10,)) for number in range(2)]
+    assert _written(finished(sweep, trials))[1] == PNGS[1:]
 
 
 def test_a_sweep_over_seeds_alone_has_curves(tmp_path: Path) -> None:
@@ -95,40 +97,3 @@ def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UserError, match=f"pip install -r requirements-{file}.txt"):
         write_plots(study, None)
-
-
-# ---- axes --------------------------------------------------------------------------------------
-
-
-def test_a_key_with_several_conditions_is_one_axis(tmp_path: Path) -> None:
-    entries = [
-        {"log_range": [1e-4, 1e-3], "when": {"optim": "adamw"}},
-        {"log_range": [1e-3, 1e-1], "when": {"optim": "muon"}},
-    ]
-    sweep = read_sweep(tmp_path, parameters={"optim": ["adamw", "muon"], "lr": entries})
-    params = [{"optim": "adamw", "lr (optim=adamw)": 1e-4}, {"optim": "muon", "lr (optim=muon)": 1e-1}]
-    trials = study_of_keys(finished(sweep, [Ended(each, (0.5,)) for each in params])).trials
-    assert [trial.params for trial in trials] == [{"optim": "adamw", "lr": 1e-4}, {"optim": "muon", "lr": 1e-1}]
-    assert trials[0].distributions["lr"] == FloatDistribution(1e-4, 1e-1, log=True)
-    assert trials[0].distributions["optim"] == CategoricalDistribution(("adamw", "muon"))
-
-
-def test_points_have_the_axes_of_their_keys(tmp_path: Path) -> None:
-    """They do not tell from which kind of range they come."""
-    points = [{"lr": 10 ** (-5 + number / 2), "beta2": 0.9 + number / 1000, "ema": True} for number in range(9)]
-    sweep = read_sweep(tmp_path, points=points, sampler={"name": "grid"})
-    study = study_of_keys(finished(sweep, [Ended({"number of the point": number}, (0.5,)) for number in range(9)]))
-    kinds = study.trials[0].distributions
-    assert [trial.params["lr"] for trial in study.trials] == [point["lr"] for point in points]
-    assert kinds["lr"] == FloatDistribution(1e-5, 1e-1, log=True)
-    assert kinds["beta2"] == FloatDistribution(0.9, 0.908)
-    assert kinds["ema"] == CategoricalDistribution((True,))
-
-
-def test_a_hidden_trial_keeps_the_numbers_of_the_others(tmp_path: Path) -> None:
-    sweep = read_sweep(tmp_path, parameters={"lr": [1, 2]})
-    hidden = Ended({"lr": 1}, (0.5,), noted={REPEATS: 0})
-    study = study_of_keys(finished(sweep, [Ended({"lr": 1}, (0.5,)), hidden, Ended({"lr": 2}, (0.6,))]))
-    assert [(trial.state, trial.value) for trial in study.trials] == [
-        *((TrialState.COMPLETE, 0.5), (TrialState.FAIL, None), (TrialState.COMPLETE, 0.6)),
-    ]
