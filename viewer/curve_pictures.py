@@ -1,4 +1,4 @@
-"""Draw the curves of several runs: a PNG with matplotlib, an HTML page with plotly."""
+"""Draw curves: those of a run, of several runs, or of the trials of a sweep."""
 
 import html
 import math
@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.drawing import plotly, pyplot, save_figure
-from utils.errors import UserError
-from utils.files import refuse_links, write_atomically
+from utils.drawing import GREY, plotly, pyplot, save_figure
 from viewer.curves import Panel, Series
 
 # Colours that people with any colour vision tell apart (Okabe and Ito, 2008), the darkest first.
@@ -46,25 +44,6 @@ def draw_png(panels: Sequence[Panel], path: Path) -> None:
         UserError: matplotlib is not installed, or the file can't be written.
     """
     save_figure(png_figure(panels, _styles(panels)), path)
-
-
-def draw_html(panels: Sequence[Panel], title: str, path: Path) -> None:
-    """Write a page with the same panels, whose values a pointer reads off. It needs no network.
-
-    Raises:
-        UserError: plotly is not installed, or the file can't be written.
-    """
-    figure = html_figure(panels, _styles(panels))
-    figure.update_layout(
-        title=html.escape(title) + (f"<br><sup>{_NOTE}</sup>" if _has_bands(panels) else ""), hovermode="x unified"
-    )
-    # Without its logo the page has no link to anywhere.
-    text = figure.to_html(include_plotlyjs=True, config={"displaylogo": False})
-    refuse_links([path])
-    try:
-        write_atomically(path, text.encode(errors="replace"))  # the title is a name, perhaps not UTF-8
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror or error}); choose another file") from None
 
 
 def png_figure(panels: Sequence[Panel], styles: Mapping[str, Style]) -> Any:
@@ -179,10 +158,12 @@ def grid(num_panels: int, most_columns: int) -> tuple[int, int]:
 def _styles(panels: Sequence[Panel]) -> dict[str, Style]:
     """Return the style of each group, the same in all panels."""
     labels = dict.fromkeys(series.label for panel in panels for series in panel.series)
-    return {
+    coloured = [label for label in labels if label != "train"]
+    styles = {
         label: Style(label, COLOURS[number % len(COLOURS)], _DASHES[number // len(COLOURS) % len(_DASHES)])
-        for number, label in enumerate(labels)
+        for number, label in enumerate(coloured)
     }
+    return ({"train": Style("train", GREY, width=1.0)} if "train" in labels else {}) | styles
 
 
 def _has_markers(series: Series) -> bool:
@@ -196,8 +177,8 @@ def _is_accuracy(metric: str) -> bool:
 
 def _is_logarithmic(panel: Panel) -> bool:
     """Return whether the values are losses above 0 that are far enough apart for labelled ticks."""
-    low = min((float(series.low_P.min()) for series in panel.series), default=0.0)
-    high = max((float(series.high_P.max()) for series in panel.series), default=0.0)
+    low = min((float(series.low_P.min(initial=math.inf)) for series in panel.series), default=0.0)
+    high = max((float(series.high_P.max(initial=0.0)) for series in panel.series), default=0.0)
     return "loss" in panel.metric and low > 0 and 3 * low < high < math.inf
 
 

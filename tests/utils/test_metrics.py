@@ -90,14 +90,6 @@ def test_resuming_drops_later_rows_and_a_torn_last_line(tmp_path: Path, torn: st
     metrics.close()
 
 
-def test_resuming_completes_a_row_without_its_newline(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
-    metrics = _metrics(tmp_path, first=2)
-    metrics.write(3, {"a": 1.0})
-    assert [row["step"] for row in _rows(tmp_path)] == [1, 2, 3]
-    metrics.close()
-
-
 def test_every_row_says_when_it_was_written(tmp_path: Path, clock: SimpleNamespace) -> None:
     metrics = _metrics(tmp_path)
     for step, seconds in ((1, 0.25), (2, 1.0), (3, 0.0004)):
@@ -180,15 +172,6 @@ def test_a_redirected_log_has_lines_with_the_main_figures(clock: SimpleNamespace
     assert _shown(progress, stream) == ["step 10/100  loss 1.5000  acc 0.250  exact 0.125  ex/s 1234  ETA 01:30"]
 
 
-def test_a_line_says_when_it_was_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.strftime", {"%H:%M:%S": "07:05:09"}.__getitem__)
-    for stream in (io.StringIO(), _Terminal()):
-        progress = Progress(0, 100, stream)
-        progress.say("a  b\n1  2")
-        progress.close()
-        assert "07:05:09  a  b\n          1  2\n" in stream.getvalue(), "a table keeps its columns"
-
-
 def test_the_eta_of_a_resumed_run_counts_its_own_steps(clock: SimpleNamespace) -> None:
     stream = io.StringIO()
     progress = Progress(80, 100, stream)
@@ -248,16 +231,6 @@ def test_a_terminal_shows_a_progress_bar() -> None:
     progress.close()
     text = stream.getvalue()
     assert "\r" in text and "20/20" in text and "loss 1.5000" in text and "ex/s 1234" in text and "a line\n" in text
-
-
-def test_the_bar_keeps_its_loss_at_an_evaluation_between_two_logs() -> None:
-    stream = _Terminal()
-    progress = Progress(5, 20, stream)
-    progress.write(10, _train_row(1.5))
-    progress.write(12, {"eval/all/exact_accuracy": 0.5})
-    progress.advance(20)
-    progress.close()
-    assert "loss 1.5000" in stream.getvalue().rsplit("\r", 1)[1]
 
 
 class _GoesAway(io.StringIO):
