@@ -45,32 +45,66 @@ export function prepare(canvas, width, height) {
   return context;
 }
 
+// ---- shapes --------------------------------------------------------------------------------------
+
+function paint(context, colour, x, y, width, height) {
+  context.fillStyle = colour;
+  context.fillRect(x, y, width, height);
+}
+
+/** Draw lines, each [x1, y1, x2, y2]. */
+function stroke(context, colour, width, ...lines) {
+  context.strokeStyle = colour;
+  context.lineWidth = width;
+  context.beginPath();
+  for (const [x1, y1, x2, y2] of lines) {
+    context.moveTo(x1, y1);
+    context.lineTo(x2, y2);
+  }
+  context.stroke();
+}
+
+function disc(context, colour, [x, y], radius) {
+  context.fillStyle = colour;
+  context.beginPath();
+  context.arc(x, y, radius, 0, 2 * Math.PI);
+  context.fill();
+}
+
+function ring(context, colour, [x, y], radius, width) {
+  context.strokeStyle = colour;
+  context.lineWidth = width;
+  context.beginPath();
+  context.arc(x, y, radius, 0, 2 * Math.PI);
+  context.stroke();
+}
+
+function write(context, colour, text, [x, y], weight, size) {
+  context.fillStyle = colour;
+  context.font = `${weight} ${size}px ${FONT}`;
+  context.fillText(text, x, y);
+}
+
+const middle = ({ x, y, c }) => [x + c / 2, y + c / 2];
+
 /**
  * Draw a cross, which marks a wrong cell.
  *
  * A second cross in the colour `under` lies below the first, so that the mark is visible on every
  * ground.
  */
-function cross(context, x, y, c, stroke, under) {
-  const inset = c * 0.24;
-  const lines = () => {
-    context.beginPath();
-    context.moveTo(x + inset, y + inset);
-    context.lineTo(x + c - inset, y + c - inset);
-    context.moveTo(x + c - inset, y + inset);
-    context.lineTo(x + inset, y + c - inset);
-    context.stroke();
-  };
+function cross(context, { x, y, c }, colour, under) {
+  const [near, far] = [c * 0.24, c * 0.76];
+  const lines = [
+    [x + near, y + near, x + far, y + far],
+    [x + far, y + near, x + near, y + far],
+  ];
   context.lineCap = "round";
-  if (under) {
-    context.strokeStyle = under;
-    context.lineWidth = Math.max(2.2, c * 0.2);
-    lines();
-  }
-  context.strokeStyle = stroke;
-  context.lineWidth = Math.max(1.2, c * 0.1);
-  lines();
+  stroke(context, under, Math.max(2.2, c * 0.2), ...lines);
+  stroke(context, colour, Math.max(1.2, c * 0.1), ...lines);
 }
+
+// ---- kinds of boards -----------------------------------------------------------------------------
 
 /**
  * How the page draws each kind of board. The page draws the tokens of a kind without an entry.
@@ -145,109 +179,77 @@ export const boardOf = (page, example) => page.boards?.[example.set] ?? page.boa
 
 export const drawingOf = (board) => DRAWINGS[board.kind] ?? DRAWINGS.numbers;
 
-/** Mark the ground of a cell that is wrong or has changed. */
+/** Mark the ground of a cell that is wrong or has changed, and the corner of a cell that is both. */
 function ground(context, { x, y, c, wrong, changed }) {
-  if (!changed && !wrong) return;
-  context.fillStyle = wrong ? colours["wrong-soft"] : colours.changed;
-  context.fillRect(x, y, c, c);
-  if (wrong && changed) corner(context, x, y, c);
+  if (changed || wrong) paint(context, wrong ? colours["wrong-soft"] : colours.changed, x, y, c, c);
+  if (!wrong || !changed) return;
+  context.fillStyle = colours.wrong;
+  context.beginPath();
+  context.moveTo(x, y);
+  context.lineTo(x + c * 0.26, y);
+  context.lineTo(x, y + c * 0.26);
+  context.fill();
+}
+
+function underline(context, { x, y, c }) {
+  paint(context, colours.wrong, x + c * 0.2, y + c * 0.84, c * 0.6, Math.max(1.5, c * 0.07));
+}
+
+/** Write a token: bold if the puzzle has it, and underlined if it is wrong. */
+function writeToken(context, cell, text, given, size) {
+  const { x, y, c, wrong } = cell;
+  const colour = wrong ? colours.wrong : given ? colours.given : colours.answer;
+  write(context, colour, text, [x + c / 2, y + c * 0.54], given ? 700 : 500, size);
+  if (wrong) underline(context, cell);
 }
 
 function sudokuCell(context, cell, board) {
   const { x, y, c, token, question, wrong } = cell;
   ground(context, cell);
-  if (token === 0) write(context, cell, "·", 500, 0.56 * c, colours.quiet);
-  if (token > 1) {
-    const given = question > 1;
-    const colour = wrong ? colours.wrong : given ? colours.given : colours.answer;
-    write(context, cell, tokenName(board, token), given ? 700 : 500, 0.56 * c, colour); // a letter above 9
-  }
-  if (wrong) underline(context, x, y, c);
+  if (token === 0) write(context, colours.quiet, "·", [x + c / 2, y + c * 0.54], 500, c * 0.56);
+  if (token > 1) writeToken(context, cell, tokenName(board, token), question > 1, c * 0.56); // a letter above 9
+  else if (wrong) underline(context, cell);
 }
 
-function mazeCell(context, { x, y, c, token, label, wrong, changed }) {
-  if (changed) {
-    context.fillStyle = colours.changed;
-    context.fillRect(x, y, c, c);
-  }
-  if (token === 1) {
-    context.fillStyle = colours.wall;
-    context.fillRect(x, y, c, c);
-  } else if (token === 0) {
-    context.fillStyle = colours.grid;
-    context.fillRect(x + c * 0.4, y + c * 0.4, c * 0.2, c * 0.2);
-  }
-  if (!wrong) return;
-  if (label === 5 && token !== 1) {
-    // A ring marks a cell that is missing from the path.
-    context.strokeStyle = colours.wrong;
-    context.lineWidth = Math.max(1, c * 0.12);
-    context.beginPath();
-    context.arc(x + c / 2, y + c / 2, c * 0.24, 0, 2 * Math.PI);
-    context.stroke();
-  }
+function mazeCell(context, cell) {
+  const { x, y, c, token, changed } = cell;
+  if (changed) paint(context, colours.changed, x, y, c, c);
+  if (token === 1) paint(context, colours.wall, x, y, c, c);
+  if (token === 0) paint(context, colours.grid, x + c * 0.4, y + c * 0.4, c * 0.2, c * 0.2);
+  if (isMissing(cell)) ring(context, colours.wrong, middle(cell), c * 0.24, Math.max(1, c * 0.12));
 }
+
+/** Return whether a cell of a maze is missing from the path. */
+const isMissing = ({ wrong, label, token }) => wrong && label === 5 && token !== 1;
 
 function lightsOutCell(context, cell) {
-  const { x, y, c, token, question, wrong } = cell;
+  const { c, token, question, wrong } = cell;
   ground(context, cell);
   // The lamp of the puzzle lies below the press.
-  context.beginPath();
-  context.arc(x + c / 2, y + c / 2, c * 0.3, 0, 2 * Math.PI);
-  if (question === 2) {
-    context.fillStyle = LAMP;
-    context.fill();
-  } else {
-    context.strokeStyle = colours.grid;
-    context.lineWidth = Math.max(1, c * 0.04);
-    context.stroke();
-  }
-  if (token === 4) {
-    context.fillStyle = wrong ? colours.wrong : colours.answer;
-    context.beginPath();
-    context.arc(x + c / 2, y + c / 2, c * 0.17, 0, 2 * Math.PI);
-    context.fill();
-  }
-  if (wrong) underline(context, x, y, c);
+  if (question === 2) disc(context, LAMP, middle(cell), c * 0.3);
+  else ring(context, colours.grid, middle(cell), c * 0.3, Math.max(1, c * 0.04));
+  if (token === 4) disc(context, wrong ? colours.wrong : colours.answer, middle(cell), c * 0.17);
+  if (wrong) underline(context, cell);
 }
 
-function arcCell(context, { x, y, c, token, wrong, changed }) {
-  if (token >= 2) {
-    context.fillStyle = ARC_COLOURS[token - 2];
-    context.fillRect(x, y, c, c);
-  } else {
-    // A cell without a colour is padding or the end of the grid.
-    context.strokeStyle = colours.grid;
-    context.lineWidth = 1;
-    context.beginPath();
-    context.moveTo(x, y + c);
-    context.lineTo(x + c, y);
-    context.stroke();
-  }
+function arcCell(context, cell) {
+  const { x, y, c, token, wrong, changed } = cell;
+  // A cell without a colour is padding or the end of the grid.
+  if (token < 2) stroke(context, colours.grid, 1, [x, y + c, x + c, y]);
+  else paint(context, ARC_COLOURS[token - 2], x, y, c, c);
   if (changed) {
     context.strokeStyle = "#ffffff";
     context.lineWidth = Math.max(1, c * 0.09);
-    const inset = c * 0.12;
-    context.strokeRect(x + inset, y + inset, c - 2 * inset, c - 2 * inset);
+    context.strokeRect(x + c * 0.12, y + c * 0.12, c * 0.76, c * 0.76);
   }
-  if (wrong) cross(context, x, y, c, "#ffffff", "#000000");
+  if (wrong) cross(context, cell, "#ffffff", "#000000");
 }
 
 function numberCell(context, cell, board) {
-  const { x, y, c, token, question, wrong } = cell;
+  const { c, token, question } = cell;
   ground(context, cell);
   const text = token < 0 ? "" : board.byName ? tokenName(board, token) : String(token);
-  const given = token === question;
-  const colour = wrong ? colours.wrong : given ? colours.given : colours.answer;
-  write(context, cell, text, given ? 700 : 500, textSize(text.length, c), colour);
-  if (wrong) underline(context, x, y, c);
-}
-
-/** Write a text into the middle of a cell. */
-function write(context, { x, y, c }, text, weight, size, colour) {
-  context.fillStyle = colour;
-  context.font = `${weight} ${size}px ${FONT}`;
-  context.fillText(text, x + c / 2, y + c * 0.54);
+  writeToken(context, cell, text, token === question, textSize(text.length, c));
 }
 
 /** Return the font size at which a text of this length fits into a cell. */
@@ -258,21 +260,6 @@ export function namesFit(board, tokens, c) {
   if (!board.tokens.length) return false;
   const longest = Math.max(...tokens.map((token) => tokenName(board, token).length));
   return longest <= String(Math.max(...tokens)).length || textSize(longest, c) >= 8;
-}
-
-function underline(context, x, y, c) {
-  context.fillStyle = colours.wrong;
-  context.fillRect(x + c * 0.2, y + c * 0.84, c * 0.6, Math.max(1.5, c * 0.07));
-}
-
-/** Mark a changed cell in the corner, because the ground of the cell already marks it as wrong. */
-function corner(context, x, y, c) {
-  context.fillStyle = colours.wrong;
-  context.beginPath();
-  context.moveTo(x, y);
-  context.lineTo(x + c * 0.26, y);
-  context.lineTo(x, y + c * 0.26);
-  context.fill();
 }
 
 /**
@@ -290,35 +277,28 @@ export function draw(canvas, board, picture, width, height) {
   const context = prepare(canvas, c * part.columns, c * part.rows);
   context.textAlign = "center";
   context.textBaseline = "middle";
-  context.fillStyle = colours.board;
-  context.fillRect(0, 0, c * part.columns, c * part.rows);
+  paint(context, colours.board, 0, 0, c * part.columns, c * part.rows);
   const { tokens, question, label, previous } = picture;
   const cells = [];
   for (let row = 0; row < part.rows; row++) {
     for (let column = 0; column < part.columns; column++) {
       const s = (part.top + row) * board.columns + part.left + column;
-      if (s >= tokens.length) continue;
-      cells.push({
-        x: column * c,
-        y: row * c,
-        c,
-        row,
-        column,
-        s,
-        token: tokens[s],
-        question: question[s],
-        label: label?.[s],
-        wrong: label !== undefined && label[s] >= 0 && label[s] !== tokens[s],
-        changed: previous !== undefined && previous[s] !== tokens[s],
-      });
+      const place = { row, column, x: column * c, y: row * c, c };
+      const found = { token: tokens[s], question: question[s], label: label?.[s] };
+      const wrong = label !== undefined && label[s] >= 0 && label[s] !== tokens[s];
+      const changed = previous !== undefined && previous[s] !== tokens[s];
+      if (s < tokens.length) cells.push({ ...place, ...found, wrong, changed });
     }
   }
   const drawing = drawingOf(board);
   for (const cell of cells) drawing.cell(context, cell, board);
   // The rows and columns of wrapped tokens mean nothing, and lines would suggest a board.
   if (!board.wrapped) {
-    (drawing.over ?? lines)(context, cells, part, c, board);
-    frame(context, part, c);
+    (drawing.over ?? grid)(context, cells, part, c, board);
+    const edge = clamp(c * 0.06, 1, 3);
+    context.strokeStyle = colours.frame;
+    context.lineWidth = edge;
+    context.strokeRect(edge / 2, edge / 2, c * part.columns - edge, c * part.rows - edge);
   }
   return c;
 }
@@ -327,80 +307,48 @@ export function draw(canvas, board, picture, width, height) {
 function way(context, cells, part, c) {
   const at = (row, column) =>
     row < part.rows && column < part.columns ? cells[row * part.columns + column] : undefined;
-  const isWay = (cell) => cell !== undefined && cell.token >= 3;
-  const middle = (cell) => [cell.x + c / 2, cell.y + c / 2];
-  context.lineCap = "round";
+  const joins = (cell, other) => other?.token >= 3 && (cell.token === 5 || other.token === 5);
+  const steps = cells
+    .filter((cell) => cell.token >= 3)
+    .flatMap((cell) =>
+      [at(cell.row + 1, cell.column), at(cell.row, cell.column + 1)]
+        .filter((other) => joins(cell, other))
+        .map((other) => [...middle(cell), ...middle(other)]),
+    );
   const thick = Math.max(1, c * 0.34);
-  context.lineWidth = thick;
-  context.strokeStyle = colours.answer;
-  context.beginPath();
+  context.lineCap = "round";
+  stroke(context, colours.answer, thick, ...steps);
+  // Start and goal stay inside a large cell, but are larger than a small cell, to be found.
+  const radius = clamp(c * 0.62, 2.5, Math.max(7, c * 0.42));
   for (const cell of cells) {
-    if (!isWay(cell)) continue;
-    for (const other of [at(cell.row + 1, cell.column), at(cell.row, cell.column + 1)]) {
-      if (isWay(other) && (cell.token === 5 || other.token === 5)) {
-        context.moveTo(...middle(cell));
-        context.lineTo(...middle(other));
-      }
-    }
-  }
-  context.stroke();
-  for (const cell of cells) {
-    if (cell.token === 5) {
-      // The dot shows a cell of the path that has no neighbours on the path.
-      context.fillStyle = colours.answer;
-      context.beginPath();
-      context.arc(...middle(cell), thick / 2, 0, 2 * Math.PI);
-      context.fill();
-    }
-    if (cell.token === 3 || cell.token === 4) {
-      const [x, y] = middle(cell);
-      context.fillStyle = cell.token === 3 ? colours.start : colours.goal;
-      context.beginPath();
-      // Start and goal stay inside a large cell, but are larger than a small cell, to be found.
-      const radius = clamp(c * 0.62, 2.5, Math.max(7, c * 0.42));
-      if (cell.token === 3) context.arc(x, y, radius, 0, 2 * Math.PI);
-      else context.rect(x - radius * 0.9, y - radius * 0.9, radius * 1.8, radius * 1.8);
-      context.fill();
-      if (c >= 10) {
-        context.fillStyle = colours.board;
-        context.font = `700 ${radius * 1.3}px ${FONT}`;
-        context.fillText(cell.token === 3 ? "S" : "G", x, y + c * 0.05);
-      }
-    }
-    if (cell.wrong && !(cell.label === 5 && cell.token !== 1))
-      cross(context, cell.x, cell.y, c, colours.wrong, colours.board);
+    const [x, y] = middle(cell);
+    // The dot shows a cell of the path that has no neighbours on the path.
+    if (cell.token === 5) disc(context, colours.answer, [x, y], thick / 2);
+    if (cell.token === 3) disc(context, colours.start, [x, y], radius);
+    if (cell.token === 4)
+      paint(context, colours.goal, x - radius * 0.9, y - radius * 0.9, radius * 1.8, radius * 1.8);
+    if (c >= 10 && (cell.token === 3 || cell.token === 4))
+      write(context, colours.board, cell.token === 3 ? "S" : "G", [x, y + c * 0.05], 700, radius * 1.3);
+    if (cell.wrong && !isMissing(cell)) cross(context, cell, colours.wrong, colours.board);
   }
 }
 
 /** Draw thin lines between cells, and strong lines between boxes. */
-function lines(context, cells, part, c, board) {
+function grid(context, cells, part, c, board) {
   const [boxRows, boxColumns] = board.box ?? [part.rows, part.columns];
-  const width = c * part.columns,
-    height = c * part.rows;
-  const line = (x1, y1, x2, y2, strong) => {
-    context.strokeStyle = strong ? colours.frame : (drawingOf(board).line ?? colours.grid);
-    context.lineWidth = strong ? clamp(c * 0.05, 1, 2.5) : clamp(c * 0.03, 0.3, 1);
-    context.beginPath();
-    context.moveTo(x1, y1);
-    context.lineTo(x2, y2);
-    context.stroke();
-  };
+  const [width, height] = [c * part.columns, c * part.rows];
+  const inside = (num) => Array.from({ length: num - 1 }, (_, i) => i + 1);
+  const linesOf = (strong) => [
+    ...inside(part.rows)
+      .filter((row) => (row % boxRows === 0) === strong)
+      .map((row) => [0, row * c, width, row * c]),
+    ...inside(part.columns)
+      .filter((column) => (column % boxColumns === 0) === strong)
+      .map((column) => [column * c, 0, column * c, height]),
+  ];
   context.lineCap = "butt";
-  for (const strong of [false, true]) {
-    for (let row = 1; row < part.rows; row++)
-      if ((row % boxRows === 0) === strong) line(0, row * c, width, row * c, strong);
-    for (let column = 1; column < part.columns; column++) {
-      if ((column % boxColumns === 0) === strong) line(column * c, 0, column * c, height, strong);
-    }
-  }
-}
-
-/** Draw the edge of a board. */
-function frame(context, part, c) {
-  const edge = clamp(c * 0.06, 1, 3);
-  context.strokeStyle = colours.frame;
-  context.lineWidth = edge;
-  context.strokeRect(edge / 2, edge / 2, c * part.columns - edge, c * part.rows - edge);
+  stroke(context, drawingOf(board).line ?? colours.grid, clamp(c * 0.03, 0.3, 1), ...linesOf(false));
+  stroke(context, colours.frame, clamp(c * 0.05, 1, 2.5), ...linesOf(true));
 }
 
 /** Return the name of a token, or its number if the token has no name. */
@@ -409,28 +357,20 @@ export function tokenName(board, token) {
   return board.tokens[token] ?? String(token);
 }
 
-/** Return the smallest part of a board with all cells for which `keep` holds; null for no cells. */
+/** Return the smallest part of a board with all cells for which `keep` holds; undefined for none. */
 function extent(board, keep) {
-  let top = Infinity,
-    left = Infinity,
-    bottom = -1,
-    right = -1;
-  for (let s = 0; s < board.rows * board.columns; s++) {
-    if (!keep(s)) continue;
-    const row = Math.floor(s / board.columns),
-      column = s % board.columns;
-    top = Math.min(top, row);
-    bottom = Math.max(bottom, row);
-    left = Math.min(left, column);
-    right = Math.max(right, column);
-  }
-  return bottom < 0 ? null : { top, left, rows: bottom - top + 1, columns: right - left + 1 };
+  const kept = Array.from({ length: board.rows * board.columns }, (_, s) => s).filter(keep);
+  if (!kept.length) return undefined;
+  const columns = kept.map((s) => s % board.columns);
+  const [top, left] = [Math.floor(kept[0] / board.columns), Math.min(...columns)];
+  const rows = Math.floor(kept.at(-1) / board.columns) - top + 1;
+  return { top, left, rows, columns: Math.max(...columns) - left + 1 };
 }
 
 /** Return the parts of the 30x30 canvas that hold an ARC puzzle, its answers and its solution. */
 function arcWindows(board, question, label, answers) {
-  const ofQuestion = extent(board, (s) => question[s] >= 2) ?? undefined;
-  const ofLabel = label ? (extent(board, (s) => label[s] >= 2) ?? undefined) : undefined;
+  const ofQuestion = extent(board, (s) => question[s] >= 2);
+  const ofLabel = label && extent(board, (s) => label[s] >= 2);
   // The window of the answers shows every cell that differs from the solution. Without a solution,
   // it shows every cell that has a colour.
   const differs = label?.some((token) => token >= 0)

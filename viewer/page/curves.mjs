@@ -99,9 +99,11 @@ export class Curves {
     const root = svg("svg", { viewBox: "0 0 200 44", preserveAspectRatio: "none", "aria-hidden": "true" });
     const lines = this.series(metric).filter((one) => !one.faint);
     for (const line of lines) line.points = line.points.filter(([, y]) => y !== null);
-    const all = lines.flatMap(({ points }) => points);
-    const ends = (values) => [values.reduce((a, b) => Math.min(a, b), Infinity), values.reduce((a, b) => Math.max(a, b), -Infinity)];
-    const [[x0, x1], [y0, y1]] = [0, 1].map((axis) => ends(all.map((point) => point[axis])));
+    const ends = (axis) => {
+      const values = lines.flatMap(({ points }) => points.map((point) => point[axis])).sort((a, b) => a - b);
+      return [values[0], values.at(-1)];
+    };
+    const [[x0, x1], [y0, y1]] = [ends(0), ends(1)];
     const toX = (x) => ((x - x0) / (x1 - x0 || 1)) * 196 + 2;
     const toY = (y) => 40 - ((y - y0) / (y1 - y0 || 1)) * 36;
     for (const { points, colour } of lines) {

@@ -118,7 +118,9 @@ export class Examples extends List {
   refill() {
     this.observer?.disconnect();
     // A thumbnail is drawn when it comes into view.
-    const drawSeen = (entries) => entries.filter((entry) => entry.isIntersecting).forEach(({ target }) => this.thumbnail(target));
+    const drawSeen = (entries) => {
+      for (const { isIntersecting, target } of entries) if (isIntersecting) this.thumbnail(target);
+    };
     this.observer = new IntersectionObserver(drawSeen, { rootMargin: "200px" });
     super.refill();
   }

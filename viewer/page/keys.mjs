@@ -3,6 +3,10 @@
 import { $, make } from "./dom.mjs";
 import { toggleTheme } from "./theme.mjs";
 
+const OF_LISTS = [
+  ["↑ ↓", "previous and next entry (also k and j)"],
+  ["/", "search"],
+];
 const KEYS = {
   examples: [
     ["↑ ↓", "previous and next example (also k and j)"],
@@ -14,14 +18,8 @@ const KEYS = {
     ["r", "show the next run's answers, on a page of several runs"],
     ["/", "search by row or name"],
   ],
-  texts: [
-    ["↑ ↓", "previous and next sample (also k and j)"],
-    ["/", "search in the text"],
-  ],
-  votes: [
-    ["↑ ↓", "previous and next task"],
-    ["/", "search by name"],
-  ],
+  texts: OF_LISTS,
+  votes: OF_LISTS,
   curves: [["← →", "show the values of the focused plot"]],
 };
 

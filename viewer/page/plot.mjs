@@ -23,12 +23,12 @@ export function logTicks(low, high) {
   return found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
 }
 
-const axisText = (value) =>
-  Math.abs(value) >= 1000 || (value !== 0 && Math.abs(value) < 1e-3)
-    ? Math.abs(value) >= 1000
-      ? value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 1 })
-      : value.toExponential(0)
-    : String(Number(value.toPrecision(4)));
+function axisText(value) {
+  const size = Math.abs(value);
+  if (size >= 1000) return value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 1 });
+  if (size > 0 && size < 1e-3) return value.toExponential(0);
+  return String(Number(value.toPrecision(4)));
+}
 
 /**
  * Draw series into a .plot element. The pointer and the arrow keys show the values.
@@ -113,52 +113,38 @@ function plotRange(points, options) {
 /** Draw the numbers of both axes, the threshold and the marks. */
 function drawAxes(root, area, options) {
   const { width, height, xLow, xHigh, yTicks, left, right, top, bottom, toX, toY } = area;
+  const across = (y, look) => svg("line", { x1: left, x2: width - right, y1: y, y2: y, ...look });
+  const write = (x, y, anchor, text) => root.append(svg("text", { x, y, "text-anchor": anchor }, text));
   for (const value of yTicks) {
-    root.append(
-      svg("line", { x1: left, x2: width - right, y1: toY(value), y2: toY(value), stroke: colours.line }),
-      svg("text", { x: left - 7, y: toY(value) + 4, "text-anchor": "end" }, axisText(value)),
-    );
+    root.append(across(toY(value), { stroke: colours.line }));
+    write(left - 7, toY(value) + 4, "end", axisText(value));
   }
-  for (const value of ticks(xLow, xHigh, width / 90, true)) {
-    root.append(svg("text", { x: toX(value), y: height - bottom + 17, "text-anchor": "middle" }, axisText(value)));
-  }
-  root.append(svg("text", { x: width - right, y: height - 3, "text-anchor": "end" }, options.x));
-  if (options.threshold !== undefined) {
-    const y = toY(options.threshold);
-    root.append(
-      svg("line", { x1: left, x2: width - right, y1: y, y2: y, stroke: colours.quiet, "stroke-dasharray": "2 4" }),
-    );
-  }
-  for (const mark of options.marks ?? []) {
-    const x = toX(mark.x);
-    const look = mark.strong
-      ? { stroke: colours.accent, "stroke-width": 2 }
-      : { stroke: colours.quiet, "stroke-dasharray": "5 4" };
-    root.append(svg("line", { x1: x, x2: x, y1: top, y2: height - bottom, ...look }));
+  for (const value of ticks(xLow, xHigh, width / 90, true))
+    write(toX(value), height - bottom + 17, "middle", axisText(value));
+  write(width - right, height - 3, "end", options.x);
+  const dotted = { stroke: colours.quiet, "stroke-dasharray": "2 4" };
+  if (options.threshold !== undefined) root.append(across(toY(options.threshold), dotted));
+  for (const { x, strong } of options.marks ?? []) {
+    const look = strong ? { stroke: colours.accent, "stroke-width": 2 } : { ...dotted, "stroke-dasharray": "5 4" };
+    root.append(svg("line", { x1: toX(x), x2: toX(x), y1: top, y2: height - bottom, ...look }));
   }
 }
 
-function drawSeries(root, { toX, toY }, one) {
-  if (one.band?.length) {
-    const edge = (place) => one.band.map((point) => [point[0], point[place]]);
-    const d = pathOf([...edge(1), ...edge(2).reverse()], toX, toY);
-    root.append(svg("path", { d: `${d}Z`, fill: one.colour, opacity: 0.18 }));
+function drawSeries(root, { toX, toY }, { points, band, colour, dash, dots, faint }) {
+  if (band?.length) {
+    const edges = [...band.map(([x, low]) => [x, low]), ...band.map(([x, , high]) => [x, high]).reverse()];
+    root.append(svg("path", { d: `${pathOf(edges, toX, toY)}Z`, fill: colour, opacity: 0.18 }));
   }
-  root.append(
-    svg("path", {
-      d: pathOf(one.points, toX, toY),
-      fill: "none",
-      stroke: one.colour,
-      "stroke-width": one.faint ? 1 : 2,
-      "stroke-linejoin": "round",
-      opacity: one.faint ? 0.4 : 1,
-      "stroke-dasharray": one.dash ?? "none",
-    }),
-  );
-  if (one.dots || one.points.length === 1) {
-    for (const [x, y] of one.points) root.append(svg("circle", { cx: toX(x), cy: toY(y), r: 3, fill: one.colour }));
-  }
+  const look = { "stroke-width": faint ? 1 : 2, opacity: faint ? 0.4 : 1, "stroke-dasharray": dash ?? "none" };
+  const d = pathOf(points, toX, toY);
+  root.append(svg("path", { d, fill: "none", stroke: colour, "stroke-linejoin": "round", ...look }));
+  if (!dots && points.length > 1) return;
+  for (const [x, y] of points) root.append(svg("circle", { cx: toX(x), cy: toY(y), r: 3, fill: colour }));
 }
+
+/** Return the line through points as the data of an SVG path. */
+export const pathOf = (points, toX, toY) =>
+  points.map(([x, y], i) => `${i ? "L" : "M"}${toX(x).toFixed(1)} ${toY(y).toFixed(1)}`).join("");
 
 /** Show the values under the pointer. In a focused plot, the arrow keys choose the values. */
 function showValues(container, root, area, shown, options) {
@@ -171,37 +157,32 @@ function showValues(container, root, area, shown, options) {
   container.setAttribute("role", "group");
   container.setAttribute("aria-label", `${options.label}; arrow keys read the values`);
 
-  let place = -1;
+  let current = -1;
   const show = (index) => {
-    place = index;
+    current = index;
     const x = xs[index];
-    hair.setAttribute("x1", toX(x));
-    hair.setAttribute("x2", toX(x));
-    hair.setAttribute("visibility", "visible");
+    const place = { x1: toX(x), x2: toX(x), visibility: "visible" };
+    for (const [name, value] of Object.entries(place)) hair.setAttribute(name, value);
     tip.replaceChildren(make("b", {}, `${options.x} ${x.toLocaleString("en")}`));
-    for (const one of shown) {
-      if (one.faint || one.points.length === 0) continue;
-      const near = nearest(one.points, x);
+    for (const { name, points, faint } of shown) {
+      if (faint || points.length === 0) continue;
+      const [at, value] = points[nearest(points.map((point) => point[0]), x)];
       // A series without a point near x has no value to show.
-      if (Math.abs(near[0] - x) > (xHigh - xLow) * 0.02) continue;
-      tip.append(make("br"), `${one.name} ${numberText(near[1])}`);
+      if (Math.abs(at - x) <= (xHigh - xLow) * 0.02) tip.append(make("br"), `${name} ${numberText(value)}`);
     }
     tip.hidden = false;
-    tip.style.left = `${clamp(toX(x) + 12, 0, Math.max(0, width - tip.offsetWidth))}px`;
-    if (toX(x) + 12 + tip.offsetWidth > width) tip.style.left = `${Math.max(0, toX(x) - 12 - tip.offsetWidth)}px`;
+    const fits = toX(x) + 12 + tip.offsetWidth <= width;
+    tip.style.left = `${Math.max(0, fits ? toX(x) + 12 : toX(x) - 12 - tip.offsetWidth)}px`;
     tip.style.top = `${top}px`;
   };
   const hide = () => {
-    place = -1;
+    current = -1;
     hair.setAttribute("visibility", "hidden");
     tip.hidden = true;
   };
   const indexAt = (event) => {
-    const x =
-      xLow + ((event.clientX - root.getBoundingClientRect().left - left) / (width - left - right)) * (xHigh - xLow);
-    let best = 0;
-    for (let i = 1; i < xs.length; i++) if (Math.abs(xs[i] - x) < Math.abs(xs[best] - x)) best = i;
-    return best;
+    const share = (event.clientX - root.getBoundingClientRect().left - left) / (width - left - right);
+    return nearest(xs, xLow + share * (xHigh - xLow));
   };
   // The container outlives a drawing. The next drawing replaces these properties, but would add
   // another listener.
@@ -215,56 +196,33 @@ function showValues(container, root, area, shown, options) {
     event.preventDefault();
     event.stopPropagation();
     if (options.pick) options.pick(clamp((options.marks?.[0]?.x ?? xLow) + by, xLow, xHigh));
-    else show(clamp(place < 0 ? (by > 0 ? 0 : xs.length - 1) : place + by, 0, xs.length - 1));
+    else show(clamp(current < 0 && by < 0 ? xs.length : current + by, 0, xs.length - 1));
   };
 }
 
-/** Return the line through points as the data of an SVG path. */
-export const pathOf = (points, toX, toY) =>
-  points.map(([x, y], i) => `${i ? "L" : "M"}${toX(x).toFixed(1)} ${toY(y).toFixed(1)}`).join("");
-
-/** Return the point whose x is nearest. The points are in ascending order. */
-function nearest(points, x) {
-  let low = 0,
-    high = points.length - 1;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (points[middle][0] < x) low = middle + 1;
-    else high = middle;
-  }
-  return low > 0 && x - points[low - 1][0] < points[low][0] - x ? points[low - 1] : points[low];
-}
+/** Return the index of the value that is nearest to x. */
+const nearest = (values, x) =>
+  values.reduce((best, value, i) => (Math.abs(value - x) < Math.abs(values[best] - x) ? i : best), 0);
 
 /** Make the legend of a plot. */
 export function plotKeys(series) {
-  const list = make("ul", { class: "keys" });
-  for (const one of series.filter((each) => !each.faint)) {
-    const sample = svg(
-      "svg",
-      { "aria-hidden": "true", viewBox: "0 0 26 10" },
-      svg("line", {
-        x1: 0,
-        x2: 26,
-        y1: 5,
-        y2: 5,
-        stroke: one.colour,
-        "stroke-width": 2,
-        "stroke-dasharray": one.dash ?? "none",
-      }),
-    );
-    list.append(make("li", {}, sample, one.name));
-  }
-  return list;
+  const items = series
+    .filter(({ faint }) => !faint)
+    .map(({ name, colour, dash }) => {
+      const look = { stroke: colour, "stroke-width": 2, "stroke-dasharray": dash ?? "none" };
+      const sample = svg("line", { x1: 0, x2: 26, y1: 5, y2: 5, ...look });
+      return make("li", {}, svg("svg", { "aria-hidden": "true", viewBox: "0 0 26 10" }, sample), name);
+    });
+  return make("ul", { class: "keys" }, ...items);
 }
 
 /** Return the running mean over `reach` points to either side. */
 export function smoothed(points, reach) {
-  const sums = [0];
   const kept = points.filter(([, y]) => y !== null);
+  const sums = [0];
   for (const [, y] of kept) sums.push(sums.at(-1) + y);
   return kept.map(([x], i) => {
-    const first = Math.max(0, i - reach),
-      end = Math.min(kept.length, i + reach + 1);
+    const [first, end] = [Math.max(0, i - reach), Math.min(kept.length, i + reach + 1)];
     return [x, (sums[end] - sums[first]) / (end - first)];
   });
 }

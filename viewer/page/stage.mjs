@@ -16,8 +16,8 @@ export class Stage {
     this.isRun = list.isRun;
     this.step = this.isRun ? 1 : 0;
     this.timer = null;
-    this.namesTokens = every.some((example) => drawingOf(boardOf(this.page, example)).namesTokens);
-    this.tokens = this.namesTokens ? usedTokens(every) : [];
+    const hasNames = every.some((example) => drawingOf(boardOf(this.page, example)).namesTokens);
+    this.tokens = hasNames ? usedTokens(every) : [];
     $("side").hidden = !this.isRun;
     const clicks = {
       first: () => this.seek(0),
@@ -168,8 +168,8 @@ export class Stage {
         nameOf(other),
       );
     });
-    const from = size > 1 ? [make("p", { class: "small quiet" }, `From the ${plural(size, "puzzle")} of this group:`)] : [];
-    $("strip").replaceChildren(...from, ...buttons);
+    const from = make("p", { class: "small quiet" }, `From the ${plural(size, "puzzle")} of this group:`);
+    $("strip").replaceChildren(...(size > 1 ? [from] : []), ...buttons);
   }
 
   buildLegend() {

@@ -42,12 +42,12 @@ export function winner(better, values) {
 export function showComparison(page, showPuzzles) {
   const judged = page.numbers.filter(({ better }) => better);
   const others = page.numbers.filter(({ better }) => !better);
-  const rest = make("summary", {}, plural(others.length, "other metric"));
-  const title = "Logged values: the last, and the best with its step";
+  const summary = make("summary", {}, plural(others.length, "other metric"));
+  const rest = others.length ? make("details", {}, summary, numbersTable(page, others)) : null;
   $("panel-compare").append(
     ...page.notes.map((note) => make("p", {}, note)),
     configsCard(page),
-    card(title, numbersTable(page, judged), others.length ? make("details", {}, rest, numbersTable(page, others)) : null),
+    card("Logged values: the last, and the best with its step", numbersTable(page, judged), rest),
   );
   if (page.results.length) $("panel-compare").append(evaluationsCard(page));
   if (page.answering.length > 1) $("panel-compare").append(puzzlesCard(page, showPuzzles));

@@ -32,11 +32,13 @@ export class Tabs {
   constructor(page) {
     this.tabs = viewsOf(page, this);
     this.open = this.tabs[0];
-    const tab = ({ name, title }) => {
+    for (const { name, title } of this.tabs) {
       const names = { id: `tab-${name}`, "aria-controls": `panel-${name}` };
-      return make("button", { type: "button", role: "tab", ...names, onclick: () => this.show(name) }, title);
-    };
-    $("tabs").append(...this.tabs.map(tab));
+      const show = () => this.show(name);
+      $("tabs").append(make("button", { type: "button", role: "tab", ...names, onclick: show }, title));
+      const panel = { id: `panel-${name}`, role: "tabpanel", "aria-labelledby": `tab-${name}` };
+      if (!$(panel.id)) $("main").append(make("section", { class: "stack", ...panel }));
+    }
     $("tabs").hidden = this.tabs.length < 2;
     $("tabs").addEventListener("keydown", (event) => {
       const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];

@@ -56,8 +56,9 @@ export class Votes extends List {
     if (!this.current) return;
     const { tests, train } = this.current;
     $("vote-stage").append(...tests.map((_, i) => testCard(this.current, i)));
+    if (!train.length) return;
     const pairs = train.map(([input, output]) => pair(input, output, ["input", "output"]));
-    if (pairs.length) $("vote-stage").append(card("Training pairs of the task", make("div", { class: "pairs" }, ...pairs)));
+    $("vote-stage").append(card("Training pairs of the task", make("div", { class: "pairs" }, ...pairs)));
   }
 
   /** Draw everything that depends on the size of the window. */

@@ -170,7 +170,7 @@ def test_the_newest_value_of_each_metric(run: Path) -> None:
     assert status.train == {"exact_accuracy": 0.4, "lm_loss": 0.7}
     assert status.test == {"a": 0.5, "b": 0.3}
     assert (status.step, status.last_step, status.checkpoint, status.best) == (30, 100, 20, 10)
-    assert status.examples_per_second == 6.0
+    assert status.speed == (6.0, "examples")
     assert status.launched is not None and status.launched.ranks == 2
 
 
@@ -189,7 +189,7 @@ def test_curves_and_values_follow_the_rows(run: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("huge", ["1e308", "-Infinity", "NaN"])
+@pytest.mark.parametrize("huge", ["1e18", "-Infinity", "NaN"])
 def test_numbers_that_no_program_computes_with_are_no_error(run: Path, huge: str) -> None:
     names = ["time_s", "perf/step_ms", "perf/examples_per_second", *CURVES, "eval/all/exact_accuracy"]
     for name in names:
