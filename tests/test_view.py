@@ -22,7 +22,6 @@ from dataset.tasks import task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
 from dataset.text.tokenizer import ByteTokenizer
 from tests.dataset.samples import samples_of
-from tests.dataset.text.samples import write_hrm_text
 from tests.runs import REPOSITORY
 from tests.viewer.samples import (
     EVIL,
@@ -45,7 +44,6 @@ from tests.viewer.samples import (
     write_sudoku,
     write_text,
     write_text_run,
-    write_undrawn,
 )
 from utils.command_line import read_config
 from utils.drawing import BLACK, RED
@@ -117,14 +115,6 @@ def test_tokens_of_a_tokenizer_are_pieces_of_whole_characters() -> None:
     pieces = pieces_of([256, *"aé".encode(), 0xC3, 258], Halves())
     assert pieces == [{"special": "start"}, ["a", 97], ["é", 0xC3, 0xA9], ["\ufffd", 0xC3], {"special": "end"}]
     assert pieces_of([7, 8], None) == [["7", 7], ["8", 8]]
-
-
-def test_text_of_hrm_texts_own_format_is_shown(tmp_path: Path) -> None:
-    epoch = {"inst_start": [0], "inst_len": [2], "resp_start": [2], "resp_len": [2]}
-    arrays = {name: np.array(values) for name, values in epoch.items()}
-    write_hrm_text(tmp_path / "data", np.array([1, 2, 3, 4], np.int32), [arrays])
-    page = page_of(tmp_path / "data", tmp_path / "view.html")
-    assert [part["pieces"] for part in page["texts"][0]["parts"]] == [[["1", 1], ["2", 2]], [["3", 3], ["4", 4]]]
 
 
 def test_a_run_of_text_is_shown_with_its_answers(
@@ -246,6 +236,28 @@ def test_the_task_names_every_token(kind: type[BoardTask]) -> None:
     task, split = samples_of(kind)
     names = board_of(task, split.metadata.seq_len)["tokens"]
     assert not names or len(set(names)) == split.metadata.vocab_size
+
+
+def test_accuracies_over_steps_are_told_by_set_and_evaluation(tmp_path: Path) -> None:
+    rows = [
+        {"step": step, "train/lm_loss": 1.0}
+        | {f"eval/{name}/exact_accuracy_at_step/{n}": n * share for n in (10, 2, 1)}
+        for step, name, share in ((5, "a", 0.1), (5, "b", 0.05), (9, "a", 0.02))
+    ]
+    rows[1] |= rows.pop(0)  # both sets are evaluated at step 5
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = page_of(tmp_path, tmp_path / "view.html")
+    found = {(one["set"], one["step"]): (one["counts"], one["values"]) for one in page["over_steps"]}
+    shares = {("a", 5): 0.1, ("b", 5): 0.05, ("a", 9): 0.02}
+    assert found == {key: ([1, 2, 10], pytest.approx([share, 2 * share, 10 * share])) for key, share in shares.items()}
+    assert [one["metric"] for one in page["curves"]] == ["lm_loss"], "they are no curves over training"
+
+
+@pytest.mark.parametrize(("arch", "going_on"), [({"no_ACT_continue": False}, True), ({"no_ACT_continue": True}, False)])
+def test_the_page_knows_whether_a_model_values_going_on(tmp_path: Path, arch: dict[str, bool], going_on: bool) -> None:
+    run = write_run(tmp_path / "run", None)
+    (run / "config.yaml").write_text(json.dumps({"arch": arch}))
+    assert page_of(run, tmp_path / "view.html")["values_going_on"] is going_on
 
 
 def test_a_limited_number_of_examples_is_spread_over_all(tmp_path: Path) -> None:
@@ -569,25 +581,6 @@ def test_pictures_of_a_run_of_every_kind(tmp_path: Path, kind: str) -> None:
     assert colours_of(run / "puzzle.png") >= MARKS[kind]
 
 
-def test_a_picture_of_tokens_says_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "TASKS", (UndrawnTask,))
-    notes: list[str] = []
-    draw_boards = pictures.draw_boards
-
-    def record(shape: Any, boards: Any, title: str, note: str, path: Path, *, in_pairs: bool) -> None:
-        notes.append(note)
-        draw_boards(shape, boards, title, note, path, in_pairs=in_pairs)
-
-    monkeypatch.setattr("dataset.pictures.draw_boards", record)
-    monkeypatch.setattr("viewer.pictures.draw_boards", record)
-    data, run = write_undrawn(tmp_path)
-    page_of(run, tmp_path / "view.html", "--png")
-    page_of(data, tmp_path / "view.html", "--png")
-    assert colours_of(run / "puzzle.png") >= MARKS["numbers"]
-    names = "0: padding, 1: dark, 2: lit, 3: leave, 4: press"
-    assert notes == [f"bold: as in the puzzle, blue: the model's, red: wrong\n{names}", names]
-
-
 def drawn_boards(monkeypatch: pytest.MonkeyPatch, run: Path, output: Path) -> tuple[str, list[pictures.Board]]:
     """Return the title and the boards of a run's puzzle.png."""
     figures: list[tuple[str, list[pictures.Board]]] = []
@@ -694,6 +687,7 @@ def test_paths_and_options_that_fit_neither_a_run_nor_a_dataset_are_refused(
     data = write_sudoku(tmp_path / "data")
     assert "--step is for runs" in mistake(capsys, data, "--step", "3")
     assert "has no set other; it has train/all, test/all" in mistake(capsys, data, "--set", "other")
+    assert "there is no folder" in mistake(capsys, data, "-o", tmp_path / "no" / "view.html")
     assert "--max-examples is 0" in mistake(capsys, data, "--max-examples", "0")
     assert "--max" in mistake(capsys, data, "--max", "3")
     (data / "test" / "all__labels.npy").write_bytes(b"nothing")
@@ -739,18 +733,6 @@ def test_arrays_that_contradict_one_another_are_refused(tmp_path: Path, capsys: 
     assert "labels has shape (2, 16)" in mistake(capsys, run)
     save_file({**arrays, "labels": arrays["labels"][0]}, file)
     assert "labels has shape (16,), but 2 axes" in mistake(capsys, run)
-
-
-def test_a_page_in_a_missing_folder_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before a model answers puzzles for it, which takes long."""
-    run = write_run(tmp_path / "run", None)
-    shutil.rmtree(run / "eval_outputs")
-    (run / "step_00000500").mkdir()
-    monkeypatch.setattr("viewer.answers._evaluate", lambda typed: pytest.fail("a model answered puzzles"))
-    output = tmp_path / "no" / "view.html"
-    assert f"there is no folder {output.parent}" in mistake(capsys, run, "-o", output)
 
 
 def test_pictures_of_a_read_only_run_lie_beside_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

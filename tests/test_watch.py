@@ -429,6 +429,13 @@ def test_a_run_that_ended_early_is_left_out(tmp_path: Path) -> None:
     )
 
 
+def test_a_line_says_where_a_mean_ends(tmp_path: Path) -> None:
+    paths = seeds(tmp_path / "a", 0, 0)
+    (paths[0] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(20)))
+    notes = program.plot(paths, tmp_path / "a.html", ["train/lm_loss"], "steps").splitlines()[:-1]
+    assert notes == ["2 seeds: the mean ends at 50 steps, where the shortest run ends"]
+
+
 def test_a_key_that_is_newer_than_a_run_has_its_default(tmp_path: Path) -> None:
     old = seeds(tmp_path / "old", 0, 0, arch={"name": "hrm"})
     wide = {"name": "hrm", "width_multiple": 256}

@@ -1,7 +1,7 @@
 /** The view of the curves of a run, or of several runs. */
 
 import { colours } from "./boards.mjs";
-import { $, breakable, clamp, make, numberText, option, span, svg } from "./dom.mjs";
+import { $, breakable, button, clamp, make, numberText, option, span, svg } from "./dom.mjs";
 import { pathOf, plot, plotKeys, smoothed } from "./plot.mjs";
 
 const DASHES = ["none", "7 4", "2 4", "9 4 2 4"];
@@ -36,9 +36,7 @@ export class Curves {
       const isCalm = matchMedia("(prefers-reduced-motion: reduce)").matches;
       $("curve").scrollIntoView({ block: "nearest", behavior: isCalm ? "auto" : "smooth" });
     };
-    this.minis = this.metrics.map((metric) =>
-      make("button", { type: "button", class: "mini", onclick: () => choose(metric) }),
-    );
+    this.minis = this.metrics.map((metric) => button(() => choose(metric), { class: "mini" }));
     $("minis").append(...this.minis);
   }
 
@@ -82,14 +80,10 @@ export class Curves {
     });
     $("curve").append(plotKeys(series));
     this.metrics.forEach((metric, i) => {
-      const button = this.minis[i];
-      button.setAttribute("aria-current", String(metric === chosen));
-      button.replaceChildren(span("quiet", ...breakable(metric.metric)));
-      if (this.isOneRun) {
-        const { name, values } = metric.over[x].at(-1);
-        button.append(make("b", {}, numberText(values.at(-1))), " ", span("small quiet", name));
-      }
-      button.append(this.mini(metric));
+      const { name, values } = this.isOneRun ? metric.over[x].at(-1) : {};
+      const newest = this.isOneRun ? [make("b", {}, numberText(values.at(-1))), " ", span("small quiet", name)] : [];
+      this.minis[i].setAttribute("aria-current", String(metric === chosen));
+      this.minis[i].replaceChildren(span("quiet", ...breakable(metric.metric)), ...newest, this.mini(metric));
     });
     if (!$("over-steps-card").hidden) this.drawOverSteps();
   }

@@ -31,6 +31,10 @@ export const span = (look, ...children) => make("span", { class: look }, ...chil
 export const option = (value, text) => make("option", { value }, text);
 export const card = (title, ...children) => make("div", { class: "card" }, make("h2", {}, title), ...children);
 
+/** Make a button, with an action for a click. */
+export const button = (click, attributes, ...children) =>
+  make("button", { type: "button", onclick: click, ...attributes }, ...children);
+
 /**
  * Make a table. A cell is a text, a number, an element, a list of these, or null for an unknown value.
  *
@@ -63,9 +67,7 @@ export function choice(container, choices, pick) {
     press(value);
     pick(value);
   };
-  const buttons = choices.map(([value, text]) =>
-    make("button", { type: "button", "data-value": value, onclick: () => click(value) }, text),
-  );
+  const buttons = choices.map(([value, text]) => button(() => click(value), { "data-value": value }, text));
   container.replaceChildren(...buttons);
   press(choices[0][0]);
   return press;

@@ -1,6 +1,6 @@
 /** A list of entries beside a stage that shows one of them. */
 
-import { $, clamp, make } from "./dom.mjs";
+import { $, button, clamp, make } from "./dom.mjs";
 
 /**
  * A list with a search field, whose entries are chosen with the pointer or with keys.
@@ -21,13 +21,8 @@ export class List {
     this.shown = this.matching($(`${this.prefix}search`).value.trim().toLowerCase());
     const nothing = "Nothing matches. Change the filters.";
     $(`${this.prefix}count`).textContent = this.shown.length ? this.counted() : nothing;
-    const button = (entry) =>
-      make(
-        "button",
-        { type: "button", class: "item", onclick: () => this.select(entry) },
-        ...this.describe(entry),
-      );
-    this.buttons = new Map(this.shown.map((entry) => [entry, button(entry)]));
+    const item = (entry) => button(() => this.select(entry), { class: "item" }, ...this.describe(entry));
+    this.buttons = new Map(this.shown.map((entry) => [entry, item(entry)]));
     $(`${this.prefix}items`).replaceChildren(...[...this.buttons.values()].map((each) => make("li", {}, each)));
     if (this.shown.includes(this.current)) this.mark();
     else this.select(this.shown[0]);
@@ -46,9 +41,7 @@ export class List {
 
   mark() {
     const current = this.shown[this.place()];
-    for (const [entry, button] of this.buttons)
-      if (entry === current) button.setAttribute("aria-current", "true");
-      else button.removeAttribute("aria-current");
+    for (const [entry, item] of this.buttons) item.setAttribute("aria-current", String(entry === current));
   }
 
   move(by) {
@@ -60,10 +53,9 @@ export class List {
 
   /** Scroll the list to the current entry, unless it is in view. The page itself does not scroll. */
   reveal() {
-    const button = this.buttons.get(this.shown[this.place()]);
-    const list = $(`${this.prefix}items`),
-      place = button.getBoundingClientRect(),
-      frame = list.getBoundingClientRect();
+    const list = $(`${this.prefix}items`);
+    const place = this.buttons.get(this.shown[this.place()]).getBoundingClientRect();
+    const frame = list.getBoundingClientRect();
     if (place.top < frame.top || place.bottom > frame.bottom)
       list.scrollTop += (place.top + place.bottom - frame.top - frame.bottom) / 2;
   }

@@ -2,7 +2,7 @@
 // In arrays: T reasoning steps, S cells of a board.
 
 import { boardOf, cellSide, colours, draw, drawingOf, namesFit, tokenName } from "./boards.mjs";
-import { $, clamp, make, plural, span, svg } from "./dom.mjs";
+import { $, button, clamp, make, plural, span, svg } from "./dom.mjs";
 import { plot } from "./plot.mjs";
 import { augmentationText, groupText, sameGroup, usedTokens } from "./puzzles.mjs";
 
@@ -127,22 +127,15 @@ export class Stage {
   buildRivals() {
     const { byRun, run: shown } = this.list;
     const { answering, runs } = this.page;
-    const hasRivals = Boolean(byRun) && answering.length > 1;
-    $("rivals").hidden = !hasRivals;
-    const examples = hasRivals ? answering.map((run) => [run, this.example.puzzle.of[run]]) : [];
-    this.rivals = examples
-      .filter(([, example]) => example)
-      .map(([run, example]) => {
-        const [canvas, verdict] = [make("canvas", { "aria-hidden": "true" }), span("")];
-        const current = run === shown ? "true" : null;
-        const button = make(
-          "button",
-          { type: "button", "aria-current": current, onclick: () => this.list.lookAt(run) },
-          ...[canvas, make("b", {}, runs[run].name), make("br"), verdict],
-        );
-        return { example, canvas, verdict, button };
-      });
-    $("rivals").replaceChildren(...this.rivals.map(({ button }) => button));
+    $("rivals").hidden = !byRun || answering.length < 2;
+    const shownRuns = $("rivals").hidden ? [] : answering.filter((run) => this.example.puzzle.of[run]);
+    this.rivals = shownRuns.map((run) => {
+      const [canvas, verdict] = [make("canvas", { "aria-hidden": "true" }), span("")];
+      const parts = [canvas, make("b", {}, runs[run].name), make("br"), verdict];
+      const element = button(() => this.list.lookAt(run), { "aria-current": String(run === shown) }, ...parts);
+      return { example: this.example.puzzle.of[run], canvas, verdict, element };
+    });
+    $("rivals").replaceChildren(...this.rivals.map(({ element }) => element));
   }
 
   /** Show the other puzzles of the group: augmentations, or other pairs of an ARC task. */
@@ -160,13 +153,8 @@ export class Stage {
       const canvas = make("canvas", { "aria-hidden": "true" });
       const { question, windows } = other.studied;
       draw(canvas, this.board, { tokens: question, question, window: windows.question }, 68, 68);
-      const current = other === this.example ? "true" : null;
-      return make(
-        "button",
-        { type: "button", "aria-current": current, title: other.name, onclick: () => this.list.select(other) },
-        canvas,
-        nameOf(other),
-      );
+      const look = { "aria-current": String(other === this.example), title: other.name };
+      return button(() => this.list.select(other), look, canvas, nameOf(other));
     });
     const from = make("p", { class: "small quiet" }, `From the ${plural(size, "puzzle")} of this group:`);
     $("strip").replaceChildren(...(size > 1 ? [from] : []), ...buttons);

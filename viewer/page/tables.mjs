@@ -1,6 +1,6 @@
 /** The views that are tables: results of a run, and the comparison of runs. */
 
-import { $, breakable, card, make, numberText, plural, span, table } from "./dom.mjs";
+import { $, breakable, button, card, make, numberText, plural, span, table } from "./dom.mjs";
 import { agreements } from "./puzzles.mjs";
 
 const range = (low, high) => (low === undefined ? "" : `${numberText(low)} to ${numberText(high)}`);
@@ -113,12 +113,7 @@ function evaluationsCard(page) {
 /** Make the card that counts the puzzles that runs agree on. A click shows these puzzles. */
 function puzzlesCard(page, showPuzzles) {
   const buttons = agreements(page).map(([value, text, count]) =>
-    make(
-      "button",
-      { type: "button", disabled: count === 0, onclick: () => showPuzzles(value) },
-      make("b", {}, String(count)),
-      ` ${text}`,
-    ),
+    button(() => showPuzzles(value), { disabled: count === 0 }, make("b", {}, String(count)), ` ${text}`),
   );
   const num = page.examples.filter((puzzle) => page.answering.every((run) => puzzle.runs[run])).length;
   const title = `${plural(num, "puzzle")} that ${page.answering.length} runs have answered`;

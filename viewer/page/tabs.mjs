@@ -1,7 +1,7 @@
 /** The views of the page, of which one is open. */
 
 import { Curves } from "./curves.mjs";
-import { $, make } from "./dom.mjs";
+import { $, button, make } from "./dom.mjs";
 import { Examples } from "./examples.mjs";
 import { showComparison, showNone, showResults } from "./tables.mjs";
 import { Lengths, Texts } from "./texts.mjs";
@@ -33,9 +33,8 @@ export class Tabs {
     this.tabs = viewsOf(page, this);
     this.open = this.tabs[0];
     for (const { name, title } of this.tabs) {
-      const names = { id: `tab-${name}`, "aria-controls": `panel-${name}` };
-      const show = () => this.show(name);
-      $("tabs").append(make("button", { type: "button", role: "tab", ...names, onclick: show }, title));
+      const tab = { role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}` };
+      $("tabs").append(button(() => this.show(name), tab, title));
       const panel = { id: `panel-${name}`, role: "tabpanel", "aria-labelledby": `tab-${name}` };
       if (!$(panel.id)) $("main").append(make("section", { class: "stack", ...panel }));
     }
