@@ -5,14 +5,17 @@ import { $ } from "./dom.mjs";
 
 export const dark = matchMedia("(prefers-color-scheme: dark)");
 
-/** Return the theme that the reader has chosen, or else that of the system. */
-export function chosenTheme() {
+/** Use the storage. Some browsers offer none to files: a choice holds until the page is closed. */
+function stored(act) {
   try {
-    return localStorage.getItem("theme") ?? (dark.matches ? "dark" : "light");
+    return act(localStorage);
   } catch {
-    return dark.matches ? "dark" : "light"; // some browsers offer no storage to files
+    return null;
   }
 }
+
+/** Return the theme that the reader has chosen, or else that of the system. */
+export const chosenTheme = () => stored((storage) => storage.getItem("theme")) ?? (dark.matches ? "dark" : "light");
 
 export function applyTheme(theme) {
   document.documentElement.dataset.theme = theme;
@@ -24,10 +27,6 @@ export function applyTheme(theme) {
 export function toggleTheme(tabs) {
   const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
   applyTheme(theme);
-  try {
-    localStorage.setItem("theme", theme);
-  } catch {
-    // Without storage, the choice holds until the page is closed.
-  }
+  stored((storage) => storage.setItem("theme", theme));
   tabs.restyle();
 }

@@ -11,7 +11,8 @@ const PART = /([.#]?)([\w-]+)|\[([\w-]+)="?([^\]"]*)"?\]/g;
 
 class Element {
   constructor(tag) {
-    Object.assign(this, { tag, nodes: [], attributes: {}, listeners: {}, style: {}, clientWidth: 800, offsetWidth: 50 });
+    Object.assign(this, { tag, nodes: [], attributes: {}, listeners: {}, style: {} });
+    Object.assign(this, { clientWidth: 800, offsetWidth: 50 });
     this.classList = { add: (name) => this.setAttribute("class", `${this.className} ${name}`) };
     this.dataset = new Proxy(this.attributes, {
       get: (all, name) => all[`data-${name}`],
@@ -152,7 +153,8 @@ function parsed(text) {
     else if (close) open.pop();
     else if (tag) {
       const element = new Element(tag);
-      for (const [, name, , value] of attributes.matchAll(/([\w-]+)(="([^"]*)")?/g)) element.setAttribute(name, value ?? "");
+      for (const [, name, , value] of attributes.matchAll(/([\w-]+)(="([^"]*)")?/g))
+        element.setAttribute(name, value ?? "");
       open.at(-1).append(element);
       if (!attributes.endsWith("/") && !EMPTY.includes(tag)) open.push(element);
     }

@@ -44,7 +44,8 @@ test("a running mean has fewer neighbours at the ends", () => {
 test("the best of several runs stands out, unless all are equal or only one is known", () => {
   assert.equal(winner("max", [1, null, 3]), 3);
   assert.equal(winner("min", [1, undefined, 3]), 1);
-  for (const [better, values] of [["max", [1, 1]], ["max", [1, null]], [null, [1, 2]]]) assert.equal(winner(better, values), null);
+  for (const [better, values] of [["max", [1, 1]], ["max", [1, null]], [null, [1, 2]]])
+    assert.equal(winner(better, values), null);
 });
 
 test("a name of an ARC puzzle tells its augmentation", () => {

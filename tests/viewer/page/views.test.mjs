@@ -78,10 +78,12 @@ test("configs and numbers of runs are compared", async () => {
 });
 
 test("only evaluations of the same examples have a winner", async () => {
-  const evaluations = () => find("#panel-compare").find(".card").find((card) => card.textContent.startsWith("Newest eval"));
+  const cards = () => find("#panel-compare").find(".card");
+  const evaluations = () => cards().find((card) => card.textContent.startsWith("Newest eval"));
   await open("mixed");
   const [seen, winners] = [evaluations().seen.replaceAll("|", " "), evaluations().find(".good")];
-  assert.match(seen.replace(/\s+/g, " "), /step 500 500 – data data data – examples 3 examples of the set all 6 examples/);
+  const head = /step 500 500 – data data data – examples 3 examples of the set all 6 examples/;
+  assert.match(seen.replace(/\s+/g, " "), head);
   assert.match(seen, /0.6667/);
   assert.match(seen, /no value is marked as the best/);
   assert.equal(winners.length, 0);
