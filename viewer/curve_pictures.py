@@ -1,8 +1,8 @@
-"""Draw curves into a picture: those of a run, or of several runs."""
+"""Draw curves into a picture: those of a run, of several runs, or of an evaluation."""
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,7 @@ def _style_axis(axis: Any, panel: Panel) -> None:
     axis.set_title(panel.metric, parse_math=False)
     axis.set_xlabel(panel.x_name)
     axis.xaxis.get_major_locator().set_params(integer=True)  # there is no step 12.5
-    axis.grid(alpha=0.25, which="both")
-    axis.spines[["top", "right"]].set_visible(False)
+    _lighten(axis)
     if "accuracy" in panel.metric:
         axis.set_ylim(-0.02, 1.02)
     elif _is_logarithmic(panel):
@@ -83,3 +82,64 @@ def _is_logarithmic(panel: Panel) -> bool:
     low = min((float(series.low_P.min(initial=math.inf)) for series in panel.series), default=0.0)
     high = max((float(series.high_P.max(initial=0.0)) for series in panel.series), default=0.0)
     return "loss" in panel.metric and low > 0 and 3 * low < high < math.inf
+
+
+def _lighten(axis: Any) -> None:
+    axis.grid(alpha=0.25, which="both")
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+# ---- evaluations ---------------------------------------------------------------------------------
+
+
+def draw_accuracy_over_steps(accuracy: Mapping[str, Sequence[float]], trained_steps: int, path: Path) -> None:
+    """Draw the share of puzzles that are solved exactly after 1, 2, ... steps, a line per set.
+
+    Args:
+        accuracy: for each set the shares after 1, 2, ... steps.
+        trained_steps: the number of steps in training, drawn as a vertical line.
+        path: the picture's file.
+    """
+    plt = pyplot()
+    figure, axis = plt.subplots(figsize=(5.5, 3.4), constrained_layout=True)
+    for name, values in accuracy.items():
+        steps = range(1, len(values) + 1)
+        axis.plot(steps, values, marker="o", markersize=4, label=f"{name}: {values[-1]:.3f} at the last")
+    longest = max(map(len, accuracy.values()), default=0)
+    if trained_steps < longest:
+        axis.axvline(trained_steps, color=GREY, linewidth=1, linestyle="--", label="as many as in training")
+    axis.set(xlabel="steps of reasoning", ylabel="puzzles solved exactly", ylim=(-0.02, 1.02))
+    _lighten(axis)
+    axis.legend(frameon=False, loc="best")
+    save_figure(figure, path)
+
+
+def draw_reliability(bins: Mapping[str, Sequence[tuple[float, float, int, float, float]]], path: Path) -> None:
+    """Draw accuracy over confidence, a line per set, above the number of answers.
+
+    A model whose confidence is its accuracy has its points on the diagonal.
+
+    Args:
+        bins: for each set the lower and the upper limit of each bin of confidence, and of its
+            answers the number, the mean confidence and the accuracy.
+        path: the picture's file.
+    """
+    plt = pyplot()
+    figure, (axis, counts) = plt.subplots(
+        2, 1, figsize=(4.4, 5.2), height_ratios=(4, 1), sharex=True, constrained_layout=True
+    )
+    axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--", label="confidence = accuracy")
+    for place, (name, of_set) in enumerate(bins.items()):
+        low, high, num, confidence, accuracy = zip(*of_set, strict=True)
+        (line,) = axis.plot(confidence, accuracy, marker="o", markersize=5, label=name)
+        width = (high[0] - low[0]) / len(bins)  # side by side, a bar of each set
+        left = [each + place * width for each in low]
+        counts.bar(left, num, width=0.9 * width, align="edge", color=line.get_color())
+    axis.set(ylabel="share of right answers", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    counts.set(xlabel="confidence, sigmoid(q_halt)", ylabel="answers", yscale="log")
+    # In a range of few powers of ten, Matplotlib would write numbers between them that overlap.
+    counts.tick_params(axis="y", which="minor", labelleft=False)
+    _lighten(axis)
+    _lighten(counts)
+    axis.legend(frameon=False, loc="best")
+    save_figure(figure, path)
