@@ -20,9 +20,9 @@ export class Curves {
     $("bands").hidden = !every.some(({ low }) => low);
     const sets = [...new Set(this.overSteps.map(({ set }) => set))];
     $("over-steps-card").hidden = sets.length === 0;
-    this.fill("metric", this.metrics.map(({ metric }) => [metric, metric]));
-    this.fill("over", over.map((name) => [name, `over ${name === "step" ? "steps" : name}`]));
-    this.fill("over-steps-set", sets.map((name) => [name, name]));
+    this.fill("metric", this.metrics.map(({ metric }) => metric));
+    this.fill("over", over, (name) => `over ${name === "step" ? "steps" : name}`);
+    this.fill("over-steps-set", sets);
     for (const name of ["smooth", "log"]) {
       $(name).addEventListener("click", () => {
         this[name] = !this[name];
@@ -41,8 +41,8 @@ export class Curves {
   }
 
   /** Fill a choice, which is hidden if there is nothing to choose from. */
-  fill(id, choices) {
-    $(id).append(...choices.map(([value, text]) => option(value, text)));
+  fill(id, choices, textOf = (name) => name) {
+    $(id).append(...choices.map((name) => option(name, textOf(name))));
     $(id).hidden = choices.length < 2;
     $(id).addEventListener("change", () => this.redraw());
   }

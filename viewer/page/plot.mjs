@@ -81,9 +81,7 @@ function plotArea(shown, options, width) {
   const [low, high] = plotRange([...all, ...edges.filter(([, y]) => !options.log || y > 0)], options);
   const yTicks = options.log ? logTicks(low, high) : ticks(low, high, height < 160 ? 3 : 5, options.whole);
   const left = 10 + 6.8 * Math.max(3, ...yTicks.map((value) => axisText(value).length));
-  const right = 14,
-    top = 12,
-    bottom = 36;
+  const [right, top, bottom] = [14, 12, 36];
   // The edge of a band may be zero, which has no logarithm: it lies at the bottom of the plot.
   const scale = options.log ? (value) => Math.log(Math.max(value, low)) : (value) => value;
   const toX = (x) => left + ((x - xLow) / (xHigh - xLow)) * (width - left - right);
@@ -96,18 +94,9 @@ function plotRange(points, options) {
   let low = options.low ?? Infinity,
     high = options.high ?? -Infinity;
   for (const [, y] of points) [low, high] = [Math.min(low, y), Math.max(high, y)];
-  if (low === high) {
-    const room = (Math.abs(low) || 1) * 0.1;
-    if (options.log) [low, high] = [low / 2, high * 2];
-    else if (options.low !== undefined) high += 1;
-    else [low, high] = [low - room, high + room];
-  }
-  if (!options.log) {
-    const room = (high - low) * 0.04;
-    if (options.low === undefined) low -= room;
-    if (options.high === undefined) high += room;
-  }
-  return [low, high];
+  if (options.log) return low === high ? [low / 2, high * 2] : [low, high];
+  const room = (high - low) * 0.04 || (Math.abs(low) || 1) * 0.1;
+  return [options.low === undefined ? low - room : low, options.high === undefined ? high + room : high];
 }
 
 /** Draw the numbers of both axes, the threshold and the marks. */
