@@ -44,7 +44,7 @@ from utils.checkpoint.reader import open_checkpoint
 from utils.command_line import CommandLine, read_config, validate
 from utils.composing import Origin
 from utils.config import Bool, Int, page
-from utils.drawing import draw_accuracy_over_steps, draw_reliability, pyplot
+from utils.drawing import pyplot
 from utils.errors import UserError
 from utils.files import file_errors, plain, refuse_links, write_atomically
 from utils.out_of_memory import advising, half
@@ -54,6 +54,7 @@ from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
 from utils.saved_outputs import SavedOutput, num_saved
 from utils.terminal import show, tell
+from viewer.curve_pictures import draw_accuracy_over_steps, draw_reliability
 
 USAGE = """
 evaluate.py: score a checkpoint.

@@ -243,7 +243,7 @@ def pictures_of_run(run: Path, page: Page, settings: Settings) -> list[str]:
     if not os.access(run, os.W_OK):
         output = settings.output
         curve, puzzle = (output.with_name(f"{output.stem}_{path.name}") for path in (curve, puzzle))
-    lines = [f"drew {curve}"] if draw_curves(page, curve) else []
+    lines = [f"drew {curve}"] if draw_curves(run, curve) else []
     if page["examples"]:
         draw_puzzle(page, puzzle)
         return [*lines, f"drew {puzzle}"]

@@ -26,12 +26,13 @@ from utils.errors import UserError
 from utils.run.status import Watched, find_runs, runs_in
 from utils.shell import run_command
 from utils.text import for_a_terminal
-from viewer.curve_pictures import draw_html, draw_png
+from viewer.curve_pictures import draw_png
 from viewer.curves import (
     LoggedRun,
     Panel,
     XOf,
     choose_metrics,
+    for_page,
     groups_of,
     panels_of,
     x_in_epochs,
@@ -40,6 +41,7 @@ from viewer.curves import (
     x_in_steps,
 )
 from viewer.live import counts, read_statuses, screen, table
+from viewer.pages import write_page
 
 EXAMPLES = """
 examples:
@@ -55,8 +57,7 @@ examples:
   python watch.py checkpoints/my-project --plot curves.html --metric exact_accuracy --x flops
 
 q or Ctrl-C leaves. If the output is no terminal, a table is printed once. Only --plot writes: the
-one file that it names. A .png needs pip install -r requirements-demo.txt, and a .html needs
-requirements-plot.txt.
+one file that it names. A .png needs pip install -r requirements-demo.txt.
 """
 
 X = Literal["steps", "examples", "epochs", "seconds", "flops"]
@@ -239,15 +240,18 @@ def plot(paths: Sequence[Path], output: Path, asked: Sequence[str], x: X) -> str
     left_out = [f"{run.path} has logged nothing yet, and is left out" for run in opened if not run.rows]
     groups = groups_of(runs)
     panels = panels_of(groups, choose_metrics(runs, asked), *places[x])
+    of = f"{len(runs)} {'runs' if len(runs) > 1 else 'run'}"
+    notes = [*left_out, *notes_on(panels)]
     if output.suffix == ".png":
         draw_png(panels, output)
     else:
-        draw_html(panels, f"{len(runs)} runs" if len(runs) > 1 else runs[0].path.resolve().name, output)
-    of = f"{len(runs)} {'runs' if len(runs) > 1 else 'run'}"
+        title = of if len(runs) > 1 else runs[0].path.resolve().name
+        page = {"kind": "curves", "title": title, "facts": {}, "examples": [], "curves": for_page(panels)}
+        write_page(page | {"over_steps": []}, output)
     grouped = f" in {len(groups)} {'groups' if len(groups) > 1 else 'group'}" if len(groups) < len(runs) else ""
     metrics = ", ".join(panel.metric for panel in panels)
     drew = f"drew {output}: {metrics} of {of}{grouped} over {panels[0].x_name}"
-    return "\n".join(map(for_a_terminal, [*left_out, *notes_on(panels), drew]))
+    return "\n".join(map(for_a_terminal, [*notes, drew]))
 
 
 def x_in_flops(run: LoggedRun) -> Sequence[float]:

@@ -37,11 +37,11 @@ from tests.dataset.shapes import split_of
 from tests.in_process import load_run, train_here, with_identifiers
 from training.config import PretrainConfig
 from utils.command_line import CommandLine, read_config, validate
-from utils.drawing import draw_accuracy_over_steps, draw_reliability
 from utils.errors import UserError
 from utils.out_of_memory import OutOfMemory
 from utils.ranks.world import World
 from utils.saved_outputs import SavedOutput
+from viewer.curve_pictures import draw_accuracy_over_steps, draw_reliability
 
 SINGLE = World.single()
 SAVED_OUTPUTS = list(get_args(SavedOutput))

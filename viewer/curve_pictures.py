@@ -1,42 +1,22 @@
-"""Draw the curves of several runs: a PNG with matplotlib, an HTML page with plotly."""
+"""Draw curves into a picture: those of a run, of several runs, or of an evaluation."""
 
-import html
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.drawing import plotly, pyplot, save_figure
-from utils.errors import UserError
-from utils.files import refuse_links, write_atomically
+from utils.drawing import GREY, pyplot, save_figure
 from viewer.curves import Panel, Series
 
 # Colours that people with any colour vision tell apart (Okabe and Ito, 2008), the darkest first.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a8f98")
 # When all colours are used, the next lines are dashed.
-_DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
+_DASHES = ("-", "--", ":", "-.")
 _BAND = 0.18  # opacity
 _PANEL_WIDTH, _PANEL_HEIGHT, _LEGEND_LINE = 5.2, 3.4, 0.2  # inches
 _MOST_COLUMNS = 3
 _NOTE = "lines: means over seeds; bands: lowest to highest seed"
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a series is drawn.
-
-    Attributes:
-        legend: what the legend says of it. Several series may share a line of the legend.
-        dash: its name in matplotlib, and its name in plotly.
-    """
-
-    legend: str
-    colour: str
-    dash: tuple[str, str] = _DASHES[0]
-    width: float = 1.6
-    opacity: float = 1.0
 
 
 def draw_png(panels: Sequence[Panel], path: Path) -> None:
@@ -45,45 +25,14 @@ def draw_png(panels: Sequence[Panel], path: Path) -> None:
     Raises:
         UserError: matplotlib is not installed, or the file can't be written.
     """
-    save_figure(png_figure(panels, _styles(panels)), path)
-
-
-def draw_html(panels: Sequence[Panel], title: str, path: Path) -> None:
-    """Write a page with the same panels, whose values a pointer reads off. It needs no network.
-
-    Raises:
-        UserError: plotly is not installed, or the file can't be written.
-    """
-    figure = html_figure(panels, _styles(panels))
-    figure.update_layout(
-        title=html.escape(title) + (f"<br><sup>{_NOTE}</sup>" if _has_bands(panels) else ""), hovermode="x unified"
-    )
-    # Without its logo the page has no link to anywhere.
-    text = figure.to_html(include_plotlyjs=True, config={"displaylogo": False})
-    refuse_links([path])
-    try:
-        write_atomically(path, text.encode(errors="replace"))  # the title is a name, perhaps not UTF-8
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror or error}); choose another file") from None
-
-
-def png_figure(panels: Sequence[Panel], styles: Mapping[str, Style]) -> Any:
-    """Return a figure of matplotlib with a panel for each metric, and one legend below them.
-
-    Args:
-        styles: by the label of the series. Their order is that of the legend; a series covers those
-            before it in its panel.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
     plt = pyplot()
-    num_rows, num_columns = grid(len(panels), _MOST_COLUMNS)
+    labels = list(dict.fromkeys(series.label for panel in panels for series in panel.series))
+    num_columns = min(len(panels), _MOST_COLUMNS)
+    num_rows = -(-len(panels) // num_columns)
     width = _PANEL_WIDTH * num_columns
-    wrapped = {style.legend: "\n".join(textwrap.wrap(style.legend, int(width * 11))) for style in styles.values()}
+    wrapped = {label: "\n".join(textwrap.wrap(label, int(width * 11))) for label in labels}
     below = _LEGEND_LINE * sum(text.count("\n") + 1 for text in wrapped.values()) + 0.4
-    height = _PANEL_HEIGHT * num_rows + below
-    figure = plt.figure(figsize=(width, height), constrained_layout=True)
+    figure = plt.figure(figsize=(width, _PANEL_HEIGHT * num_rows + below), constrained_layout=True)
     top, bottom = figure.subfigures(2, 1, height_ratios=(_PANEL_HEIGHT * num_rows, below))
     axes = top.subplots(num_rows, num_columns, squeeze=False)
     for axis in axes.flat[len(panels) :]:
@@ -91,115 +40,106 @@ def png_figure(panels: Sequence[Panel], styles: Mapping[str, Style]) -> Any:
     lines: dict[str, Any] = {}
     for axis, panel in zip(axes.flat, panels, strict=False):
         for series in panel.series:
-            style = styles[series.label]
-            drawn = {"color": style.colour, "alpha": style.opacity, "linestyle": style.dash[0]}
-            marker = {"marker": "o", "markersize": 2 * style.width} if _has_markers(series) else {}
-            (line,) = axis.plot(series.x_P, series.mean_P, linewidth=style.width, **drawn, **marker)
-            lines.setdefault(style.legend, line)
-            if series.num_runs > 1:
-                band = {"color": style.colour, "alpha": _BAND * style.opacity, "linewidth": 0}
-                axis.fill_between(series.x_P, series.low_P, series.high_P, **band)
-        axis.set_title(panel.metric, parse_math=False)
-        axis.set_xlabel(panel.x_name)
-        axis.xaxis.get_major_locator().set_params(integer=True)  # there is no step 12.5
-        axis.grid(alpha=0.25, which="both")
-        axis.spines[["top", "right"]].set_visible(False)
-        if _is_accuracy(panel.metric):
-            axis.set_ylim(-0.02, 1.02)
-        elif _is_logarithmic(panel):
-            axis.set_yscale("log")
-            axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
-    named = [text for text in wrapped if text in lines]
-    handles, names = [lines[text] for text in named], [wrapped[text] for text in named]
-    for text in bottom.legend(handles, names, frameon=False, loc="upper center").get_texts():
+            lines.setdefault(series.label, _draw_series(axis, series, labels))
+        _style_axis(axis, panel)
+    handles = [lines[label] for label in labels]
+    legend = bottom.legend(handles, [wrapped[label] for label in labels], frameon=False, loc="upper center")
+    for text in legend.get_texts():
         text.set_parse_math(False)
-    if _has_bands(panels):
+    if any(series.num_runs > 1 for panel in panels for series in panel.series):
         bottom.text(0.5, 0.02, _NOTE, fontsize=9, color="#626973", ha="center", va="bottom")
-    return figure
+    save_figure(figure, path)
 
 
-def html_figure(panels: Sequence[Panel], styles: Mapping[str, Style]) -> Any:
-    """Return a figure of plotly with the same panels.
-
-    Raises:
-        UserError: plotly is not installed.
-    """
-    graphs, subplots = plotly()
-    num_rows, num_columns = grid(len(panels), _MOST_COLUMNS)
-    titles = [html.escape(panel.metric) for panel in panels]
-    figure = subplots.make_subplots(num_rows, num_columns, subplot_titles=titles)
-    legend = list(dict.fromkeys(style.legend for style in styles.values()))
-    in_legend: set[str] = set()
-    for number, panel in enumerate(panels):
-        row, column = number // num_columns + 1, number % num_columns + 1
-        for series in panel.series:
-            style = styles[series.label]
-            name = html.escape(style.legend)  # plotly shows some tags of a name, links among them
-            shared = {"x": series.x_P, "legendgroup": name, "mode": "lines", "showlegend": False}
-            if series.num_runs > 1:
-                edge = {"line": {"width": 0}, "hoverinfo": "skip"}
-                figure.add_trace(graphs.Scatter(y=series.low_P, **shared, **edge), row, column)
-                colour = f"rgba{(*bytes.fromhex(style.colour[1:]), _BAND * style.opacity)}"
-                band = {"fill": "tonexty", "fillcolor": colour}
-                figure.add_trace(graphs.Scatter(y=series.high_P, **shared, **edge, **band), row, column)
-            drawn = shared | {
-                "name": name,
-                "meta": html.escape(series.label),
-                "showlegend": style.legend not in in_legend,
-                "legendrank": legend.index(style.legend),
-                "mode": "lines+markers" if _has_markers(series) else "lines",
-                "marker": {"size": 2 * style.width + 3},
-                "line": {"color": style.colour, "dash": style.dash[1], "width": style.width + 0.4},
-                "opacity": style.opacity,
-            }
-            figure.add_trace(graphs.Scatter(y=series.mean_P, **drawn), row, column)
-            in_legend.add(style.legend)
-        figure.update_xaxes(title_text=panel.x_name, row=row, col=column)
-        if _is_accuracy(panel.metric):
-            figure.update_yaxes(range=[-0.02, 1.02], row=row, col=column)
-        elif _is_logarithmic(panel):
-            figure.update_yaxes(type="log", row=row, col=column)
-    below = 24 * len(legend) + 90
-    figure.update_layout(
-        height=380 * num_rows + below + 90,
-        margin={"b": below, "t": 90},
-        template="plotly_white",
-        legend={"orientation": "v", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "xanchor": "left"},
-    )
-    return figure
+def _draw_series(axis: Any, series: Series, labels: Sequence[str]) -> Any:
+    """Draw a line, and the band of several runs. Training is grey."""
+    place = [label for label in labels if label != "train"].index(series.label) if series.label != "train" else None
+    colour = GREY if place is None else COLOURS[place % len(COLOURS)]
+    dash = _DASHES[(place or 0) // len(COLOURS) % len(_DASHES)]
+    # Each logged point is marked only where they are few and lie at the mean.
+    marker = {"marker": "o", "markersize": 3.2} if len(series.x_P) <= 30 and not series.is_interpolated else {}
+    (line,) = axis.plot(series.x_P, series.mean_P, linewidth=1.6, color=colour, linestyle=dash, **marker)
+    if series.num_runs > 1:
+        axis.fill_between(series.x_P, series.low_P, series.high_P, color=colour, alpha=_BAND, linewidth=0)
+    return line
 
 
-def grid(num_panels: int, most_columns: int) -> tuple[int, int]:
-    """Return the number of rows and of columns of a figure."""
-    num_columns = min(num_panels, most_columns)
-    return -(-num_panels // num_columns), num_columns
-
-
-def _styles(panels: Sequence[Panel]) -> dict[str, Style]:
-    """Return the style of each group, the same in all panels."""
-    labels = dict.fromkeys(series.label for panel in panels for series in panel.series)
-    return {
-        label: Style(label, COLOURS[number % len(COLOURS)], _DASHES[number // len(COLOURS) % len(_DASHES)])
-        for number, label in enumerate(labels)
-    }
-
-
-def _has_markers(series: Series) -> bool:
-    """Return whether each logged point is marked: only where they are few and lie at its mean."""
-    return len(series.x_P) <= 30 and not series.is_interpolated
-
-
-def _is_accuracy(metric: str) -> bool:
-    return "accuracy" in metric
+def _style_axis(axis: Any, panel: Panel) -> None:
+    axis.set_title(panel.metric, parse_math=False)
+    axis.set_xlabel(panel.x_name)
+    axis.xaxis.get_major_locator().set_params(integer=True)  # there is no step 12.5
+    _lighten(axis)
+    if "accuracy" in panel.metric:
+        axis.set_ylim(-0.02, 1.02)
+    elif _is_logarithmic(panel):
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
 
 
 def _is_logarithmic(panel: Panel) -> bool:
     """Return whether the values are losses above 0 that are far enough apart for labelled ticks."""
-    low = min((float(series.low_P.min()) for series in panel.series), default=0.0)
-    high = max((float(series.high_P.max()) for series in panel.series), default=0.0)
+    low = min((float(series.low_P.min(initial=math.inf)) for series in panel.series), default=0.0)
+    high = max((float(series.high_P.max(initial=0.0)) for series in panel.series), default=0.0)
     return "loss" in panel.metric and low > 0 and 3 * low < high < math.inf
 
 
-def _has_bands(panels: Sequence[Panel]) -> bool:
-    return any(series.num_runs > 1 for panel in panels for series in panel.series)
+def _lighten(axis: Any) -> None:
+    axis.grid(alpha=0.25, which="both")
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+# ---- evaluations ---------------------------------------------------------------------------------
+
+
+def draw_accuracy_over_steps(accuracy: Mapping[str, Sequence[float]], trained_steps: int, path: Path) -> None:
+    """Draw the share of puzzles that are solved exactly after 1, 2, ... steps, a line per set.
+
+    Args:
+        accuracy: for each set the shares after 1, 2, ... steps.
+        trained_steps: the number of steps in training, drawn as a vertical line.
+        path: the picture's file.
+    """
+    plt = pyplot()
+    figure, axis = plt.subplots(figsize=(5.5, 3.4), constrained_layout=True)
+    for name, values in accuracy.items():
+        steps = range(1, len(values) + 1)
+        axis.plot(steps, values, marker="o", markersize=4, label=f"{name}: {values[-1]:.3f} at the last")
+    longest = max(map(len, accuracy.values()), default=0)
+    if trained_steps < longest:
+        axis.axvline(trained_steps, color=GREY, linewidth=1, linestyle="--", label="as many as in training")
+    axis.set(xlabel="steps of reasoning", ylabel="puzzles solved exactly", ylim=(-0.02, 1.02))
+    _lighten(axis)
+    axis.legend(frameon=False, loc="best")
+    save_figure(figure, path)
+
+
+def draw_reliability(bins: Mapping[str, Sequence[tuple[float, float, int, float, float]]], path: Path) -> None:
+    """Draw accuracy over confidence, a line per set, above the number of answers.
+
+    A model whose confidence is its accuracy has its points on the diagonal.
+
+    Args:
+        bins: for each set the lower and the upper limit of each bin of confidence, and of its
+            answers the number, the mean confidence and the accuracy.
+        path: the picture's file.
+    """
+    plt = pyplot()
+    figure, (axis, counts) = plt.subplots(
+        2, 1, figsize=(4.4, 5.2), height_ratios=(4, 1), sharex=True, constrained_layout=True
+    )
+    axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--", label="confidence = accuracy")
+    for place, (name, of_set) in enumerate(bins.items()):
+        low, high, num, confidence, accuracy = zip(*of_set, strict=True)
+        (line,) = axis.plot(confidence, accuracy, marker="o", markersize=5, label=name)
+        width = (high[0] - low[0]) / len(bins)  # side by side, a bar of each set
+        left = [each + place * width for each in low]
+        counts.bar(left, num, width=0.9 * width, align="edge", color=line.get_color())
+    axis.set(ylabel="share of right answers", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    counts.set(xlabel="confidence, sigmoid(q_halt)", ylabel="answers", yscale="log")
+    # In a range of few powers of ten, Matplotlib would write numbers between them that overlap.
+    counts.tick_params(axis="y", which="minor", labelleft=False)
+    _lighten(axis)
+    _lighten(counts)
+    axis.legend(frameon=False, loc="best")
+    save_figure(figure, path)

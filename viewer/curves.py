@@ -21,24 +21,20 @@ from utils.run.status import is_number
 
 # No screen shows more points, and a run may have logged a million.
 MAX_POINTS = 1500
-# When a run goes on after another one has ended, for more than this part of the range that all runs
-# of the group share, a person is told.
+# A person is told if a run goes on after another one of its group has ended, for more than this
+# part of the range that they share.
 _LONG_AFTER = 0.1
 DEFAULT_METRICS = ("train/lm_loss", "train/loss", "train/exact_accuracy")
 # What tells the runs of a group apart: their seeds, and where they are and report to.
-_OF_ONE_RUN = {
-    *(
-        "seed",
-        "run_name",
-        "project_name",
-        "checkpoint_path",
-        "resume",
-        "allow_changed_data",
-        "started_in",
-        "wandb",
-        "tensorboard",
-    ),
-}
+_OF_ONE_RUN = {"seed", "run_name", "project_name", "checkpoint_path", "resume", "allow_changed_data", "started_in"}
+_OF_ONE_RUN |= {"wandb", "tensorboard"}
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """Return the name of each folder, with that of the folder above where names are equal."""
+    whole = [folder.resolve() for folder in folders]
+    num = Counter(folder.name for folder in whole)
+    return [each.name if num[each.name] == 1 else f"{each.parent.name}/{each.name}" for each in whole]
 
 
 @dataclass(frozen=True)
@@ -59,8 +55,6 @@ class LoggedRun:
         Raises:
             UserError: A file of the run can't be read.
         """
-        history = History(path / METRICS_FILE)
-        history.refresh()
         # Not at the top: this imports Hydra and PyTorch, and the table of watch.py needs neither.
         from utils.run.resume import completed
 
@@ -68,11 +62,22 @@ class LoggedRun:
         if stored:
             with suppress(UserError):  # a config of another program: its keys tell its runs apart all the same
                 stored = completed(stored, "pretrain")
-        return LoggedRun(path, dict(flatten(stored)), history.rows)
+        return LoggedRun(path, dict(flatten(stored)), logged_rows(path))
 
     @property
     def steps(self) -> list[int]:
         return [row["step"] for row in self.rows]
+
+
+def logged_rows(run: Path) -> list[dict[str, Any]]:
+    """Return what a run has logged so far, a dict for each row.
+
+    Raises:
+        UserError: The file can't be read, or a line of it is no row.
+    """
+    history = History(run / METRICS_FILE)
+    history.refresh()
+    return history.rows
 
 
 XOf = Callable[[LoggedRun], Sequence[float]]
@@ -86,7 +91,7 @@ def x_in_steps(run: LoggedRun) -> Sequence[float]:
 def x_in_examples(run: LoggedRun) -> Sequence[float]:
     """Return how many slots were trained, with the global batch size of the run's last start."""
     batch_size = read_run_config(run.path).get("global_batch_size")  # as stored: a default would be a guess
-    if not isinstance(batch_size, int) or batch_size >= 2**53:  # more than a float can count
+    if not isinstance(batch_size, int):
         raise UserError(f"{run.path}: config.yaml has no global_batch_size; give --x steps")
     return [step * batch_size for step in run.steps]
 
@@ -103,9 +108,7 @@ def x_in_seconds(run: LoggedRun) -> Sequence[float]:
 
 def _logged_x(run: LoggedRun, key: str) -> Sequence[float]:
     if not all(is_number(row.get(key)) for row in run.rows):
-        raise UserError(
-            f"{run.path}: metrics.jsonl has rows without {key}, which an older version wrote; give --x steps"
-        )
+        raise UserError(f"{run.path}: metrics.jsonl has rows without {key}; give --x steps")
     return [float(row[key]) for row in run.rows]
 
 
@@ -316,15 +319,15 @@ class Series:
     mean_P: np.ndarray
     low_P: np.ndarray
     high_P: np.ndarray
-    num_runs: int
-    num_left_out: int
-    cut_at: float | None
-    is_interpolated: bool
+    num_runs: int = 1
+    num_left_out: int = 0
+    cut_at: float | None = None
+    is_interpolated: bool = False
 
 
 @dataclass(frozen=True)
 class Panel:
-    """The curves of one metric, a series for each group that has logged it."""
+    """The curves of one metric, a series for each group or test set that has it."""
 
     metric: str
     x_name: str
@@ -358,7 +361,7 @@ def _series(group: Group, metric: str, places: Mapping[Path, np.ndarray]) -> Ser
     share. Where they have logged at the same places, the means are of what they logged. A run that
     ended before another one's first point shares no range with it, and is left out.
     """
-    curves = [curve for run in group.runs if len((curve := _points(run, metric, places[run.path]))[0])]
+    curves = [curve for run in group.runs if len((curve := _points(run.rows, metric, places[run.path]))[0])]
     if not curves:
         return None
     curves.sort(key=lambda curve: float(curve[0][-1]))  # the run that ended first is the first
@@ -384,12 +387,31 @@ def _series(group: Group, metric: str, places: Mapping[Path, np.ndarray]) -> Ser
     )
 
 
-def _points(run: LoggedRun, metric: str, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return x_P and y_P of a run, at most MAX_POINTS: each the mean of its neighbours.
+def panels_of_run(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Return a panel for each metric of a run: a series of training, and one for each test set."""
+    steps = np.array([row["step"] for row in rows], dtype=np.float64)
+    panels: dict[str, list[Series]] = {}
+    for name in metrics_in(rows):
+        first, _, rest = name.partition("/")
+        set_name, _, of_set = rest.partition("/")
+        label, metric = (f"eval {set_name}", of_set) if first == "eval" else ("train", rest)
+        x_P, y_P = _points(rows, name, steps)
+        panels.setdefault(name if first == "perf" else metric, []).append(Series(label, x_P, y_P, y_P, y_P))
+    return [Panel(metric, "step", tuple(series)) for metric, series in panels.items()]
+
+
+def metrics_in(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the full names of the logged metrics, without those of single reasoning steps."""
+    names = (name for row in rows for name, value in row.items() if "/" in name and is_number(value))
+    return [name for name in dict.fromkeys(names) if "_at_step/" not in name]
+
+
+def _points(rows: Sequence[Mapping[str, Any]], metric: str, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return x_P and y_P of a metric, at most MAX_POINTS: each the mean of its neighbours.
 
     Values that are not finite leave a point out.
     """
-    pairs = [(x, float(row[metric])) for x, row in zip(places, run.rows, strict=True) if is_number(row.get(metric))]
+    pairs = [(x, float(row[metric])) for x, row in zip(places, rows, strict=True) if is_number(row.get(metric))]
     x_P, y_P = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
     kept_P = np.isfinite(x_P) & np.isfinite(y_P)
     x_P, y_P = x_P[kept_P], y_P[kept_P]
@@ -398,3 +420,18 @@ def _points(run: LoggedRun, metric: str, places: np.ndarray) -> tuple[np.ndarray
         counts = np.diff(np.append(begins, len(x_P)))
         x_P, y_P = np.add.reduceat(x_P, begins) / counts, np.add.reduceat(y_P, begins) / counts
     return x_P, y_P
+
+
+def for_page(*over: Sequence[Panel]) -> list[dict[str, Any]]:
+    """Return the curves of a page, from panels over each of its x axes: see page.html."""
+
+    def series_of(series: Series) -> dict[str, Any]:
+        places = [int(x) if x.is_integer() else x for x in series.x_P.tolist()]
+        found = {"name": series.label, "x": places, "values": series.mean_P.tolist()}
+        band = {"low": series.low_P.tolist(), "high": series.high_P.tolist()}
+        return found | (band if series.num_runs > 1 else {})
+
+    return [
+        {"metric": panels[0].metric, "over": {panel.x_name: [*map(series_of, panel.series)] for panel in panels}}
+        for panels in zip(*over, strict=True)
+    ]

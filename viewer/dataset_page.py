@@ -10,7 +10,7 @@ from dataset.pictures import board_of
 from dataset.schema import PuzzleSet, Split, open_split
 from dataset.tasks import task_of_shape
 from utils.errors import UserError
-from viewer.pages import Page, Settings, name_at, names_of, spread, to_text
+from viewer.pages import Page, Settings, name_at, names_of, size_text, spread, to_text
 
 # The page shows only a few puzzles of a group, because a group may have a thousand.
 MAX_PUZZLES_OF_GROUP, MAX_EXAMPLES_OF_PUZZLE = 4, 5
@@ -45,12 +45,11 @@ def page_of_dataset(data: Path, settings: Settings) -> Page:
     facts |= {**counts, "tokens": f"{metadata.seq_len} of {metadata.vocab_size} kinds"}
     if metadata.num_puzzle_identifiers > 1:
         facts["identifiers"] = f"{metadata.num_puzzle_identifiers:,}"
-    size = size_mb(data)
     return {
         "kind": "dataset",
         "title": data.resolve().name,
         "board": board_of(task, metadata.seq_len),
-        "facts": facts | {"size": f"{size:,.1f} MB" if size >= 1 else f"{size * 1000:,.0f} kB"},
+        "facts": facts | {"size": size_text(size_mb(data))},
         "notes": [],
         "sets": {name: len(one.inputs) for name, (_, one) in chosen.items()},
         "examples": examples,

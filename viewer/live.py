@@ -1,9 +1,7 @@
 """What watch.py shows of runs in a terminal: a few runs side by side, or a table of many."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from rich.cells import cell_len
@@ -14,6 +12,7 @@ from rich.text import Text
 
 from utils.run.status import RunStatus, Watched, in_words
 from utils.text import for_a_terminal
+from viewer.curves import names_of
 
 COLOURS = {
     "running": "green",
@@ -42,15 +41,8 @@ class Shown:
 def read_statuses(runs: Sequence[Watched]) -> list[Shown]:
     """Return the runs in the order of display: running ones, then the newest."""
     names = names_of([run.path for run in runs])
-    shown = [Shown(name, run.status()) for name, run in zip(names, runs, strict=True)]
+    shown = [Shown(for_a_terminal(name), run.status()) for name, run in zip(names, runs, strict=True)]
     return sorted(shown, key=lambda each: (each.status.state != "running", -each.status.began_at))
-
-
-def names_of(paths: Sequence[Path]) -> list[str]:
-    """Return the name of each run, with the name of the folder above it where names are equal."""
-    whole = [path.resolve() for path in paths]
-    num = Counter(path.name for path in whole)
-    return [for_a_terminal(path.name if num[path.name] == 1 else f"{path.parent.name}/{path.name}") for path in whole]
 
 
 def screen(shown: Sequence[Shown], width: int, height: int) -> RenderableType:

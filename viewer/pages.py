@@ -7,6 +7,7 @@ import json
 import math
 import re
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,14 @@ from utils.errors import UserError
 from utils.files import write_atomically
 from utils.text import one_line
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "page"
 # The character at place i stands for token i, and IGNORED for an ignored label. Tokens of larger
 # vocabularies are lists of numbers.
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 IGNORED = "-"
 
 Page = dict[str, Any]
-"""The data of a page, which becomes JSON. The comment in viewer/page.html lists the keys."""
+"""The data of a page, which becomes JSON. The comment in viewer/page/page.html lists the keys."""
 
 
 @dataclass(frozen=True)
@@ -44,38 +45,56 @@ class Settings:
 def write_page(page: Page, output: Path) -> None:
     """Fill the template with the page's data, and write it to a file.
 
+    Numbers get six digits, more than a curve shows. NaN and infinity become null.
+
     Raises:
         UserError: the file cannot be written.
     """
-    template, style, script = (
-        (FOLDER / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")
-    )
-    style, script = f"\n{style}", f"\n{script}"
-    data = json.dumps(page, separators=(",", ":"), allow_nan=False).encode()
+    style, script = (FOLDER / "page.css").read_text(encoding="utf-8"), script_of(FOLDER / "main.mjs")
+    data = json.dumps(_shortened(page), separators=(",", ":"), allow_nan=False).encode()
     filled_in = {
-        "@@TITLE@@": html.escape(page["title"]),
-        "@@STYLE_HASH@@": digest(style),
-        "@@SCRIPT_HASH@@": digest(script),
+        "TITLE": html.escape(page["title"]),
+        # The content security policy allows what has these hashes: no script in a name runs.
+        "STYLE_HASH": _digest(style),
+        "SCRIPT_HASH": _digest(script),
+        "STYLE": style,
+        "SCRIPT": script,
         # Compression leaves a tenth of the data. No character of base64 has a meaning in HTML.
-        "@@DATA@@": base64.b64encode(zlib.compress(data, 9)).decode(),
-        '<link rel="stylesheet" href="page.css">': f"<style>{style}</style>",
-        '<script src="page.js"></script>': f"<script>{script}</script>",
+        "DATA": base64.b64encode(zlib.compress(data, 9)).decode(),
     }
     # One pass replaces everything, because a title may look like a placeholder.
-    text = re.sub("|".join(map(re.escape, filled_in)), lambda match: filled_in[match[0]], template)
+    template = (FOLDER / "page.html").read_text(encoding="utf-8")
+    text = re.sub("@@([A-Z_]+)@@", lambda match: filled_in[match[1]], template)
     try:
         write_atomically(output, text.encode(errors="replace"))  # the title is a name, perhaps not UTF-8
     except OSError as error:
-        raise UserError(
-            f"cannot write {output} ({error.strerror or one_line(error)}); choose another --output"
-        ) from None
+        raise UserError(f"cannot write {output} ({error.strerror or one_line(error)}); choose another file") from None
 
 
-def digest(body: str) -> str:
-    """Return the hash with which the content security policy allows a script or a style.
+def script_of(module: Path, seen: set[Path] | None = None) -> str:
+    """Return a JavaScript module behind all modules that it imports, as one module without imports.
 
-    The browser runs no other script, even if a name in a dataset contains one.
+    The page is a file, and browsers refuse to load modules from files.
     """
+    seen = set() if seen is None else seen
+    seen.add(module)
+    text = module.read_text(encoding="utf-8")
+    needed = (module.parent / name for name in re.findall(r'^import [^;]* from "\./(.+)";$', text, re.MULTILINE))
+    before = "".join(script_of(path, seen) for path in needed if path not in seen)
+    return before + re.sub(r"^import [^;]*;\n|^export ", "", text, flags=re.MULTILINE)
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _shortened(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shortened(each) for each in value]
+    return value
+
+
+def _digest(body: str) -> str:
     return base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
 
 
@@ -88,11 +107,10 @@ def to_text(tokens_S: np.ndarray) -> str | list[int]:
     return characters[places_S].tobytes().decode()
 
 
-def from_text(text: str | list[int]) -> np.ndarray:
+def from_text(text: str | Sequence[int]) -> np.ndarray:
     """Return the tokens that `to_text` wrote, int64; -1 is an ignored label."""
-    if isinstance(text, list):
-        return np.array(text, dtype=np.int64)
-    return np.array([ALPHABET.find(character) for character in text], dtype=np.int64)
+    numbers = [ALPHABET.find(character) for character in text] if isinstance(text, str) else text
+    return np.array(numbers, dtype=np.int64)
 
 
 def label_of(example: Page) -> np.ndarray:
@@ -100,14 +118,13 @@ def label_of(example: Page) -> np.ndarray:
     return from_text(example["label"]) if "label" in example else np.full(len(example["input"]), -1)
 
 
-def board_for(page: Page, example: Page) -> Any:
-    """Return how an example is drawn: as its set, if sets have boards of several sizes."""
-    return page.get("boards", {}).get(example["set"], page["board"])
-
-
 def spread(num: int, most: int) -> np.ndarray:
     """Return at most `most` of the numbers 0 to num - 1, evenly spread from first to last."""
     return np.arange(num) if num <= most else np.linspace(0, num - 1, most).round().astype(np.int64)
+
+
+def size_text(megabytes: float) -> str:
+    return f"{megabytes:,.1f} MB" if megabytes >= 1 else f"{megabytes * 1000:,.0f} kB"
 
 
 def read_json(file: Path) -> Any:
@@ -134,8 +151,3 @@ def names_of(data: Path) -> list[str]:
 def name_at(names: list[str], identifier: int) -> Page:
     """Return the entry that names the puzzle of an example; empty for a puzzle without a name."""
     return {"name": str(names[identifier])} if 0 <= identifier < len(names) else {}
-
-
-def finite(value: float) -> float | None:
-    """Return the value with six digits, more than a curve shows; None for NaN and infinity."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -1,6 +1,6 @@
 """Draw the pictures of view.py --png: the curves and a puzzle of a run, or examples of a dataset.
 
-The pictures are drawn from the data of the page. dataset/pictures.py draws the boards.
+dataset/pictures.py draws the boards, and viewer/curve_pictures.py the curves.
 """
 
 from pathlib import Path
@@ -8,55 +8,23 @@ from pathlib import Path
 import numpy as np
 
 from dataset.pictures import Board, draw_answers, draw_boards, names_of_tokens, whole_board
-from utils.drawing import BLUE, GREY, pyplot, save_figure
-from viewer.pages import Page, board_for, from_text, label_of, spread
+from viewer.curve_pictures import draw_png
+from viewer.pages import Page, from_text, label_of, spread
+from viewer.run_page import panels_of_page, read_rows
 
 _NUM_EXAMPLES = 4
 
 
-def draw_curves(page: Page, path: Path) -> bool:
+def draw_curves(run: Path, path: Path) -> bool:
     """Draw cross-entropy and exact accuracy over training steps.
 
     Returns:
         Whether the run logged one of them, so that there is a picture.
     """
-    plt = pyplot()
-    is_text = "texts" in page
-    titles = {
-        "lm_loss": "cross-entropy per token",
-        "loss": "cross-entropy per token",
-        "exact_accuracy": "problems answered exactly" if is_text else "puzzles solved exactly",
-    }
-    of_training = "training" if is_text else "training (sequences that halted)"
-    panels = [(titles[one["metric"]], one) for one in page["curves"] if one["metric"] in titles]
-    panels.sort(key=lambda panel: list(titles).index(panel[1]["metric"]))
-    if not panels:
-        return False
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(4.5 * len(panels), 3.2), squeeze=False, constrained_layout=True
-    )
-    for axis, (title, curve) in zip(axes.flat, panels, strict=True):
-        tests = [series["name"] for series in curve["series"] if series["name"] != "train"]
-        for series in curve["series"]:
-            if series["name"] == "train":
-                label, style = of_training, {"color": GREY, "linewidth": 1}
-            else:
-                label = "test" if len(tests) == 1 else series["name"].removeprefix("eval ")
-                style = {"linewidth": 2, "marker": "o", "markersize": 4}
-                if len(tests) == 1:
-                    style["color"] = BLUE
-            values = [float("nan") if value is None else value for value in series["values"]]
-            axis.plot(series["steps"], values, label=label, **style)
-        axis.set(title=title, xlabel="step")
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-        if curve["metric"].endswith("loss"):
-            axis.set_yscale("log")
-        else:
-            axis.set_ylim(-0.02, 1.02)
-    axes.flat[-1].legend(frameon=False, loc="best")
-    save_figure(figure, path)
-    return True
+    panels = [each for each in panels_of_page(read_rows(run)) if each.metric in ("lm_loss", "loss", "exact_accuracy")]
+    if panels:
+        draw_png(panels, path)
+    return bool(panels)
 
 
 def draw_puzzle(page: Page, path: Path) -> None:
@@ -64,7 +32,7 @@ def draw_puzzle(page: Page, path: Path) -> None:
     example = page["examples"][page["opens"]]
     named = f", {example['name']}" if "name" in example else ""
     draw_answers(
-        board_for(page, example),
+        page.get("boards", {}).get(example["set"], page["board"]),
         from_text(example["input"]),
         label_of(example),
         np.stack([from_text(answer) for answer in example["answers"]]),

@@ -1,8 +1,10 @@
 """Collect the data for the page of a run: its curves, reasoning, results and votes."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,17 +17,17 @@ from utils.checkpoint.format import read_name, step_folders
 from utils.errors import UserError
 from utils.overrides import typed_override
 from utils.run.folder import located_paths
-from utils.run.history import History, read_run_config
+from utils.run.history import METRICS_FILE, read_run_config
 from utils.text import for_shell
 from viewer.arc_votes import read_votes
-from viewer.pages import ALPHABET, Page, Settings, finite, from_text, label_of, names_of, read_json
+from viewer.curves import Panel, for_page, logged_rows, panels_of_run
+from viewer.pages import Page, Settings, from_text, label_of, names_of, read_json
 from viewer.saved_examples import holds_answers, read_examples
 from viewer.text_page import answers_of, is_text_run
 
 SAVE_OUTPUTS = "[inputs,labels,puzzle_identifiers,predictions_at_step,q_halt_at_step]"
-# No screen shows more points, and a run may have logged a million.
-MAX_POINTS = 1500
 _OUTPUTS = re.compile(r"step_(?P<step>\d+)(?:_.+)?")  # evaluate.py appends the name of other data
+_AT_STEP = re.compile(r"eval/(?P<set>[^/]+)/exact_accuracy_at_step/(?P<count>\d+)")
 
 
 def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.ndarray] | None = None) -> Page:
@@ -39,7 +41,8 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
     """
     config = read_run_config(run_folder)
     arch = config.get("arch")
-    curves = read_curves(run_folder / "metrics.jsonl")
+    rows = read_rows(run_folder)
+    panels = panels_of_page(rows)
     is_text = is_text_run(config)
     # The answers of a run of text are not saved outputs.
     outputs = outputs_folder(run_folder, None if is_text else settings.step)
@@ -56,13 +59,18 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
     command = f"python evaluate.py {typed_override('checkpoint', str(run_folder))} {saving}"
     votes = read_votes(outputs, data)
     resolved = run_folder.resolve()
-    of_sets = [[example for example in examples if example["set"] == name] for name in sets] or [[]]
-    tasks = [task for each in of_sets if (task := task_of_run(each, data)) is not None]
+    by_set: dict[str, list[Page]] = {}
+    for example in examples:
+        by_set.setdefault(example["set"], []).append(example)
+    tasks = [task_of_run(some, data) for some in by_set.values() or [[]]]
+    sizes = [len(some[0]["input"]) for some in by_set.values()]
+    boards = [board_of(task, size) for task, size in zip(tasks, sizes, strict=False)]
     return {
         "kind": "run",
         "title": resolved.name,
         "project": resolved.parent.name,
-        **boards_of(examples, data),
+        "board": boards[0] if boards else None,
+        **({"boards": dict(zip(by_set, boards, strict=True))} if any(each != boards[0] for each in boards) else {}),
         "facts": facts_of(config, tasks, outputs, results),
         "notes": notes,
         "command": command,
@@ -71,12 +79,12 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
         "examples": examples,
         "opens": max(range(len(examples)), key=lambda n: _how_telling(examples[n]), default=0),
         "values_going_on": isinstance(arch, dict) and arch.get("no_ACT_continue") is False,
-        "curves": curves["metrics"],
-        "over_steps": curves["over_steps"],
+        "curves": for_page(panels),
+        "over_steps": _over_steps(rows),
         "results": results,
         "votes": votes,
         **({"texts": answers_of(run_folder, settings.step)} if is_text else {}),
-        "summary": f"{len(curves['metrics'])} curves" + (f", votes on {len(votes)} ARC tasks" if votes else ""),
+        "summary": f"{len(panels)} curves" + (f", votes on {len(votes)} ARC tasks" if votes else ""),
     }
 
 
@@ -93,26 +101,26 @@ def _how_telling(example: Page) -> tuple[bool, int]:
     return False, num_wrong_T[0] - num_wrong_T[-1]
 
 
-def facts_of(config: Page, tasks: Sequence[BoardTask], outputs: Path | None, results: Page | None) -> Page:
+def facts_of(config: Page, tasks: Sequence[BoardTask | None], outputs: Path | None, results: Page | None) -> Page:
     """Return the facts that stand at the head of the page.
 
     Args:
         tasks: one for each set of examples.
     """
-    arch, optim = config.get("arch"), config.get("optim")
+    arch, optim = (config[key] if isinstance(config.get(key), dict) else {} for key in ("arch", "optim"))
     facts = {
-        "architecture": arch.get("name") if isinstance(arch, dict) else None,
-        "hidden size": arch.get("hidden_size") if isinstance(arch, dict) else None,
-        "optimizer": optim.get("name") if isinstance(optim, dict) else None,
+        "architecture": arch.get("name"),
+        "hidden size": arch.get("hidden_size"),
+        "optimizer": optim.get("name"),
         "learning rate": config.get("lr"),
         "batch": config.get("global_batch_size"),
         "seed": config.get("seed"),
-        "task": ", ".join(dict.fromkeys(task.title for task in tasks)) or None,
+        "task": ", ".join(dict.fromkeys(task.title for task in tasks if task)) or None,
         "data": ", ".join(Path(path).name for path in data_paths_of(config)) or None,
         "outputs": None if outputs is None else outputs.name,
     }
     for name, value, *_ in results["rows"] if results else []:
-        if name.endswith(("/exact_accuracy", "/pass@2")) and value is not None:
+        if name.endswith(("/exact_accuracy", "/pass@2")) and math.isfinite(value):
             facts[name.removeprefix("eval/")] = f"{value:.4f}"
     return {name: str(value) for name, value in facts.items() if value is not None}
 
@@ -154,105 +162,48 @@ def task_of_run(examples: list[Page], data: Path | None) -> BoardTask | None:
             return task_of_shape(metadata.seq_len, metadata.vocab_size)
     if not examples:
         return None
-    seq_len, largest = len(examples[0]["input"]), 0
-    for example in examples:
-        for tokens in (example["input"], example.get("label", ""), *example["answers"]):
-            places = [ALPHABET.find(token) for token in set(tokens)] if isinstance(tokens, str) else tokens
-            largest = max(largest, *places)
-    return task_of_tokens(seq_len, largest)
+    texts = (text for one in examples for text in (one["input"], one.get("label", ""), *one["answers"]))
+    largest = max(int(from_text(text).max(initial=0)) for text in texts)
+    return task_of_tokens(len(examples[0]["input"]), largest)
 
 
-def boards_of(examples: list[Page], data: Path | None) -> Page:
-    """Return how the page draws the examples.
-
-    Returns:
-        "board"; and "boards" by set if the boards of the sets differ in size.
-
-    Raises:
-        UserError: The dataset is damaged.
-    """
-    by_set: dict[str, list[Page]] = {}
-    for example in examples:
-        by_set.setdefault(example["set"], []).append(example)
-    boards = {name: board_of(task_of_run(some, data), len(some[0]["input"])) for name, some in by_set.items()}
-    first = next(iter(boards.values()), None)
-    return {"board": first, **({"boards": boards} if any(board != first for board in boards.values()) else {})}
-
-
-def read_curves(file: Path) -> Page:
-    """Read the curves of metrics.jsonl.
-
-    Returns:
-        metrics: for each metric its series, one of training and one for each set. The metrics that
-            a reader looks for first come first.
-        over_steps: for each evaluation of each set, the exact accuracy after each reasoning step.
+def read_rows(run: Path) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl; none if there is no such file.
 
     Raises:
         UserError: the file is empty, or a line of it (which the message names) is no row.
     """
-    if not file.exists():
-        return {"metrics": [], "over_steps": []}
-    history = History(file)
-    history.refresh()
-    if not history.rows:
-        raise UserError(f"{file}: is empty, so the run has logged nothing; train it for some steps first")
-    points: dict[str, list[tuple[int, float]]] = {}
-    over_steps: list[Page] = []
-    for row in history.rows:
-        step = row["step"]
-        at_step: dict[str, dict[int, float]] = {}
+    rows = logged_rows(run)
+    if not rows and (run / METRICS_FILE).exists():
+        raise UserError(f"{run / METRICS_FILE}: is empty, so the run has logged nothing; train it for some steps first")
+    return rows
+
+
+def panels_of_page(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Return the curves of a run. The metrics that a reader looks for first come first."""
+    return sorted(panels_of_run(rows), key=lambda panel: rank_of(panel.metric))
+
+
+def _over_steps(rows: Sequence[Mapping[str, Any]]) -> list[Page]:
+    """Return for each evaluation of each set the exact accuracy after each reasoning step."""
+    found: dict[tuple[str, int], dict[int, float]] = {}
+    for row in rows:
         for name, value in row.items():
-            if name in ("step", "time_s", "epoch") or isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            metric, last, count = name.rpartition("_at_step/")
-            if last and metric.startswith("eval/") and metric.endswith("/exact_accuracy") and count.isdecimal():
-                at_step.setdefault(metric.split("/")[1], {})[int(count)] = float(value)
-            else:
-                points.setdefault(name, []).append((step, float(value)))
-        for set_name, values in at_step.items():
-            counts = sorted(values)
-            over_steps.append(
-                {"set": set_name, "step": step, "counts": counts, "values": [finite(values[count]) for count in counts]}
-            )
-    metrics: dict[str, list[Page]] = {}
-    for name, pairs in points.items():
-        parts = name.split("/")
-        metric, series = name, name
-        if parts[0] == "train" and len(parts) > 1:
-            metric, series = "/".join(parts[1:]), "train"
-        elif parts[0] == "eval" and len(parts) > 2:
-            metric, series = "/".join(parts[2:]), f"eval {parts[1]}"
-        metrics.setdefault(metric, []).append({"name": series, **thinned(pairs)})
-    return {
-        "metrics": [{"metric": metric, "series": metrics[metric]} for metric in sorted(metrics, key=rank_of)],
-        "over_steps": over_steps,
-    }
+            if match := _AT_STEP.fullmatch(name):
+                found.setdefault((match["set"], row["step"]), {})[int(match["count"])] = value
+    return [
+        {"set": name, "step": step, "counts": sorted(values), "values": [values[count] for count in sorted(values)]}
+        for (name, step), values in found.items()
+    ]
 
 
 def rank_of(metric: str) -> int:
     """Return the place of a metric among the curves. Metrics with the same place stay in order."""
-    first = [
-        "exact_accuracy",
-        "lm_loss",
-        "loss",
-        "perplexity",
-        "bits_per_byte",
-        "accuracy",
-        *(name for task in TASKS for name in task.metrics),
-    ]
+    first = ["exact_accuracy", "lm_loss", "loss", "perplexity", "bits_per_byte", "accuracy"]
+    first += [name for task in TASKS for name in task.metrics]
     if metric in first:
         return first.index(metric)
     return len(first) + metric.startswith("perf/")
-
-
-def thinned(pairs: list[tuple[int, float]]) -> Page:
-    """Return at most MAX_POINTS points, each the mean of its neighbours at their last step."""
-    steps, values = np.array([step for step, _ in pairs]), np.array([value for _, value in pairs])
-    if len(pairs) > MAX_POINTS:
-        begins = np.linspace(0, len(pairs), MAX_POINTS, endpoint=False).astype(np.int64)
-        ends = np.append(begins[1:], len(pairs))
-        steps, values = steps[ends - 1], np.add.reduceat(values, begins) / (ends - begins)
-    return {"steps": steps.tolist(), "values": [finite(value) for value in values.tolist()]}
 
 
 def newest_checkpoint(run_folder: Path) -> Path | None:
@@ -321,7 +272,7 @@ def read_results(outputs: Path | None) -> Page | None:
     results = read_json(file)
     try:
         intervals = results.get("intervals", {})
-        rows = [[name, *map(finite, [value, *intervals.get(name, [])])] for name, value in results["metrics"].items()]
+        rows = [[name, *map(float, [value, *intervals.get(name, [])])] for name, value in results["metrics"].items()]
         return {
             "checkpoint": str(results.get("checkpoint", "")),
             "data": str(results.get("data", "")),
@@ -336,7 +287,7 @@ def read_results(outputs: Path | None) -> Page | None:
 def _compute_tables(results: Page) -> list[Page]:
     """Return the table of accuracy against compute, if the evaluation has one."""
     rows = [
-        [str(row["method"]), str(row["set_name"]), finite(row["segments"]), finite(row["exact_accuracy"])]
+        [str(row["method"]), str(row["set_name"]), row["segments"], row["exact_accuracy"]]
         for row in results.get("compute", [])
     ]
     columns = ["method", "set", "segments of an example", "exact_accuracy"]
@@ -345,19 +296,15 @@ def _compute_tables(results: Page) -> list[Page]:
 
 def _reliability_tables(results: Page) -> list[Page]:
     """Return a table for each set: the accuracy of answers of each bin of confidence."""
-    tables = []
-    for set_name, bins in results.get("reliability", {}).items():
-        rows = [
-            [
-                f"{each['low']:.1f} to {each['high']:.1f}",
-                int(each["count"]),
-                finite(each["confidence"]),
-                finite(each["accuracy"]),
-            ]
-            for each in bins
-        ]
-        title = f"Is the confidence the accuracy? Set {set_name}"
-        tables.append(
-            {"title": title, "columns": ["confidence", "examples", "mean confidence", "accuracy"], "rows": rows}
-        )
-    return tables
+    columns = ["confidence", "examples", "mean confidence", "accuracy"]
+    return [
+        {
+            "title": f"Is the confidence the accuracy? Set {set_name}",
+            "columns": columns,
+            "rows": [
+                [f"{one['low']:.1f} to {one['high']:.1f}", one["count"], one["confidence"], one["accuracy"]]
+                for one in bins
+            ],
+        }
+        for set_name, bins in results.get("reliability", {}).items()
+    ]

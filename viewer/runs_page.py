@@ -1,5 +1,4 @@
 """Collect the data for the page that compares runs: configs, curves, numbers, answers."""
-# P = points of a curve
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,8 +13,20 @@ from utils.run.folder import located_paths
 from utils.run.history import read_run_config
 from utils.run.status import is_number
 from utils.text import for_shell
-from viewer.curves import Group, LoggedRun, Panel, differences_of, groups_of, panels_of, x_in_seconds, x_in_steps
-from viewer.pages import Page, Settings, finite
+from viewer.curves import (
+    Group,
+    LoggedRun,
+    Panel,
+    differences_of,
+    for_page,
+    groups_of,
+    metrics_in,
+    names_of,
+    panels_of,
+    x_in_seconds,
+    x_in_steps,
+)
+from viewer.pages import Page, Settings
 from viewer.run_page import data_paths_of, outputs_folder, page_of_run, rank_of, read_results
 from viewer.saved_examples import rows_of, shards_of, shows_answers
 from viewer.text_page import is_text_run
@@ -31,16 +42,17 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         UserError: a file of a run is damaged, or none of the runs has logged anything.
     """
     runs = [LoggedRun.open(folder) for folder in folders]
-    names = _names_of(folders)
+    names = names_of(folders)
     with_rows = [run for run in runs if run.rows]
     if not with_rows:
         raise UserError("none of these runs has logged anything yet; train one of them for some steps first")
     groups = groups_of(with_rows)
     label_of = {run.path: _column_label(group, run) for group in groups for run in group.runs}
-    shared = _shared_rows(folders, settings)
+    data = [_data_name(folder, settings) for folder in folders]
+    shared = _shared_rows(folders, data, settings)
     pages = [
-        page_of_run(folder, settings, shared[_data_name(folder, settings)]) if run.rows else None
-        for folder, run in zip(folders, runs, strict=True)
+        page_of_run(folder, settings, shared[name]) if run.rows else None
+        for folder, name, run in zip(folders, data, runs, strict=True)
     ]
     answered = {number: page for number, page in enumerate(pages) if page and page["examples"]}
     boards = next((_boards(page) for page in answered.values()), {"board": None})
@@ -67,7 +79,6 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         "runs": [
             {
                 "name": name,
-                "path": str(folder),
                 "label": label_of.get(folder, ""),
                 "command": page and page["command"],
                 "step": page and page["step"],
@@ -80,10 +91,8 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         "numbers": [_numbers(metric, runs) for metric in metrics],
         "results": _results(pages),
         "evaluated": [
-            {"data": _data_name(folder, settings), "num_examples": page["results"]["num_examples"]}
-            if page and page["results"]
-            else None
-            for folder, page in zip(folders, pages, strict=True)
+            {"data": name, "num_examples": page["results"]["num_examples"]} if page and page["results"] else None
+            for name, page in zip(data, pages, strict=True)
         ],
         "sets": Counter(puzzle["set"] for puzzle in puzzles),
         "answering": list(examples),
@@ -95,7 +104,7 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         "command": f"python view.py {for_shell([*map(str, folders), '-o', str(settings.output)])}",
         "examples": puzzles,
         "opens": next((answered[number]["opens"] for number in examples), 0),
-        "curves": _curves(groups, metrics),
+        "curves": for_page(*_panels(groups, metrics)),
         "over_steps": [],
         "summary": f"{len(folders)} runs, {len(metrics)} metrics",
     }
@@ -114,13 +123,6 @@ def _parent_of(run: LoggedRun) -> str | None:
     (path,) = located_paths(run.config, [str(typed)])
     resumed = Path(path).resolve()
     return None if run.path.resolve() in (resumed, resumed.parent) else str(typed)
-
-
-def _names_of(folders: Sequence[Path]) -> list[str]:
-    """Return the names of the folders, with those above where names are equal."""
-    parts = [folder.resolve().parts for folder in folders]
-    names = [part[-1] for part in parts]
-    return ["/".join(part[-2:]) if names.count(name) > 1 else name for part, name in zip(parts, names, strict=True)]
 
 
 def _facts(pages: Sequence[Page | None]) -> Page:
@@ -145,12 +147,12 @@ def _data_name(folder: Path, settings: Settings) -> str:
     return ", ".join(Path(path).parent.name if Path(path).name in SPLITS else Path(path).name for path in paths)
 
 
-def _shared_rows(folders: Sequence[Path], settings: Settings) -> dict[str, dict[str, np.ndarray]]:
+def _shared_rows(folders: Sequence[Path], data: Sequence[str], settings: Settings) -> dict[str, dict[str, np.ndarray]]:
     """Return for each data and set the rows that all of its runs with answers have answered."""
     shared_of: dict[str, dict[str, np.ndarray]] = {}
-    for folder in folders:
+    for folder, data_name in zip(folders, data, strict=True):
         outputs = outputs_folder(folder, settings.step)
-        shared = shared_of.setdefault(_data_name(folder, settings), {})
+        shared = shared_of.setdefault(data_name, {})
         for name, files in shards_of(outputs).items() if outputs else ():
             if all(map(shows_answers, files)):
                 rows = rows_of(files)
@@ -177,20 +179,13 @@ def _merged(examples: dict[int, list[Page]]) -> list[Page]:
 
 def _metrics_of(runs: Sequence[LoggedRun]) -> list[str]:
     """Return the names of all metrics, those first that a reader looks for first."""
-    names = {
-        name
-        for run in runs
-        for row in run.rows
-        for name, value in row.items()
-        if "/" in name and _OVER_STEPS not in name and is_number(value)
-    }
 
     def place(name: str) -> tuple[int, bool, str]:
         parts = name.split("/")
         short = "/".join(parts[2:] if parts[0] == "eval" else parts[1:] if parts[0] == "train" else parts)
         return rank_of(short), parts[0] != "eval", name
 
-    return sorted(names, key=place)
+    return sorted(metrics_in(row for run in runs for row in run.rows), key=place)
 
 
 def _better(metric: str) -> str | None:
@@ -211,11 +206,11 @@ def _numbers(metric: str, runs: Sequence[LoggedRun]) -> Page:
         if not points:
             of_runs.append(None)
             continue
-        number: Page = {"last": finite(points[-1][1]), "step": points[-1][0]}
+        number: Page = {"last": points[-1][1], "step": points[-1][0]}
         if better is not None:
             sign = 1 if better == "max" else -1
             step, value = max(points, key=lambda point: (sign * point[1], -point[0]))
-            number |= {"best": finite(value), "best_step": step}
+            number |= {"best": value, "best_step": step}
         of_runs.append(number)
     return {"metric": metric, "better": better, "runs": of_runs}
 
@@ -233,30 +228,10 @@ def _results(pages: Sequence[Page | None]) -> list[Page]:
     return [{"metric": name, "better": _better(name), "runs": [row.get(name) for row in rows]} for name in names]
 
 
-# ---- curves --------------------------------------------------------------------------------------
-
-
-def _curves(groups: Sequence[Group], metrics: Sequence[str]) -> list[Page]:
+def _panels(groups: Sequence[Group], metrics: Sequence[str]) -> list[list[Panel]]:
     """Return each metric's curves over steps and, if all runs tell their time, over seconds."""
     rows = [row for group in groups for run in group.runs for row in run.rows]
-    panels = {"step": panels_of(groups, metrics, "step", x_in_steps)}
+    panels = [panels_of(groups, metrics, "step", x_in_steps)]
     if all(is_number(row.get("time_s")) for row in rows):
-        panels["seconds"] = panels_of(groups, metrics, "seconds", x_in_seconds)
-    return [
-        {"metric": metric, "over": {x_name: _series_of(of_x[place]) for x_name, of_x in panels.items()}}
-        for place, metric in enumerate(metrics)
-    ]
-
-
-def _series_of(panel: Panel) -> list[Page]:
-    found = []
-    for one in panel.series:
-        series: Page = {
-            "name": one.label,
-            "steps": [int(x) if x.is_integer() else round(x, 3) for x in one.x_P.tolist()],
-            "values": list(map(finite, one.mean_P)),
-        }
-        if one.num_runs > 1:
-            series |= {"low": list(map(finite, one.low_P)), "high": list(map(finite, one.high_P))}
-        found.append(series)
-    return found
+        panels.append(panels_of(groups, metrics, "seconds", x_in_seconds))
+    return panels

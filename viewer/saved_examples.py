@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from utils.errors import UserError
 from utils.files import plain
 from utils.text import one_line
-from viewer.pages import Page, Settings, finite, name_at, spread, to_text
+from viewer.pages import Page, Settings, name_at, spread, to_text
 
 _SHARD = re.compile(r"(?P<set>.+)_rank\d+_\d+\.safetensors")
 
@@ -121,16 +121,8 @@ def damaged(file: Path, reason: str) -> UserError:
 
 def examples_of_shard(set_name: str, file: Path, wanted: set[int], names: list[str]) -> list[Page]:
     """Return the examples of a shard whose rows are wanted."""
-    axes = {
-        "inputs": 2,
-        "labels": 2,
-        "puzzle_identifiers": 1,
-        "predictions": 2,
-        "predictions_at_step": 3,
-        "q_halt": 1,
-        "q_halt_at_step": 2,
-        "steps": 1,
-    }
+    axes = {"inputs": 2, "labels": 2, "puzzle_identifiers": 1, "predictions": 2, "predictions_at_step": 3}
+    axes |= {"q_halt": 1, "q_halt_at_step": 2, "steps": 1}
     rows_N = read_tensor(file, "rows", 1)
     chosen = [number for number, row in enumerate(rows_N.tolist()) if row in wanted]
     if not chosen:
@@ -138,8 +130,8 @@ def examples_of_shard(set_name: str, file: Path, wanted: set[int], names: list[s
     arrays = {key: read_tensor(file, key, axes[key]) for key in sorted(keys_of(file) & axes.keys())}
     seq_len = arrays["inputs"].shape[1]
     for key, array in arrays.items():
-        per_token = key in ("inputs", "labels", "predictions", "predictions_at_step")
-        if len(array) != len(rows_N) or (per_token and array.shape[-1] != seq_len):
+        is_per_token = key in ("inputs", "labels", "predictions", "predictions_at_step")
+        if len(array) != len(rows_N) or (is_per_token and array.shape[-1] != seq_len):
             raise damaged(file, f"{key} has shape {array.shape}, which doesn't go with {len(rows_N)} rows")
     examples = []
     for n in chosen:
@@ -160,6 +152,6 @@ def examples_of_shard(set_name: str, file: Path, wanted: set[int], names: list[s
         if q_halt_T is not None:
             # Beyond 60 the sigmoid of the logit is 0 or 1, and exp would overflow.
             confidence_T = 1 / (1 + np.exp(-np.clip(q_halt_T.astype(np.float64), -60, 60)))
-            example["confidence"] = [finite(round(value, 4)) for value in confidence_T.tolist()]
+            example["confidence"] = confidence_T.round(4).tolist()
         examples.append(example)
     return examples

@@ -14,7 +14,7 @@ from dataset.text.stream import TextStream
 from dataset.text.tokenizer import Tokenizer, open_tokenizer
 from utils.errors import UserError
 from utils.text import for_shell
-from viewer.pages import Page, Settings, read_json, spread
+from viewer.pages import Page, Settings, read_json, size_text, spread
 
 _MOST_TOKENS = 4000  # of a part of a sample
 _MOST_BARS = 40
@@ -43,11 +43,10 @@ def page_of_text(data: Path, settings: Settings) -> Page:
     facts |= {"vocabulary": f"{metadata.vocab_size:,}", "tokenizer": tokenizer}
     if len(metadata.tasks) > 1:
         facts["tasks"] = f"{len(metadata.tasks):,}"
-    size = size_mb(data)
     return {
         "kind": "dataset",
         "title": data.resolve().name,
-        "facts": facts | {"size": f"{size:,.1f} MB" if size >= 1 else f"{size * 1000:,.0f} kB"},
+        "facts": facts | {"size": size_text(size_mb(data))},
         "notes": [],
         "sets": {name: len(split.epochs[0]) for name, split in chosen.items()},
         "examples": [],

@@ -87,7 +87,7 @@ def test_the_package_is_whole_and_names_nothing_that_only_a_clone_has(tmp_path: 
         "commands.py",
         "py.typed",
         "pretrain.py",
-        "viewer/page.html",
+        "viewer/page/main.mjs",
         "config/pretrain.yaml",
     } <= names
     assert {path.name for path in tmp_path.iterdir()} == {"hrm_trainer"}

@@ -1,10 +1,8 @@
 """Write metrics.jsonl: a line of JSON for each logged step."""
 
 import json
-import math
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,7 @@ class RowFile:
 
     Attributes:
         path: the file.
-        kept: the rows that were there already, each with its `step`. A stranger may have written
-            them.
+        kept: the rows that were there already, each with its `step`.
     """
 
     def __init__(self, path: Path, first_step: int) -> None:
@@ -39,7 +36,9 @@ class RowFile:
             self.kept = keep_rows(path, first_step)
         self._waiting: list[str] = []
         self._lock = threading.Lock()  # the thread that saves writes the waiting rows, too
-        self._before_s, self._began = _last_time(self.kept), time.monotonic()
+        # Rows of older versions have no time.
+        self._before_s = next((row["time_s"] for row in reversed(self.kept) if "time_s" in row), 0.0)
+        self._began = time.monotonic()
 
     def write(self, step: int, row: Row) -> None:
         """Append a row. It survives the end of the process, but perhaps not a loss of power.
@@ -90,12 +89,3 @@ def keep_rows(path: Path, last_step: int) -> list[dict[str, Any]]:
             lines.append(line + "\n")
     write_atomically(path, "".join(lines))
     return kept
-
-
-def _last_time(rows: Sequence[dict[str, Any]]) -> float:
-    """Return the last `time_s`; 0 if there is none, as in rows of older versions."""
-    for row in reversed(rows):
-        time_s = row.get("time_s")
-        if isinstance(time_s, float) and 0 <= time_s < math.inf:  # the file may be forged
-            return time_s
-    return 0.0

@@ -151,12 +151,12 @@ class _Uploads:
 
 
 def _evaluations_in(step: int, row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a line of the table for each set that a row scores. The row may be forged."""
+    """Return a line of the table for each set that a row scores."""
     lines: dict[str, dict[str, Any]] = {}
     for name, value in row.items():
         kind, _, rest = name.partition("/")
         set_name, _, metric = rest.partition("/")
-        if kind == "eval" and metric and isinstance(value, float):
+        if kind == "eval" and metric:
             lines.setdefault(set_name, {"step": step, "set": set_name})[metric] = value
     return list(lines.values())
 

@@ -8,12 +8,11 @@ killed.
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, TypeGuard
 
 from utils.checkpoint.format import read_name, read_state
@@ -30,10 +29,10 @@ _RECENT = 20
 # A run is silent after this many of its longest recent waits for a row, at the earliest after a
 # minute.
 _LONG_WAITS, _LEAST_SILENCE_S = 3, 60.0
-# The metrics whose course is kept, in at most so many points.
+# The metrics whose course is kept.
 _LOSSES = ("train/lm_loss", "train/loss")  # of puzzles and of text
 CURVES = (*_LOSSES, "train/exact_accuracy")
-_MOST_POINTS = 2048
+_SPEEDS = {"perf/tokens_per_second": "tokens", "perf/examples_per_second": "examples"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,8 @@ class RunStatus:
         test: the newest value of each metric eval/<set>/exact_accuracy, by set.
         checkpoint: the step that `latest` names.
         best: the step that `best` names.
-        curves: the course of each metric in CURVES, in order and thinned.
+        speed: how many examples, or tokens of text, a second trains on, and which of them.
+        curves: the finite values of each metric in CURVES, in order.
         began_at: when the run was started last, in seconds since the epoch.
     """
 
@@ -62,21 +62,13 @@ class RunStatus:
     last_step: int | None
     train: dict[str, float]
     test: dict[str, float]
-    examples_per_second: float | None
-    tokens_per_second: float | None  # of text
+    speed: tuple[float, str] | None
     eta_s: float | None
     checkpoint: int | None
     best: int | None
-    curves: dict[str, Sequence[float]]
+    curves: Mapping[str, Sequence[float]]
     launched: Launched | None
     began_at: float
-
-    @property
-    def speed(self) -> tuple[float, str] | None:
-        """How many examples or tokens a second trains on, and which of them."""
-        if self.tokens_per_second is not None:
-            return self.tokens_per_second, "tokens"
-        return None if self.examples_per_second is None else (self.examples_per_second, "examples")
 
     @property
     def loss(self) -> float | None:
@@ -129,12 +121,11 @@ class Watched:
             last_step=last_step,
             train={name[6:]: value for name, value in values.items() if name.startswith("train/")},
             test={for_a_terminal(name.split("/")[1]): values[name] for name in tests},
-            examples_per_second=values.get("perf/examples_per_second"),
-            tokens_per_second=values.get("perf/tokens_per_second"),
+            speed=next(((values[name], unit) for name, unit in _SPEEDS.items() if name in values), None),
             eta_s=eta_s,
             checkpoint=latest,
             best=best,
-            curves={name: curve.points for name, curve in self._curves.items()},
+            curves=self._curves,
             launched=launched,
             began_at=_changed_at(run / "config.yaml") or _changed_at(run / METRICS_FILE),
         )
@@ -148,12 +139,13 @@ class Watched:
             if rows is not self._rows:
                 self._rows, self._num_taken = rows, 0
                 self._values: dict[str, float] = {}
-                self._curves = {name: _Curve() for name in CURVES}
+                self._curves: dict[str, list[float]] = {name: [] for name in CURVES}
             for row in rows[self._num_taken :]:
                 found = {name: value for name, value in row.items() if is_number(value)}
                 self._values |= found
-                for name in found.keys() & self._curves.keys():
-                    self._curves[name].add(found[name])
+                for name, curve in self._curves.items():
+                    if math.isfinite(value := found.get(name, math.nan)):
+                        curve.append(value)
             self._num_taken = len(rows)
 
     def _state(self, step: int, latest: int | None, last_step: int | None) -> tuple[State, str]:
@@ -183,25 +175,6 @@ class Watched:
                 patience = state.config.get("early_stop_patience")
                 self._out_of_patience = is_number(patience) and state.evaluations_since_best >= patience
         return self._out_of_patience
-
-
-class _Curve:
-    """The course of a metric. Where there are too many values, neighbours are averaged."""
-
-    def __init__(self) -> None:
-        self.points: list[float] = []
-        self._num_in_each, self._open = 1, list[float]()
-
-    def add(self, value: float) -> None:
-        if not abs(value) < 1e100:  # a stranger's file may hold numbers whose sum is infinite
-            return
-        self._open.append(value)
-        if len(self._open) == self._num_in_each:
-            self.points.append(fmean(self._open))
-            self._open.clear()
-        if len(self.points) == _MOST_POINTS:
-            self.points = [fmean(pair) for pair in zip(self.points[::2], self.points[1::2], strict=True)]
-            self._num_in_each *= 2
 
 
 def is_run(folder: Path) -> bool:

@@ -80,24 +80,3 @@ def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str) -> None:
     file.write_text(f'{{"step": 1}}\n{line}\n')
     with pytest.raises(UserError, match=r"metrics.jsonl:2: is no JSON.*; correct or remove"):
         History(file).refresh()
-
-
-def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    file.write_bytes(b"\xff\xfe\n")
-    with pytest.raises(UserError, match=r"metrics.jsonl: cannot be read"):
-        History(file).refresh()
-
-
-def test_a_line_that_is_no_row_can_be_corrected(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 1}\n')
-    history = History(file)
-    history.refresh()
-    for _ in range(2):
-        file.write_text('{"step": 1}\n{"step": 2}\n[]\n')
-        with pytest.raises(UserError, match=r"metrics.jsonl:3: is no JSON"):
-            history.refresh()
-    assert _steps(history) == [1]
-    file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
-    assert history.refresh() and _steps(history) == [1, 2, 3]
