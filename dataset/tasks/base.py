@@ -446,4 +446,4 @@ def some(names: Sequence[str], most: int = 3) -> str:
 
 def count(number: int, what: str) -> str:
     """Return "1 cell" or "2 cells"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
