@@ -66,26 +66,23 @@ _FOOT = textwrap.fill(
 )
 
 CHECKS = f"""
-errors (exit status 1):
-  files     a file that is missing or damaged, or has a wrong type or shape; counts, indices or
-            splits that disagree; a wrong number of names in identifiers.json; a fingerprint that
-            differs from the recorded one
-  values    tokens, labels or identifiers out of range; a training example without any label; labels
-            that equal the inputs in all examples of a set
-  answers   two answers to one question, in datasets without puzzle identifiers; also if the inputs
-            become equal by symmetries of the task that training may use
-  leak      over {MAX_LEAK:.0%} of the test examples are in train too (--allow-leak: a warning)
-{_TASK_CHECKS}
+The files of both splits are checked first, then the values, then the examples.
 
-  text      a token outside of the vocabulary; a sample that is empty, too long or outside of the
-            tokens; another tokenizer than the one that made the tokens; leaks: an instruction, or
-            the beginning of a text, that is in both splits
+errors (exit status 1):
+  files     a missing, damaged or wrong file; counts, indices, names or splits that disagree
+  values    tokens, labels or identifiers out of range; a change after the build
+  examples  a training example without any label; labels that all equal their inputs; two answers
+            to one question, also after symmetries of the task (datasets without identifiers);
+            over {MAX_LEAK:.0%} of the test examples in train too (--allow-leak: a warning)
+{_TASK_CHECKS}
+  text      a wrong token, sample or tokenizer; leaks: an instruction, or the beginning of a text,
+            that is in both splits
 
 warnings (exit status 0):
   fewer leaks; a test example twice; test examples without any label (they are not scored); labels
-  that equal their inputs; no test split; no identifiers.json, or a name that occurs twice in it; a
-  wrong mean_puzzle_examples; all puzzles in one group (an epoch draws one puzzle of each group);
-  test puzzles with an identifier that no training puzzle has
+  that equal their inputs; no test split; no identifiers.json, or a name twice in it; a wrong
+  mean_puzzle_examples; all puzzles in one group (an epoch draws one puzzle of each group); test
+  puzzles with an identifier that no training puzzle has
 
 {_FOOT}
 """

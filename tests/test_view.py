@@ -1002,9 +1002,9 @@ def test_the_solved_puzzle_with_the_most_changes_is_drawn(tmp_path: Path, monkey
         *(f"step {t + 1}: {16 - num_wrong} of 16 right" for t, num_wrong in enumerate(NUM_WRONG_NT[4])),
     ]
     assert boards[1].title.endswith("\nhalting confidence 5%")
-    marked = [int(board.wrong_S.sum()) for board in boards if board.wrong_S is not None]
+    marked = [int(board.wrong_RC.sum()) for board in boards if board.wrong_RC is not None]
     assert marked == NUM_WRONG_NT[4]
-    givens = [{s for s, cell in enumerate(board.cells) if cell.is_given} for board in boards]
+    givens = [{s for s, cell in enumerate(board.cells_RC.flat) if cell.is_given} for board in boards]
     assert givens == [set(GIVEN)] * 5
 
 
@@ -1035,7 +1035,7 @@ def test_a_picture_leaves_out_steps_without_changes_and_has_the_solution(
     assert title == "run: row 3 of all"
     titles = [board.title.split("\n")[0] for board in boards]
     assert titles == ["puzzle", "step 1: 12 of 16 right", "step 4: 12 of 16 right", "solution"]
-    assert [cell.text for cell in boards[-1].cells] == [str(token - 1) for token in SOLUTION_S]
+    assert [cell.text for cell in boards[-1].cells_RC.flat] == [str(token - 1) for token in SOLUTION_S]
 
 
 def test_an_arc_board_is_cropped_to_the_solution_and_the_wrong_cells(
@@ -1043,7 +1043,7 @@ def test_an_arc_board_is_cropped_to_the_solution_and_the_wrong_cells(
 ) -> None:
     run = write_any_run(tmp_path / "run", "arc")
     _, boards = drawn_boards(monkeypatch, run, tmp_path / "view.html")
-    assert [board.window for board in boards] == [pictures.Window(0, 0, 2, 3)] * 3
+    assert [board.cells_RC.shape for board in boards] == [(2, 3)] * 3
     assert [board.title for board in boards[1:]] == ["step 1: 5 of 6 right", "step 2: 6 of 6 right"]
 
 

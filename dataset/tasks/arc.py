@@ -17,7 +17,6 @@ from dataset.transforms import NUM_TRANSFORMS
 if TYPE_CHECKING:
     import torch
 
-    from dataset.arc_votes import ArcVotes
     from utils.batch import Batch
 
 # All colours but black, which is never permuted.
@@ -110,12 +109,6 @@ class ArcTask(BoardTask):
         # Votes need the file test_puzzles.json, which merged datasets and the datasets of other
         # builders lack.
         return (split.path.parent / "test_puzzles.json").is_file()
-
-    @classmethod
-    def votes(cls, split: Split) -> ArcVotes:
-        from dataset.arc_votes import ArcVotes  # imported only here, because it imports PyTorch
-
-        return ArcVotes(split)
 
     def faults(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray) -> dict[Fault, np.ndarray]:
         labelled_N = labelled_NS.any(axis=1)

@@ -4,8 +4,6 @@
 import gzip
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +274,7 @@ def test_combined_files_may_be_named_with_a_hyphen_as_those_of_urm(
     both = tmp_path / "-" / "arc-agi_training_challenges.json"
     both.write_text("{}")
     message = _error(capsys, tmp_path / "data", "--input-file-prefix", prefix, *options)
-    assert f"{both} is there and as arc-agi_training-challenges.json; remove one of them" in message
+    assert f"{both} and arc-agi_training-challenges.json are both there; remove one of them" in message
 
 
 def test_a_test_set_without_outputs_is_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -376,12 +374,6 @@ def test_a_task_both_trained_on_and_tested(tmp_path: Path, capsys: pytest.Captur
     assert json.loads((tmp_path / "data" / "test_puzzles.json").read_text()) == EVALUATION
 
 
-def test_different_tasks_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tasks = _write_folders(tmp_path / "tasks", evaluation=EVALUATION, training={"c": TRAINING["a"]})
-    message = _error(capsys, tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 1)
-    assert "hold different ARC tasks called c" in message
-
-
 @needs_real_tasks
 def test_leaks_in_the_real_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prefix = REAL_TASKS / "arc-agi"
@@ -397,9 +389,7 @@ def test_leaks_in_the_real_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(ValueError, match="395 of 419 test pairs are among the training pairs"):
         make_puzzles(mixed, allow_leak=False)
     puzzles = make_puzzles(mixed, allow_leak=True)
-    assert (
-        "once are built once: 00576224, 009d5c81, 00dbd492, 03560426, 05a7bcf2 and 371 more" in capsys.readouterr().err
-    )
+    assert "once are built once: 00576224, 009d5c81, 00dbd492 and 373 more" in capsys.readouterr().err
     assert len(puzzles) == 1000 + 400 - 376
 
 
@@ -410,22 +400,18 @@ def test_leaks_in_the_real_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ("options", "expected"),
     [
         (["--num-aug", -1], "--num-aug is -1; it must be at least 0"),
-        (["--seed", -1], "--seed is -1; it must be at least 0"),
-        (["--num-aug", "many"], "--num-aug: invalid int value: 'many'"),
         (["--dataset-dirs", "x", "--input-file-prefix", "y"], "--dataset-dirs and --input-file-prefix exclude each"),
         (["--subsets", "x"], "--subsets needs --input-file-prefix"),
-        (["--test-set-name", "x"], "--test-set-name needs --input-file-prefix"),
         (["--input-file-prefix", "x", "--subsets", "y"], "needs --subsets and --test-set-name"),
         (
             ["--input-file-prefix", "x", "--subsets", "a", "b", "--test-set-name", "c"],
-            "--test-set-name is c, which is not among --subsets a, b",
+            "--test-set-name is c, which is not among --subsets a b",
         ),
         (
             ["--input-file-prefix", "x", "--subsets", "a", "a", "--test-set-name", "a"],
-            "--subsets names a twice",
+            "--subsets a a names one twice",
         ),
         (["--dataset-dirs", "missing"], "there is no folder missing; get the ARC tasks or correct --dataset-dirs"),
-        (["--input-file", "x"], "unrecognized arguments"),
         (["--num-aug", 3, "--keep-colours"], "--num-aug and --keep-colours exclude each other; give one of them"),
     ],
 )
@@ -454,14 +440,6 @@ def test_published_command_lines_are_understood() -> None:
     assert combined.dataset_dirs is None and combined.input_file_prefix == "kaggle/combined/arc-agi"
 
 
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
-    assert "build even if over 1 % of the test pairs" in text and "--test-set-name evaluation" in text
-
-
 def test_more_versions_than_can_be_indexed_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path
 ) -> None:
@@ -479,7 +457,7 @@ def test_missing_files_and_folders_are_named(
     solutions = Path(f"{prefix}_training_solutions.json")
     solutions.write_text("{}")
     message = _error(capsys, tmp_path / "data", *options, "--subsets", "training", "evaluation")
-    assert f"{solutions} is there as .json and as .json.gz" in message
+    assert f"{solutions} and {solutions.name}.gz are both there" in message
 
     (tmp_path / "empty" / "training").mkdir(parents=True)
     message = _error(capsys, tmp_path / "data", "--dataset-dirs", tasks_dir, tmp_path / "empty")
@@ -519,14 +497,7 @@ def test_every_file_of_a_folder_is_read_or_named(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "b.json: is empty"),
         ("no JSON", "b.json: is no JSON"),
-        ("[1, 2]", "b.json: holds a list, no ARC task"),
-        ('{"train": [{"input": [[1]]}], "test": [{"input": [[1]]}]}', "b.json: train pair 1 has no output"),
-        (
-            json.dumps({**_task(9), "test": [{"input": [[0] * 31], "output": [[1]]}]}),
-            "b.json: test pair 1, input: is 1",
-        ),
         (json.dumps({**_task(9), "test": [{"input": [[10]], "output": [[1]]}]}), "row 1, column 1 is 10"),
     ],
 )
@@ -576,7 +547,6 @@ def test_a_small_canvas_holds_the_tasks_with_small_grids(tmp_path: Path, capsys:
     ("side", "said"),
     [
         (10, "--side is 10, but a canvas has a side from 5 to 30, and not 10 (the shape of a Sudoku"),
-        (4, "--side is 4, but a canvas has a side from 5 to 30"),
         (31, "--side is 31, but a canvas has a side from 5 to 30"),
         (5, "no ARC task of the test set has only grids of at most 5x5; give a larger --side"),
     ],
@@ -587,18 +557,3 @@ def test_a_canvas_on_which_nothing_fits_is_refused(
     tasks = {"a": {"train": [{"input": [[1] * 6], "output": [[2]]}], "test": [{"input": [[3]]}]}}
     folder = _write_folders(tmp_path / "tasks", training=tasks, evaluation=tasks)
     assert said in _error(capsys, tmp_path / "data", "--dataset-dirs", folder, "--side", side)
-
-
-@pytest.mark.parametrize("how", [["dataset/build_arc_dataset.py"], ["-m", "dataset.build_arc_dataset"]])
-def test_as_a_script_and_as_a_module(tmp_path: Path, tasks_dir: Path, how: list[str]) -> None:
-    options = ["--output-dir", str(tmp_path / "data"), "--dataset-dirs", str(tasks_dir), "--num-aug", "2"]
-    done = subprocess.run([sys.executable, *how, *options], cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "39 examples of 12 versions of 4 tasks" in done.stdout and "vocab_size 12, seq_len 900" in done.stdout
-    assert "\r" not in done.stderr, "a redirected progress bar must consist of lines"
-    options[1] = str(tmp_path / "other")
-    bad = subprocess.run(
-        [sys.executable, *how, *options, "--seed", "-1"], cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert (bad.returncode, bad.stdout) == (2, "")
-    assert bad.stderr == "error: --seed is -1; it must be at least 0\n"

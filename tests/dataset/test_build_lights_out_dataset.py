@@ -82,12 +82,8 @@ def test_num_aug_seed_and_max_presses_change_the_boards(tmp_path: Path) -> None:
     ("options", "expected"),
     [
         (["--side", 2], "--side is 2; it must be 3 to 7"),
-        (["--side", 8], "--side is 8; it must be 3 to 7"),
         (["--num-aug", 8], "--num-aug is 8; it must be at most 7"),
-        (["--num-aug", -1], "--num-aug is -1; it must be at least 0"),
-        (["--max-presses", 0], "--max-presses is 0; it must be at least 1"),
         (["--max-presses", 26], "--max-presses is 26, but a board has 25 cells; lower it"),
-        (["--generate", 0], "--generate is 0; it must be at least 1"),
         (["--side", 3, "--generate", 101], "found only 101 boards of 3x3 that are no symmetries of one another"),
     ],
 )

@@ -57,14 +57,10 @@ def test_shapes_of_boards() -> None:
     assert common_side([(16, 6), (16, 6)]) is None and common_side([(16, 6), (900, 12)]) is None
 
 
-@pytest.mark.parametrize("as_tensor", [False, True])
-def test_a_board_is_placed_and_cropped(as_tensor: bool) -> None:
+def test_a_board_is_placed_and_cropped() -> None:
     corner = Corner(2, 3)
-    boards_NS = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.int32)
-    if as_tensor:
-        canvas_NC = corner.place_on_device(torch.from_numpy(boards_NS), -1)
-    else:
-        canvas_NC = torch.from_numpy(corner.place(boards_NS, -1))
+    boards_NS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    canvas_NC = corner.place(boards_NS, -1)
     assert canvas_NC[0].tolist() == [1, 2, -1, 3, 4, -1, -1, -1, -1]
     assert corner.crop(canvas_NC).tolist() == boards_NS.tolist()
     assert corner.crop_answers(canvas_NC[None])[0].tolist() == [[1, 2, 3, 0], [0] * 4]

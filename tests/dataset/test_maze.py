@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dataset import maze
-from dataset.build_maze_dataset import read_csv
+from dataset.build_maze_dataset import to_mazes
 from dataset.maze import (
     BLANK,
     GOAL,
@@ -25,6 +25,7 @@ from dataset.maze import (
     to_text,
     to_tokens,
 )
+from dataset.puzzle_csv import read_boards
 from tests.dataset.mazes import Cell, any_maze, random_maze, search, solved, turned, turned_row
 
 REAL_MAZES = Path(__file__).resolve().parents[3] / "shared" / "data" / "maze-30x30-hard-1k"
@@ -354,7 +355,7 @@ def test_the_fast_search_agrees_with_distances(side: int) -> None:
 @pytest.mark.skipif(not REAL_MAZES.exists(), reason="the shared mazes are not here")
 @pytest.mark.parametrize(("split", "num", "num_allowed"), [("train", 1000, 1938), ("test", 500, 951)])
 def test_published_labels_are_the_paths_of_the_search(split: str, num: int, num_allowed: int) -> None:
-    mazes = read_csv(REAL_MAZES / f"{split}.csv.gz")
+    mazes = read_boards(REAL_MAZES / f"{split}.csv.gz", to_mazes)
     assert mazes.questions_NS.shape == mazes.answers_NS.shape == (num, 900)
     for question_S, answer_S in zip(*mazes, strict=True):
         label_LL = question_S.reshape(30, 30).copy()
