@@ -73,22 +73,7 @@ class Cell:
     is_outside: bool = False
 
 
-def _sudoku_cell(token: int, question: int) -> Cell:
-    return Cell(text=DIGITS[token - 2] if token > 1 else "", is_given=question > 1)
-
-
 _MAZE_GROUNDS = {0: _LINE, 1: "#3a4250", 2: _WHITE, 3: "#0b7a55", 4: "#8a3ffc", 5: "#7db4f5"}
-
-
-def _maze_cell(token: int, question: int) -> Cell:
-    return Cell(ground=_MAZE_GROUNDS.get(token, GREY))
-
-
-def _lights_out_cell(token: int, question: int) -> Cell:
-    """Return the lamp as the puzzle has it, with a dot for a press."""
-    return Cell(text="●" if token == 4 else "", ground="#f8d68a" if question == 2 else _WHITE)
-
-
 _ARC_GROUNDS = (
     *("#000000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00"),
     *("#aaaaaa", "#f012be", "#ff851b", "#7fdbff", "#870c25"),
@@ -102,16 +87,24 @@ def _arc_cell(token: int, question: int) -> Cell:
     return Cell(is_outside=True)
 
 
-def _number_cell(token: int, question: int) -> Cell:
-    return Cell(text=str(token) if token >= 0 else "", is_given=token == question)
-
-
 KINDS: dict[str, tuple[Callable[[int, int], Cell], str]] = {
-    "sudoku": (_sudoku_cell, "bold: given, blue: the model's, red: wrong"),
-    "maze": (_maze_cell, "green: start, violet: goal, blue: path, ×: wrong"),
-    "lights_out": (_lights_out_cell, "yellow: lit, ●: press, red: wrong"),
+    "sudoku": (
+        lambda token, question: Cell(DIGITS[token - 2] if token > 1 else "", is_given=question > 1),
+        "bold: given, blue: the model's, red: wrong",
+    ),
+    "maze": (
+        lambda token, question: Cell(ground=_MAZE_GROUNDS.get(token, GREY)),
+        "green: start, violet: goal, blue: path, ×: wrong",
+    ),
+    "lights_out": (
+        lambda token, question: Cell("●" if token == 4 else "", "#f8d68a" if question == 2 else _WHITE),
+        "yellow: lit, ●: press, red: wrong",
+    ),
     "arc": (_arc_cell, "×: wrong"),
-    "numbers": (_number_cell, "bold: as in the puzzle, blue: the model's, red: wrong"),
+    "numbers": (
+        lambda token, question: Cell(str(token) if token >= 0 else "", is_given=token == question),
+        "bold: as in the puzzle, blue: the model's, red: wrong",
+    ),
 }
 """For each kind of board, the look of a cell (from its token, and the puzzle's), and a legend."""
 

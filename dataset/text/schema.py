@@ -267,13 +267,9 @@ def require_same_tokens(first: TextSplit, other: TextSplit) -> None:
         value, expected = getattr(other.metadata, key), getattr(first.metadata, key)
         if value != expected:
             raise UserError(
-                f"{first.path} has {key} {_shown(expected)}, but {other.path} has {_shown(value)}; "
-                f"build both with one tokenizer"
+                f"{first.path} has {key} {str(expected)[:60]}, but {other.path} has {str(value)[:60]}; build both "
+                "with one tokenizer"
             )
-
-
-def _shown(value: object) -> str:
-    return value[:12] if isinstance(value, str) else str(value)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -219,11 +219,6 @@ def test_crop_is_the_inverse_of_to_tokens(grid_hw: np.ndarray) -> None:
     np.testing.assert_array_equal(grid_of(grid_key(grid_hw)), grid_hw)
 
 
-def test_grids_of_different_shapes_have_different_keys() -> None:
-    cells = np.zeros(6, dtype=np.uint8)
-    assert len({grid_key(cells.reshape(shape)) for shape in ((1, 6), (6, 1), (2, 3), (3, 2))}) == 4
-
-
 # ---- augmentation ------------------------------------------------------------------------------
 
 
@@ -312,13 +307,6 @@ def test_each_version_of_a_small_task_is_drawn_once(
     assert len(found.transforms_A) == num_versions
 
 
-def test_pairs_in_another_order_are_the_same_version() -> None:
-    """Each pair is the mirror image of the other, so that mirroring only exchanges the pairs."""
-    pairs = [Pair(np.array(grid, dtype=np.uint8), np.zeros((1, 1), np.uint8)) for grid in ([[1, 0]], [[0, 1]])]
-    found = draw_augmentations(pairs, 300, np.random.default_rng(0))
-    assert len(found.transforms_A) == 9 * 2
-
-
 def test_all_transforms_keep_the_colours_and_differ_by_content() -> None:
     """A task of one square grid that equals its transpose has four versions."""
     pairs = [_pair(np.random.default_rng(1)) for _ in range(3)]
@@ -359,7 +347,7 @@ def test_bytes_break_the_remaining_ties_in_any_order_of_votes() -> None:
     assert _order(c=[0.5], a=[0.5], b=[0.5]) == _order(a=[0.5], b=[0.5], c=[0.5]) == "abc"
 
 
-RIGHT, WRONG = b"r", b"w"
+RIGHT = b"r"
 
 
 @pytest.mark.parametrize(
@@ -380,7 +368,3 @@ RIGHT, WRONG = b"r", b"w"
 )
 def test_score(tests: list[dict[bytes, tuple[int, int]]], ks: list[int], expected: list[float]) -> None:
     assert score([rank(votes) for votes in tests], [RIGHT] * len(tests), ks) == pytest.approx(expected)
-
-
-def test_every_test_input_has_its_own_solution() -> None:
-    assert score([rank(_votes(r=[0.5])), rank(_votes(r=[0.5]))], [RIGHT, WRONG], [1]) == [0.5]

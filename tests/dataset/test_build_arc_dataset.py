@@ -4,6 +4,7 @@
 import gzip
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ from dataset import build_arc_dataset
 from dataset.arc import SIDE, crop, grid_key, parse_name, to_tokens, undo
 from dataset.arc_votes import ArcVotes
 from dataset.build_arc_dataset import load_sources, main, make_puzzles, parse_settings
-from dataset.schema import PuzzleSet, Split, SplitName, open_split
+from dataset.schema import PuzzleSet
 from dataset.validate import main as main_of_validate
+from tests.dataset.builders import build, refused
 from utils.ranks.world import World
+
+_build = partial(build, main)
+_error = partial(refused, main)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REAL_TASKS = REPOSITORY.parent / "shared" / "data" / "arc"
@@ -71,24 +76,6 @@ def _write_folders(folder: Path, **subfolders: dict[str, Any]) -> Path:
 @pytest.fixture
 def tasks_dir(tmp_path: Path) -> Path:
     return _write_folders(tmp_path / "tasks", training=TRAINING, evaluation=EVALUATION)
-
-
-def _build(output_dir: Path, *options: object) -> dict[SplitName, Split]:
-    assert main(["--output-dir", str(output_dir), *map(str, options)]) == 0
-    return {"train": open_split(output_dir, "train"), "test": open_split(output_dir, "test")}
-
-
-def _error(capsys: pytest.CaptureFixture[str], output_dir: Path, *options: object) -> str:
-    """Return the line with which the builder refuses the options.
-
-    The exit status must be 2, and the builder must leave no file behind.
-    """
-    before = sorted(output_dir.parent.iterdir())
-    assert main(["--output-dir", str(output_dir), *map(str, options)]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert ";" in line, "the error must say what to do"
-    assert sorted(output_dir.parent.iterdir()) == before
-    return line
 
 
 def _names(output_dir: Path) -> list[str]:
@@ -236,22 +223,6 @@ def test_a_build_is_a_function_of_the_seed(tmp_path: Path, tasks_dir: Path, monk
     assert _fingerprints(tmp_path / "a")[0] != _fingerprints(tmp_path / "c")[0]
 
 
-def test_the_versions_of_a_task_do_not_depend_on_other_tasks(tmp_path: Path, tasks_dir: Path) -> None:
-    alone = _write_folders(tmp_path / "alone", evaluation={"d": EVALUATION["d"]})
-    found = []
-    for output_dir, source in ((tmp_path / "x", alone), (tmp_path / "y", tasks_dir)):
-        split = _build(output_dir, "--dataset-dirs", source, "--num-aug", 5)["train"]
-        names = _names(output_dir)
-        found.append(
-            [
-                (names[identifier], inputs_ES.tobytes(), labels_ES.tobytes())
-                for identifier, inputs_ES, labels_ES in _puzzles(split.sets["all"])
-                if parse_name(names[identifier])[0] == "d"
-            ]
-        )
-    assert found[0] == found[1] and len(found[0]) == 6
-
-
 def test_combined_files_may_be_named_with_a_hyphen_as_those_of_urm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,39 +262,11 @@ def test_a_test_set_without_outputs_is_built(tmp_path: Path, capsys: pytest.Capt
     assert test_puzzles["d"]["train"] == EVALUATION["d"]["train"]
 
 
-def test_tasks_with_few_versions_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    black = {"train": [{"input": [[0]], "output": [[0]]}], "test": [{"input": [[0]], "output": [[0, 0]]}]}
-    tasks = _write_folders(tmp_path / "tasks", training={"black": black}, evaluation=EVALUATION)
-    _build(tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 5)
-    assert "note: fewer than 5 different versions were found of black\n" in capsys.readouterr().err
-    assert "black" in _names(tmp_path / "data")
-    assert len(_names(tmp_path / "data")) == 1 + 2 * 6 + 2
-
-
 # ---- leaks and repetitions ---------------------------------------------------------------------
 
 
 def _many(num: int) -> dict[str, Any]:
     return {f"many{seed:03}": _task(1000 + seed, num_train=1) for seed in range(num)}
-
-
-def test_a_test_pair_among_the_training_pairs_is_a_leak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    leaking = {"train": TRAINING["a"]["train"], "test": EVALUATION["c"]["test"]}
-    tasks = _write_folders(tmp_path / "tasks", training={**TRAINING, "leaking": leaking}, evaluation=EVALUATION)
-    options = ("--dataset-dirs", tasks, "--num-aug", 1)
-    message = _error(capsys, tmp_path / "data", *options)
-    assert "1 of 3 test pairs are among the training pairs: c (in leaking); " in message
-    splits = _build(tmp_path / "data", *options, "--allow-leak")
-    assert "warning: 1 of 3 test pairs are among the training pairs: c (in leaking)" in capsys.readouterr().err
-    assert splits["train"].metadata.total_groups == 5
-
-
-def test_a_test_pair_that_demonstrates_its_own_task_is_a_leak(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    task = EVALUATION["c"]
-    tasks = _write_folders(tmp_path / "tasks", evaluation={"c": {**task, "train": task["train"] + task["test"]}})
-    assert "1 of 1 test pairs" in _error(capsys, tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 0)
 
 
 @pytest.mark.parametrize(("num_test", "status"), [(99, 2), (100, 0)])
@@ -419,32 +362,6 @@ def test_wrong_options_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[object], expected: str
 ) -> None:
     assert expected in _error(capsys, tmp_path / "data", *options)
-
-
-def test_published_command_lines_are_understood() -> None:
-    hrm = parse_settings([])
-    assert [str(folder) for folder in hrm.dataset_dirs or []] == [
-        "dataset/raw-data/ARC-AGI/data",
-        "dataset/raw-data/ConceptARC/corpus",
-    ]
-    assert (str(hrm.output_dir), hrm.num_aug, hrm.seed) == ("data/arc-aug-1000", 1000, 42)
-    assert parse_settings(["--keep-colours"]).num_aug == 7
-    arc_2 = "--dataset-dirs dataset/raw-data/ARC-AGI-2/data --output-dir data/arc-2-aug-1000"
-    assert parse_settings(arc_2.split()).dataset_dirs == [Path("dataset/raw-data/ARC-AGI-2/data")]
-    trm = (
-        "--input-file-prefix kaggle/combined/arc-agi --output-dir data/arc1concept-aug-1000 "
-        "--subsets training evaluation concept --test-set-name evaluation"
-    )
-    combined = parse_settings(trm.split())
-    assert (combined.subsets, combined.test_set_name) == (["training", "evaluation", "concept"], "evaluation")
-    assert combined.dataset_dirs is None and combined.input_file_prefix == "kaggle/combined/arc-agi"
-
-
-def test_more_versions_than_can_be_indexed_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path
-) -> None:
-    message = _error(capsys, tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 10**9)
-    assert "13,000,000,013 examples are more than a dataset can index, 2,147,483,647; lower --num-aug" in message
 
 
 def test_missing_files_and_folders_are_named(

@@ -97,11 +97,6 @@ def test_the_share_of_many_documents_is_nearly_exact(tmp_path: Path, monkeypatch
     assert not train & test and len(train | test) == 1000 and 230 < len(test) < 370
 
 
-def test_two_documents_are_enough(tmp_path: Path) -> None:
-    splits = _build(tmp_path / "data", "--source", _write(tmp_path / "a.jsonl", *_texts(2)))
-    assert [len(_documents(split)) for split in splits.values()] == [1, 1]
-
-
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
 @pytest.mark.parametrize("num", [2, 10])
 def test_no_share_leaves_a_split_empty(tmp_path: Path, share: float, num: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dataset.augment import BOXES
-from dataset.canvas import Corner, common_side, side_of
+from dataset.canvas import Corner
 from dataset.evaluators import build_evaluators, fitting_evaluators
 from dataset.loader import EvalLoader, TrainLoader
 from dataset.sampler import Sampler
@@ -24,7 +24,6 @@ from utils.errors import UserError
 from utils.ranks.world import World
 
 SINGLE = World.single()
-SIDES = {"four": 4, "six": 6, "nine": 9}
 
 
 def _mixed() -> Split:
@@ -46,15 +45,6 @@ def _board(canvas_C: torch.Tensor, side: int) -> tuple[np.ndarray, torch.Tensor]
 
 def _side_of_example(batch: Batch, n: int) -> int:
     return int((batch["labels"][n].view(9, 9)[0] != IGNORE_LABEL).sum())
-
-
-def test_shapes_of_boards() -> None:
-    assert [side_of(shape) for shape in ((16, 6), (81, 11), (256, 18), (25, 7), (81, 12), (80, 10), (900, 12))] == [
-        *(4, 9, 16, 5),
-        *[None] * 3,
-    ]
-    assert common_side([(16, 6), (81, 11), (36, 8)]) == 9
-    assert common_side([(16, 6), (16, 6)]) is None and common_side([(16, 6), (900, 12)]) is None
 
 
 def test_a_board_is_placed_and_cropped() -> None:

@@ -140,31 +140,6 @@ def test_clues_of_steps_slots_and_seeds_differ() -> None:
     assert len(set(shown)) == len(shown) > 16
 
 
-def test_augmentation_does_not_change_the_arrays() -> None:
-    split = sudoku_split(BOXES["2x2"], 12)
-    before = split.sets["all"].inputs.copy()
-    for data_on in ("host", "device"):
-        augmented_batches(split, World.single(), range(1, 9), data_on=data_on)
-    np.testing.assert_array_equal(split.sets["all"].inputs, before)
-
-
-@pytest.mark.parametrize(
-    ("seq_len", "vocab_size", "description"),
-    [
-        (16, 6, "symmetries of Sudoku 2x2"),
-        (36, 8, "symmetries of Sudoku 2x3"),
-        (81, 11, "symmetries of Sudoku 3x3"),
-        (900, 12, "symmetries of ARC (unknown to the puzzle embeddings)"),
-        (900, 6, "symmetries of mazes 30x30 (2 of 16 keep the label)"),
-        (81, 6, "symmetries of mazes 9x9 (2 of 16 keep the label)"),
-    ],
-)
-def test_the_shape_tells_the_task(seq_len: int, vocab_size: int, description: str) -> None:
-    split = split_with(np.ones((2, seq_len), np.uint8), np.ones((2, seq_len), np.uint8), vocab_size)
-    built = OnlineAugmentation.build(split, seed=0, global_batch_size=2, slots=slice(0, 2))
-    assert built.description == description
-
-
 @pytest.mark.parametrize(("seq_len", "vocab_size"), [(82, 12), (80, 6), (64, 11), (900, 11), (16, 12)])
 def test_unknown_shapes_are_refused(seq_len: int, vocab_size: int) -> None:
     split = split_with(np.ones((2, seq_len), np.uint8), np.ones((2, seq_len), np.uint8), vocab_size)

@@ -82,13 +82,6 @@ def test_published_folders_open(tmp_path: Path, dtype: type) -> None:
     assert len(check_contents(split)) == 64
 
 
-def test_a_split_may_have_several_sets(tmp_path: Path) -> None:
-    _write(tmp_path, sets=["all", "more"], total_groups=2 * NUM_GROUPS)
-    for file in list((tmp_path / "train").glob("all__*")):
-        file.with_name(file.name.replace("all", "more")).write_bytes(file.read_bytes())
-    assert list(open_split(tmp_path, "train").sets) == ["all", "more"]
-
-
 def test_merged_datasets_share_arrays_and_number_puzzles_anew(tmp_path: Path) -> None:
     splits = [
         open_split(_write(tmp_path / folder, np.uint8, num_puzzle_identifiers=num), "train")
@@ -110,14 +103,6 @@ def test_merged_datasets_share_arrays_and_number_puzzles_anew(tmp_path: Path) ->
     assert all(str(split.path) in str(merged.path) for split in splits)
 
 
-def test_one_test_split_keeps_the_identifiers_of_the_merged_training_data(tmp_path: Path) -> None:
-    split = open_split(_write(tmp_path / "two"), "train")
-    merged = merge_splits([split], [10])
-    np.testing.assert_array_equal(merged.sets["two.all"].puzzle_identifiers, split.sets["all"].puzzle_identifiers + 10)
-    assert merged.metadata.num_puzzle_identifiers == 14
-    assert merged.metadata.blank_identifier_id == 10
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -129,12 +114,6 @@ def test_one_test_split_keeps_the_identifiers_of_the_merged_training_data(tmp_pa
 def test_datasets_of_different_tasks_are_not_merged(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
     splits = [open_split(_write(tmp_path / "one"), "train"), open_split(_write(tmp_path / "two", **changes), "train")]
     with pytest.raises(ValueError, match=f"one/train has {expected}.*; train on"):
-        merge_splits(splits, [0, 4])
-
-
-def test_datasets_in_folders_of_equal_names_are_not_merged(tmp_path: Path) -> None:
-    splits = [open_split(_write(tmp_path / folder / "same"), "train") for folder in ("a", "b")]
-    with pytest.raises(ValueError, match=r"a/same/train and .*b/same/train would both be the set same\.all;"):
         merge_splits(splits, [0, 4])
 
 
@@ -182,16 +161,6 @@ def test_the_fingerprint_does_not_depend_on_the_chunks(tmp_path: Path, monkeypat
     assert "row 11 has token 7" in _error(tmp_path)
 
 
-def test_a_change_after_the_build_is_found(tmp_path: Path) -> None:
-    fingerprint = check_contents(open_split(_write(tmp_path), "train"))
-    (tmp_path / "fingerprint.json").write_text(json.dumps({"train": fingerprint}))
-    check_contents(open_split(tmp_path, "train"))
-    _edit(tmp_path, "labels", lambda array: array[::-1])
-    assert "changed after it was built" in _error(tmp_path)
-    (tmp_path / "fingerprint.json").write_text("{")
-    assert "fingerprint.json: is no JSON" in _error(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -203,7 +172,6 @@ def test_a_change_after_the_build_is_found(tmp_path: Path) -> None:
         ({"blank_identifier_id": 4}, "blank_identifier_id is 4, but num_puzzle_identifiers is 4"),
         ({"mean_puzzle_examples": float("nan")}, "mean_puzzle_examples: Input should be a finite number"),
         ({"ignore_label_id": 2**31}, "ignore_label_id: Input should be less than 2147483648"),
-        ({"sets": []}, "sets: List should have at least 1 item"),
         ({"sets": ["../all"]}, "sets.0: String should match pattern"),
         ({"sets": ["all", "all"]}, "names a set twice"),
         ({"sets": ["other"]}, "other__inputs.npy is missing"),
@@ -225,7 +193,6 @@ def test_a_malformed_dataset_json_is_named(tmp_path: Path, text: str) -> None:
     [
         ("inputs", _set((3, 1), VOCAB), "all__inputs.npy: row 3 has token 7, but 0 to 6 are possible"),
         ("inputs", _set((3, 1), -1), "all__inputs.npy: row 3 has token -1"),
-        ("labels", _set((4, 0), VOCAB), "all__labels.npy: row 4 has label 7"),
         ("labels", _set((4, 0), -100), "all__labels.npy: row 4 has label -100"),
         ("puzzle_identifiers", _set(5, 4), "all__puzzle_identifiers.npy: row 5 has puzzle identifier 4, but 0 to 3"),
         ("puzzle_identifiers", lambda a: a[:-1], "5 entries, but puzzle_indices has 6 puzzles"),
@@ -238,7 +205,6 @@ def test_a_malformed_dataset_json_is_named(tmp_path: Path, text: str) -> None:
         ("labels", lambda a: a[:-1], "all__labels.npy: 11 rows, but inputs has 12"),
         ("inputs", lambda a: a.ravel(), "has shape (60,), but 2 axes are needed"),
         ("inputs", lambda a: a.astype(np.float32), "holds float32, not integers"),
-        ("inputs", lambda a: a > 2, "holds bool, not integers"),
     ],
 )
 def test_wrong_arrays_are_named(
@@ -256,7 +222,7 @@ def test_a_label_may_be_the_ignored_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["inputs", "puzzle_indices"])
-@pytest.mark.parametrize("length", [0, 4, 40, 129, -1])
+@pytest.mark.parametrize("length", [0, 40, -1])
 def test_a_truncated_array_is_named(tmp_path: Path, name: str, length: int) -> None:
     file = _write(tmp_path) / "train" / f"all__{name}.npy"
     os.truncate(file, length if length >= 0 else file.stat().st_size + length)

@@ -2,7 +2,6 @@
 # N = samples, C = tokens of a row
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -116,17 +115,6 @@ def test_an_order_changes_the_samples_of_the_rows_but_not_their_number() -> None
     first, second = _filled(lengths_N, 200, seed=0), _filled(lengths_N, 200, seed=1)
     assert len(first) == len(second) and first != second
     assert _filled(lengths_N, 200, seed=0) == first
-
-
-def test_an_epoch_of_a_million_samples_is_packed_in_seconds() -> None:
-    """The limits are ten times what an idle core takes, so that only another algorithm fails."""
-    rng = np.random.default_rng(0)
-    lengths_N = np.minimum(rng.lognormal(5, 1, 1_000_000).astype(np.int64) + 1, 1024)
-    started = time.process_time()
-    shapes = Shapes(lengths_N, 8192)
-    shapes.fill(rng.permutation(len(lengths_N)))
-    assert time.process_time() - started < 10
-    assert lengths_N.sum() / (shapes.num_rows * 8192) > 0.99
 
 
 def test_a_packed_row_by_hand() -> None:
