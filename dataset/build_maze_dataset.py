@@ -57,13 +57,9 @@ examples:
   python dataset/build_maze_dataset.py --output-dir data/maze-12x12 --size 12 \\
       --generate 1000 --generate-test 500
 
-why --aug is off by default:
-  A maze can have millions of shortest paths. The label is the path that a breadth-first search from
-  S finds if it tries down, left, right and up in this order. A turned or mirrored label is still a
-  shortest path, but mostly not the path that this search finds in the new maze. Only 1,938 of the
-  8,000 images of the 1,000 published training mazes keep the label. A model that is trained on all
-  images can't know which path is asked for, but is scored by the search's path. To train on the
-  images that keep the label, leave --aug off and train with augment=online.
+--aug is off by default because a turned label is still a shortest path, but mostly not the path that
+the labels' search finds in the turned maze. With augment=online training turns the mazes whose label
+stays right.
 
 The CSV files have the columns question and answer. A maze is a text of L x L characters,
 row by row: # is a wall, a blank is free (also at the ends of a row), S the start, G the goal, and o

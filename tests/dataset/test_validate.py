@@ -15,7 +15,6 @@ from dataset import arc, sudoku, validate
 from dataset.augment import BOXES, draw_symmetries
 from dataset.build_sudoku_dataset import main as build_sudoku
 from dataset.builder import SplitWriter, finish
-from dataset.maze import generate as generate_mazes
 from dataset.schema import check_contents, open_split
 from dataset.sudoku import generate, valid_solutions
 from dataset.validate import main
@@ -381,30 +380,6 @@ def test_sudoku(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "all__labels.npy: row 7 changes a clue of its input",
     ]
     assert _Report(capsys, path, "--any-task").errors == []
-
-
-def test_mazes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pairs = list(generate_mazes(12, 8, np.random.default_rng(0)))
-    questions_NS, answers_NS = (np.stack(column) for column in zip(*pairs, strict=True))
-    path = _write(
-        tmp_path / "data",
-        {"train": (questions_NS[:8], answers_NS[:8]), "test": (questions_NS[8:], answers_NS[8:])},
-        vocab_size=6,
-    )
-    report = _Report(capsys, path)
-    assert report.errors == [] and "(maze 8x8)" in report.summary[0]
-    (path / "fingerprint.json").unlink()
-    gap = int(np.flatnonzero(answers_NS[5] == 5)[2])
-    _edit(path / "train/all__labels.npy", _put((5, gap), 2))
-    # A maze without walls has many paths. This path is a detour.
-    maze_LL, answer_LL = np.full((8, 8), 2, np.uint8), np.full((8, 8), 2, np.uint8)
-    maze_LL[0, 0], maze_LL[0, 2] = 3, 4
-    answer_LL[0, 0], answer_LL[0, 2], answer_LL[1, :3] = 3, 4, 5
-    _edit(path / "test/all__inputs.npy", lambda array: np.concatenate([maze_LL.reshape(1, -1), array[1:]]))
-    _edit(path / "test/all__labels.npy", lambda array: np.concatenate([answer_LL.reshape(1, -1), array[1:]]))
-    report = _Report(capsys, path)
-    assert report.errors[0].endswith("train/all__labels.npy: row 5 is not its input with one path from S to G")
-    assert report.errors[1].endswith("test/all__labels.npy: row 0 is a path, but not a shortest one")
 
 
 def test_arc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,33 +31,6 @@ def test_the_recorded_cases_of_the_packer() -> None:
         assert len(steps) * capacity * num_rows == case["token_slots"], case["name"]
 
 
-@recorded
-def test_the_recorded_cases_of_the_loader() -> None:
-    data = json.loads((RECORDED / "loader.json").read_text())
-    tokens = np.array(data["tokens"])
-    starts, lens, response_lens, response_starts = (
-        np.array(data[name]) for name in ("inst_start", "inst_len", "resp_len", "resp_start")
-    )
-    samples = Samples(starts, lens, response_lens, response_starts, None, files=())
-    assert data["cases"]
-    for case in data["cases"]:
-        capacity = case["batch_max_length"]
-        drop = case["drop_last_batch"]
-        steps = list(published_steps(samples.lengths(), capacity, case["num_replicas"], drop_last_batch=drop))
-        for ours, theirs in zip(steps, case["steps"], strict=False):
-            for indices, expected in zip(ours, theirs, strict=True):
-                row = packed_row(tokens, samples.take(indices), capacity, target_only=case["target_only"])
-                for name in ("inputs", "labels", "position_ids"):
-                    assert getattr(row, name).tolist() == expected[name], name
-                    assert getattr(row, name).dtype == np.int32
-                assert len(indices) == expected["numseqs"]
-                assert int((row.prefix_lens + row.response_lens).sum()) == expected["total_seqlen"]
-                assert int(row.prefix_lens.max()) == expected["max_seqlen_prefix"]
-                assert int(row.response_lens.max()) == expected["max_seqlen_causal"]
-                assert int((row.prefix_lens + row.response_lens).max()) == expected["max_seqlen_all"]
-        assert len(steps) >= len(case["steps"])
-
-
 @pytest.mark.parametrize(
     "lengths, capacity, num_rows, drop_last_batch, expected",
     [
