@@ -328,9 +328,9 @@ class Solver:
         questions_NS = np.stack([puzzle.question_S for puzzle in puzzles]).astype(np.int32)
         board = self.source.board_of(questions_NS.shape[1])
         model, corner = self._model_for(board)
-        if corner is not None:
-            questions_NS = corner.place(questions_NS, PADDING)
         inputs_NS = torch.from_numpy(questions_NS)
+        if corner is not None:
+            inputs_NS = corner.place(inputs_NS, PADDING)
         identifiers_N = torch.tensor([puzzle.identifier for puzzle in puzzles], dtype=torch.int32)
         batch = {
             "inputs": self._world.to_device(inputs_NS),

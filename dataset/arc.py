@@ -36,7 +36,7 @@ IDENTITY_C = np.arange(NUM_COLOURS, dtype=np.uint8)
 SEPARATOR = "|||"  # between the parts of an identifier's name, as in TRM
 _AUGMENTATION = re.compile(r"t([0-7])\|\|\|(\d{10})")
 _ENDING = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
-_FIX = "correct the file"
+_FIX, _FORM = "correct the file", "{train: [...], test: [...]}"
 # Far more than any published file. The limit is needed because a gzipped file can expand to a
 # thousand times its size.
 _MOST_BYTES = 32 << 20
@@ -90,7 +90,7 @@ def read_tasks(file: Path, solutions_file: Path | None = None) -> list[Task]:
         return parse_tasks(_read_json(file), str(file), name)
     solutions = _read_json(solutions_file)
     if not isinstance(solutions, dict):
-        raise UserError(f"{solutions_file}: holds {_kind(solutions)}, not {{task: [outputs]}}; {_FIX}")
+        raise UserError(f"{solutions_file}: is no object of {{task: [outputs]}}; {_FIX}")
     return [
         _with_solutions(task, solutions.get(task.name), f"{solutions_file}: task {task.name}")
         for task in parse_tasks(_read_json(file), str(file), name)
@@ -107,10 +107,8 @@ def parse_tasks(value: Any, where: str, name: str) -> list[Task]:
     Raises:
         UserError: Something is wrong; the message names the ARC task and the place.
     """
-    if not isinstance(value, dict):
-        raise UserError(f"{where}: holds {_kind(value)}, no ARC task ({{train: [...], test: [...]}}); {_FIX}")
-    if not value:
-        raise UserError(f"{where}: holds no ARC task; give a file with ARC tasks")
+    if not isinstance(value, dict) or not value:
+        raise UserError(f"{where}: holds no ARC task ({_FORM}); {_FIX}")
     # One of many ARC tasks may be called "train" or "test". Its value is then not a list of pairs.
     if isinstance(value.get("train"), list) or isinstance(value.get("test"), list):
         return [_task(value, name, where)]
@@ -134,39 +132,32 @@ def _read_json(file: Path) -> Any:
 
 def _task(value: Any, name: str, where: str) -> Task:
     if not isinstance(value, dict):
-        raise UserError(f"{where}: is {_kind(value)}, no ARC task ({{train: [...], test: [...]}}); {_FIX}")
+        raise UserError(f"{where}: is no ARC task ({_FORM}); {_FIX}")
     pairs = {}
     for part in ("train", "test"):
         found = value.get(part)
         if not isinstance(found, list) or not found:
-            is_what = "is missing" if part not in value else f"is {_kind(found)}"
-            raise UserError(f"{where}: {part} {is_what}, where a list of pairs belongs; {_FIX}")
-        pairs[part] = [_pair(pair, f"{where}: {part} pair {i}") for i, pair in enumerate(found, 1)]
-    for i, pair in enumerate(pairs["train"], 1):
-        if pair.output is None:
-            raise UserError(f"{where}: train pair {i} has no output; {_FIX}")
-    hidden = [i for i, pair in enumerate(pairs["test"], 1) if pair.output is None]
-    if 0 < len(hidden) < len(pairs["test"]):
-        raise UserError(f"{where}: test pair {hidden[0]} has no output, but others have; give all of them or none")
+            raise UserError(f"{where}: {part} is missing or no list of pairs; {_FIX}")
+        pairs[part] = [_pair(pair, f"{where}: {part} pair {i}", part) for i, pair in enumerate(found, 1)]
+    if len({pair.output is None for pair in pairs["test"]}) > 1:
+        raise UserError(f"{where}: a test pair has no output, but others have; give all of them or none")
     return Task(name, pairs["train"], pairs["test"])
 
 
-def _pair(value: Any, where: str) -> Pair:
-    if not isinstance(value, dict) or "input" not in value:
-        raise UserError(f"{where}: {'has no input' if isinstance(value, dict) else f'is {_kind(value)}'}; {_FIX}")
+def _pair(value: Any, where: str, part: str) -> Pair:
+    for name in ("input", "output") if part == "train" else ("input",):
+        if not isinstance(value, dict) or value.get(name) is None:
+            raise UserError(f"{where} has no {name}; {_FIX}")
     output = value.get("output")
     return Pair(_grid(value["input"], f"{where}, input"), None if output is None else _grid(output, f"{where}, output"))
 
 
 def _grid(value: Any, where: str) -> np.ndarray:
-    if not isinstance(value, list) or not value or not all(isinstance(row, list) and row for row in value):
-        raise UserError(f"{where}: is no list of rows with cells in each; {_FIX}")
-    num_rows, num_columns = len(value), len(value[0])
-    for r, row in enumerate(value, 1):
-        if len(row) != num_columns:
-            raise UserError(f"{where}: row {r} has {len(row)} cells, row 1 has {num_columns}; {_FIX}")
-    if num_rows > SIDE or num_columns > SIDE:
-        raise UserError(f"{where}: is {num_rows}x{num_columns}, but {SIDE}x{SIDE} is the largest grid; {_FIX}")
+    is_grid = isinstance(value, list) and value and all(isinstance(row, list) and row for row in value)
+    if not is_grid or len(set(map(len, value))) > 1:
+        raise UserError(f"{where}: is no list of rows with equally many cells; {_FIX}")
+    if max(len(value), len(value[0])) > SIDE:
+        raise UserError(f"{where}: is {len(value)}x{len(value[0])}, but {SIDE}x{SIDE} is the largest grid; {_FIX}")
     for r, row in enumerate(value, 1):
         for c, cell in enumerate(row, 1):
             if type(cell) is not int or not 0 <= cell < NUM_COLOURS:  # True is an int to isinstance
@@ -177,18 +168,12 @@ def _grid(value: Any, where: str) -> np.ndarray:
 
 def _with_solutions(task: Task, outputs: Any, where: str) -> Task:
     if not isinstance(outputs, list) or len(outputs) != len(task.test):
-        found = f"{len(outputs)} outputs" if isinstance(outputs, list) else "no list of outputs"
-        raise UserError(f"{where}: has {found} for {len(task.test)} test pairs; {_FIX}")
+        raise UserError(f"{where}: is no list of {len(task.test)} outputs, one for each test pair; {_FIX}")
     test = [
         Pair(pair.input, _grid(output, f"{where}: output {i}"))
         for i, (pair, output) in enumerate(zip(task.test, outputs, strict=True), 1)
     ]
     return Task(task.name, task.train, test)
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    return "an empty list" if value == [] else names.get(type(value), "a number")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from dataset.arc import (
     undo,
 )
 from dataset.schema import Split, read_names
-from dataset.tasks.arc import ArcTask
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
 from utils.json_files import read_json
@@ -57,20 +56,15 @@ class ArcVotes:
         metrics: the names in the result; none if the dataset holds no solutions.
 
     Raises:
-        UserError: The split is not ARC, or identifiers.json or test_puzzles.json is missing or
-            does not fit the split.
+        UserError: The split is merged or has several sets, or identifiers.json or test_puzzles.json
+            is missing or does not fit the split.
     """
 
     def __init__(self, split: Split) -> None:
-        metadata = split.metadata
         if split.parts:
             raise UserError(f"{split.path}: votes are of one dataset at a time; evaluate each by itself")
         if len(split.sets) > 1:
             raise UserError(f"{split.path}: votes are of one set, not of {', '.join(split.sets)}; give evaluators=[]")
-        if ArcTask.of_shape(metadata.seq_len, metadata.vocab_size) is None:
-            raise UserError(
-                f"{split.path} has {metadata.seq_len} tokens of {metadata.vocab_size} kinds, {ArcTask.wrong_shape}"
-            )
         folder = split.path.parent
         self._puzzles_file = folder / "test_puzzles.json"
         self._tasks = _read_puzzles(self._puzzles_file)

@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,23 +46,23 @@ from dataset.arc import (
     transform,
 )
 from dataset.builder import (
-    MAX_ROWS,
     SPLITS,
     SplitWriter,
-    finish,
-    new_dataset,
+    build_dataset,
+    builder_parser,
     progress,
-    record_of,
-    summary,
+    require_index,
     what_was_left_out,
 )
 from dataset.schema import SplitName
-from utils.arguments import Parser, check_at_least, check_exclusive, given, typed_path
+from dataset.tasks.base import some
+from utils.arguments import check_at_least, check_exclusive, given, typed_path
 from utils.errors import UserError
 from utils.files import files_below
 from utils.shell import run_command
 from utils.terminal import tell
 
+PROGRAM = "build_arc_dataset"
 DEFAULT_NUM_AUG = 1000
 DEFAULT_DIRS = [Path("dataset/raw-data/ARC-AGI/data"), Path("dataset/raw-data/ConceptARC/corpus")]
 TEST_FOLDER = "evaluation"
@@ -87,13 +86,6 @@ examples:
   python -m dataset.build_arc_dataset --input-file-prefix kaggle/combined/arc-agi \\
       --output-dir data/arc1concept-aug-1000 --subsets training evaluation concept \\
       --test-set-name evaluation
-
-  # the eight turned and mirrored versions alone, for arch=se_rrm, which treats colours alike itself
-  python -m dataset.build_arc_dataset --keep-colours --input-file-prefix kaggle/combined/arc-agi \\
-      --output-dir data/arc1concept_d --subsets training evaluation concept --test-set-name evaluation
-
-  # small grids for a small computer: the ARC tasks with grids of at most 12x12, on a canvas of 12x12
-  python dataset/build_arc_dataset.py --side 12 --num-aug 100 --output-dir data/arc-12x12
 
 Files may be .json or .json.gz. All pairs of a training task are trained on. The demonstrations of a
 test task are trained on too, and its test pairs are the test split. From a test set without
@@ -146,13 +138,9 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     Raises:
         UserError: An option is unknown, malformed or in conflict with another.
     """
-    parser = Parser(
-        "build_arc_dataset.py",
-        description="Build an ARC dataset. Inputs and labels are grids on a canvas of 30 x 30 cells, or fewer.",
-        epilog=EXAMPLES,
-    )
+    description = "Build an ARC dataset. Inputs and labels are grids on a canvas of 30 x 30 cells, or fewer."
+    parser = builder_parser(PROGRAM, description, EXAMPLES, "data/arc-aug-1000", seed=42)
     add = parser.add_argument
-    add("--output-dir", type=typed_path, metavar="DIR", default=Path("data/arc-aug-1000"), help="default: %(default)s")
     add("--num-aug", type=int, metavar="N", help=f"augmented versions of each ARC task (default: {DEFAULT_NUM_AUG})")
     add(
         "--keep-colours",
@@ -167,7 +155,6 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         default=SIDE,
         help="a canvas of L x L cells, without the ARC tasks that have a larger grid (default: %(default)s)",
     )
-    add("--seed", type=int, metavar="N", default=42, help="seed of all random choices (default: 42)")
     add(
         "--allow-leak",
         action="store_true",
@@ -210,11 +197,10 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         return dataclasses.replace(settings, dataset_dirs=settings.dataset_dirs or DEFAULT_DIRS)
     if settings.subsets is None or settings.test_set_name is None:
         raise UserError("--input-file-prefix needs --subsets and --test-set-name; add them")
-    for subset in settings.subsets:
-        if settings.subsets.count(subset) > 1:
-            raise UserError(f"--subsets names {subset} twice; name each subset once")
+    subsets = " ".join(settings.subsets)
+    if len(set(settings.subsets)) < len(settings.subsets):
+        raise UserError(f"--subsets {subsets} names one twice; name each subset once")
     if settings.test_set_name not in settings.subsets:
-        subsets = ", ".join(settings.subsets)
         raise UserError(f"--test-set-name is {settings.test_set_name}, which is not among --subsets {subsets}; add it")
     return settings
 
@@ -276,9 +262,7 @@ def _find_json(stem: str, kind: str) -> Path | None:
     names = (f"{stem}{separator}{kind}{ending}" for separator in "_-" for ending in (".json", ".json.gz"))
     found = [file for file in map(Path, names) if file.is_file()]
     if len(found) > 1:
-        one, other = found[:2]
-        how = "as .json and as .json.gz" if other.name == f"{one.name}.gz" else f"and as {other.name}"
-        raise UserError(f"{one} is there {how}; remove one of them")
+        raise UserError(f"{found[0]} and {found[1].name} are both there; remove one of them")
     return found[0] if found else None
 
 
@@ -356,7 +340,7 @@ def make_puzzles(sources: Sequence[Source], allow_leak: bool) -> list[Puzzle]:
             repeated.append(task.name)
             puzzles[task.name] = _merge(puzzles[task.name], pairs)
     if repeated:
-        tell(f"note: ARC tasks that occur more than once are built once: {_few(repeated)}")
+        tell(f"note: ARC tasks that occur more than once are built once: {some(repeated)}")
     if num_unknown:
         tell(f"note: test pairs of training tasks without output are left out: {num_unknown}")
     return list(puzzles.values())
@@ -396,14 +380,10 @@ def _check_leak(sources: Sequence[Source], allow_leak: bool) -> None:
     leaks = [f"{name} (in {trained_on[key]})" for name, key in tested if key in trained_on]
     if not leaks:
         return
-    what = f"{len(leaks)} of {len(tested)} test pairs are among the training pairs: {_few(leaks)}"
+    what = f"{len(leaks)} of {len(tested)} test pairs are among the training pairs: {some(leaks)}"
     if len(leaks) > MAX_LEAK * len(tested) and not allow_leak:
         raise UserError(f"{what}; leave those ARC tasks out of training, or add --allow-leak")
     tell(f"warning: {what}")
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -425,9 +405,7 @@ def draw_all(puzzles: Sequence[Puzzle], settings: Settings) -> list[Augmentation
         UserError: There would be more examples than a dataset can index.
     """
     num_aug = settings.num_aug
-    num_rows = (1 + num_aug) * sum(len(puzzle.pairs["train"]) for puzzle in puzzles)
-    if num_rows > MAX_ROWS:
-        raise UserError(f"{num_rows:,} examples are more than a dataset can index, {MAX_ROWS:,}; lower --num-aug")
+    require_index((1 + num_aug) * sum(len(puzzle.pairs["train"]) for puzzle in puzzles), "--num-aug")
     drawn = []
     with progress("augmenting", len(puzzles), "tasks") as bar:
         for puzzle in puzzles:
@@ -439,7 +417,7 @@ def draw_all(puzzles: Sequence[Puzzle], settings: Settings) -> list[Augmentation
             bar.update()
     fewer = [puzzle.name for puzzle, found in zip(puzzles, drawn, strict=True) if len(found[0]) <= num_aug]
     if fewer:
-        tell(f"note: fewer than {num_aug} different versions were found of {_few(fewer)}")
+        tell(f"note: fewer than {num_aug} different versions were found of {some(fewer)}")
     return drawn
 
 
@@ -560,26 +538,28 @@ def build(settings: Settings) -> str:
     Raises:
         UserError: The input is bad, or the folder can't be written. No new dataset is left then.
     """
-    started = time.perf_counter()
-    with new_dataset(settings.output_dir) as folder:
+
+    def write(folder: Path) -> tuple[Iterator[str], list[str]]:
         sources = load_sources(settings)
         puzzles = make_puzzles(sources, settings.allow_leak)
         drawn = draw_all(puzzles, settings)
         write_splits(folder, puzzles, drawn, settings)
         _write_test_puzzles(folder / "test_puzzles.json", sources)
-        record = record_of("build_arc_dataset", settings)
-        fingerprints = finish(folder, identifier_names(puzzles, drawn), record)
-    lines = []
-    for split in SPLITS:
-        sizes = [
-            (len(found.transforms_A), len(puzzle.pairs[split])) for puzzle, found in zip(puzzles, drawn, strict=True)
-        ]
-        num_tasks = sum(num_pairs > 0 for _, num_pairs in sizes)
-        num_versions = sum(num for num, num_pairs in sizes if num_pairs)
-        num_examples = sum(num * num_pairs for num, num_pairs in sizes)
-        lines.append(f"{split:<5}  {num_examples:,} examples of {num_versions:,} versions of {num_tasks:,} tasks")
-    lines.append(f"tokens padding 0, end 1, colours from 2: vocab_size {VOCAB_SIZE}, seq_len {settings.side**2}")
-    return summary(settings.output_dir, started, lines, fingerprints)
+        lines = []
+        for split in SPLITS:
+            # The numbers of versions and of pairs of each ARC task that is in the split.
+            sizes = [
+                (len(found.transforms_A), len(pairs))
+                for puzzle, found in zip(puzzles, drawn, strict=True)
+                if (pairs := puzzle.pairs[split])
+            ]
+            num_examples = sum(num_versions * num_pairs for num_versions, num_pairs in sizes)
+            num_versions = sum(num for num, _ in sizes)
+            lines.append(f"{split:<5}  {num_examples:,} examples of {num_versions:,} versions of {len(sizes):,} tasks")
+        lines.append(f"tokens padding 0, end 1, colours from 2: vocab_size {VOCAB_SIZE}, seq_len {settings.side**2}")
+        return identifier_names(puzzles, drawn), lines
+
+    return build_dataset(PROGRAM, settings, write)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -7,7 +7,6 @@ the dataset. The dataset appears under its name only when it is whole.
 
 import dataclasses
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,14 @@ if not __package__:
 
 import numpy as np
 
-from dataset.builder import SPLITS, SplitWriter, collect, finish, new_dataset, progress, record_of, summary
+from dataset.builder import add_generate_test, build_dataset, builder_parser, generated, write_boards
 from dataset.tasks.lights_out import DARK, LEAVE, LIT, MAX_SIDE, MIN_SIDE, PRESS, VOCAB_SIZE, solve, toggled
 from dataset.transforms import NUM_TRANSFORMS, transform_sources
-from utils.arguments import Parser, check_at_least, typed_path
+from utils.arguments import check_at_least
 from utils.errors import UserError
 from utils.shell import run_command
 
+PROGRAM = "build_lights_out_dataset"
 CHUNK_BOARDS = 1024
 # The generator gives up after this many symmetries of earlier boards in a row, because it has
 # probably found all boards.
@@ -73,21 +73,18 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     Raises:
         UserError: An option is unknown, malformed or out of range.
     """
-    parser = Parser(
-        "build_lights_out_dataset.py",
-        description="Build a Lights Out dataset. Inputs are lamps, labels are presses that turn all lamps off.",
-        epilog=EXAMPLES,
+    parser = builder_parser(
+        PROGRAM,
+        "Build a Lights Out dataset. Inputs are lamps, labels are presses that turn all lamps off.",
+        EXAMPLES,
+        "data/lights-out-5x5",
     )
     add = parser.add_argument
-    add(
-        "--output-dir", type=typed_path, metavar="DIR", default=Path("data/lights-out-5x5"), help="default: %(default)s"
-    )
     add("--side", type=int, metavar="L", default=5, help=f"side, {MIN_SIDE} to {MAX_SIDE} (default: %(default)s)")
     add("--max-presses", type=int, metavar="K", help="press 1 to K cells to make a board (default: any number)")
     add("--generate", type=int, metavar="N", default=1000, help="make N training boards (default: %(default)s)")
-    add("--generate-test", type=int, metavar="M", help="make M test boards (default: a tenth of N, at least 1)")
+    add_generate_test(parser, "boards")
     add("--num-aug", type=int, metavar="N", default=0, help="other images of each training board, 0 to 7 (default: 0)")
-    add("--seed", type=int, metavar="N", default=0, help="seed of all random choices (default: 0)")
     settings = Settings(**vars(parser.parse_args(argv)))
     check_at_least(settings, num_aug=0, seed=0, generate=1, generate_test=1, max_presses=1)
     if not MIN_SIDE <= settings.side <= MAX_SIDE:
@@ -153,37 +150,27 @@ def generate(
 # The dataset
 
 
-def write_split(folder: Path, boards_NS: np.ndarray, num_aug: int, rng: np.random.Generator) -> None:
-    """Write one split. Each board becomes a group of 1 + num_aug puzzles, the original first.
-
-    Each puzzle has one example.
+def _with_images(
+    boards_NS: np.ndarray, num_aug: int, rng: np.random.Generator
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield inputs and labels: each board, followed by `num_aug` other images of it.
 
     Args:
-        folder: the folder of the split, which must not exist yet.
         boards_NS: whether each lamp is lit, bool.
-        num_aug: the number of other images of each board.
         rng: the random numbers that choose the images.
     """
     num, num_cells = boards_NS.shape
     sources_TS = transform_sources(int(num_cells**0.5))
-    with (
-        SplitWriter(folder, seq_len=num_cells, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=1) as writer,
-        progress(folder.name, num * (1 + num_aug), "boards") as bar,
-    ):
-        for start in range(0, num, CHUNK_BOARDS):
-            chunk_NS = boards_NS[start : start + CHUNK_BOARDS]
-            others = rng.permuted(np.tile(np.arange(1, NUM_TRANSFORMS), (len(chunk_NS), 1)), axis=1)[:, :num_aug]
-            transforms_NA = np.concatenate([np.zeros((len(chunk_NS), 1), int), others], axis=1)
-            images_NAS = np.take_along_axis(chunk_NS[:, None, :], sources_TS[transforms_NA].astype(np.intp), axis=2)
-            images_NS = images_NAS.reshape(-1, num_cells)
-            # Images are solved again. If a board has several solutions, the image of its label need
-            # not be the label of its image.
-            inputs_NS = np.where(images_NS, np.uint8(LIT), np.uint8(DARK))
-            labels_NS = np.where(solve(images_NS)[0], np.uint8(PRESS), np.uint8(LEAVE))
-            ones_N = np.ones(len(images_NS), np.int32)
-            writer.add(inputs_NS, labels_NS, ones_N, identifiers_P=0 * ones_N)
-            bar.update(len(images_NS))
-        writer.end_groups(np.full(num, 1 + num_aug))
+    for start in range(0, num, CHUNK_BOARDS):
+        chunk_NS = boards_NS[start : start + CHUNK_BOARDS]
+        others = rng.permuted(np.tile(np.arange(1, NUM_TRANSFORMS), (len(chunk_NS), 1)), axis=1)[:, :num_aug]
+        transforms_NA = np.concatenate([np.zeros((len(chunk_NS), 1), int), others], axis=1)
+        images_NAS = np.take_along_axis(chunk_NS[:, None, :], sources_TS[transforms_NA].astype(np.intp), axis=2)
+        images_NS = images_NAS.reshape(-1, num_cells)
+        # Images are solved again. If a board has several solutions, the image of its label need not
+        # be the label of its image.
+        inputs_NS = np.where(images_NS, np.uint8(LIT), np.uint8(DARK))
+        yield inputs_NS, np.where(solve(images_NS)[0], np.uint8(PRESS), np.uint8(LEAVE))
 
 
 def build(settings: Settings) -> str:
@@ -193,29 +180,29 @@ def build(settings: Settings) -> str:
         UserError: There are too few boards, or the folder can't be written. No new dataset is left
             then.
     """
-    assert settings.generate_test is not None
-    started = time.perf_counter()
-    num = settings.generate + settings.generate_test
-    with new_dataset(settings.output_dir) as folder:
+
+    def write(folder: Path) -> tuple[list[str], list[str]]:
+        assert settings.generate_test is not None
         rng = np.random.default_rng([settings.seed, _GENERATE])
-        pairs = generate(num, settings.side, settings.max_presses, rng)
-        boards_NS, presses_NS = collect("generating", "boards", num, pairs)
+        pairs = generate(settings.generate + settings.generate_test, settings.side, settings.max_presses, rng)
         # If nearly all boards are used, boards with symmetries come late. Without shuffling they
         # would all be test boards.
-        order_N = rng.permutation(num)
-        parts = dict(zip(SPLITS, np.split(order_N, [settings.generate]), strict=True))
-        for split, rows in parts.items():
+        boards = generated("boards", settings, pairs, shuffle=rng)
+        shape = {"seq_len": settings.side**2, "vocab_size": VOCAB_SIZE}
+        for split, (boards_NS, _) in boards.items():
             num_aug = settings.num_aug if split == "train" else 0
-            write_split(folder / split, boards_NS[rows], num_aug, np.random.default_rng([settings.seed, _AUGMENT]))
-        fingerprints = finish(folder, ["<blank>"], record_of("build_lights_out_dataset", settings))
-    num_train, num_presses_N = settings.generate * (1 + settings.num_aug), presses_NS.sum(1)
-    lines = [
-        f"train  {num_train:,} boards = {settings.generate:,} x (1 + {settings.num_aug} images)",
-        f"test   {settings.generate_test:,} boards",
-        f"labels {num_presses_N.min()} to {num_presses_N.max()} presses, {num_presses_N.mean():.1f} on average",
-        f"tokens padding 0, dark 1, lit 2, leave 3, press 4: vocab_size {VOCAB_SIZE}, seq_len {settings.side**2}",
-    ]
-    return summary(settings.output_dir, started, lines, fingerprints)
+            chunks = _with_images(boards_NS, num_aug, np.random.default_rng([settings.seed, _AUGMENT]))
+            write_boards(folder / split, chunks, groups=len(boards_NS), group_size=1 + num_aug, **shape)
+        num_train = settings.generate * (1 + settings.num_aug)
+        num_presses_N = np.concatenate([presses_NS for _, presses_NS in boards.values()]).sum(1)
+        return ["<blank>"], [
+            f"train  {num_train:,} boards = {settings.generate:,} x (1 + {settings.num_aug} images)",
+            f"test   {settings.generate_test:,} boards",
+            f"labels {num_presses_N.min()} to {num_presses_N.max()} presses, {num_presses_N.mean():.1f} on average",
+            f"tokens padding 0, dark 1, lit 2, leave 3, press 4: vocab_size {VOCAB_SIZE}, seq_len {settings.side**2}",
+        ]
+
+    return build_dataset(PROGRAM, settings, write)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -7,10 +7,9 @@ seed, decide every byte of the dataset. The dataset appears under its name only 
 
 import dataclasses
 import sys
-import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 # A script's modules are looked up in its own folder, dataset/, instead of the folder above.
 if not __package__:
@@ -21,32 +20,30 @@ import numpy as np
 from dataset import puzzle_csv
 from dataset.augment import BOXES, Box, draw_symmetries
 from dataset.builder import (
-    MAX_ROWS,
     SPLITS,
-    SplitWriter,
+    Boards,
     add_sources,
+    build_dataset,
+    builder_parser,
     check_sources,
-    collect,
-    finish,
-    new_dataset,
+    generated,
     progress,
-    record_of,
-    subsample,
-    summary,
+    write_boards,
 )
-from dataset.puzzle_csv import FIX_ROW, NO_TOKEN, Row
+from dataset.puzzle_csv import FIX_ROW, Row
 from dataset.schema import SplitName
 from dataset.sudoku import DIGITS, count_solutions, digits_in_words, generate, valid_solutions
 from dataset.tasks.base import joined
-from utils.arguments import Parser, check_at_least, typed_path
+from utils.arguments import check_at_least
 from utils.errors import UserError
 from utils.shell import run_command
 
+PROGRAM = "build_sudoku_dataset"
 DEFAULT_REPO = "sapientinc/sudoku-extreme"
 AUGMENT_CHUNK_BOARDS = 4096
 # Independent streams of random numbers, so that an option that uses one stream does not change the
 # others.
-_SUBSAMPLE, _AUGMENT, _GENERATE = 0, 1, 2
+_AUGMENT, _GENERATE = 1, 2
 
 EXAMPLES = """
 examples:
@@ -80,13 +77,6 @@ An old dataset in the output folder is replaced once the new dataset is whole.
 """
 
 
-class Boards(NamedTuple):
-    """Puzzles and their solutions as digits, with 0 for a blank, (N, S) uint8 each."""
-
-    questions_NS: np.ndarray
-    solutions_NS: np.ndarray
-
-
 @dataclass(frozen=True)
 class Settings:
     """The options of the command line.
@@ -117,24 +107,16 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     Raises:
         UserError: An option is unknown, malformed or in conflict with another.
     """
-    parser = Parser(
-        "build_sudoku_dataset.py",
-        description="Build a Sudoku dataset. Inputs are puzzles, labels are their solutions.",
-        epilog=EXAMPLES,
+    parser = builder_parser(
+        PROGRAM,
+        "Build a Sudoku dataset. Inputs are puzzles, labels are their solutions.",
+        EXAMPLES,
+        "data/sudoku-extreme-full",
     )
     add = parser.add_argument
-    add(
-        "--output-dir",
-        type=typed_path,
-        metavar="DIR",
-        default=Path("data/sudoku-extreme-full"),
-        help="default: %(default)s",
-    )
     add("--num-aug", type=int, metavar="N", default=0, help="random symmetries of each training puzzle (default: 0)")
-    add("--seed", type=int, metavar="N", default=0, help="seed of all random choices (default: 0)")
     add("--box", choices=list(BOXES), help="rows x columns of a box (default: 3x3, or that of the files)")
-
-    of_files = add_sources(parser, "puzzles", DEFAULT_REPO, "make N training puzzles with unique solutions")
+    of_files, _ = add_sources(parser, "puzzles", DEFAULT_REPO, "make N training puzzles with unique solutions")
     add = of_files.add_argument
     add("--min-difficulty", type=int, metavar="R", help="take only puzzles rated R or more, in both splits")
     add(
@@ -143,123 +125,63 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         default=None,
         help="count the questions with several solutions: at 1,000 or more a second up to side 9",
     )
-
-    add = parser.add_argument_group("with --generate").add_argument
-    add("--generate-test", type=int, metavar="M", help="make M test puzzles (default: a tenth of N, at least 1)")
-
-    return _complete(Settings(**vars(parser.parse_args(argv))))
-
-
-def _complete(settings: Settings) -> Settings:
-    """Check the options against one another, and fill in defaults that depend on other options."""
-    check_at_least(settings, num_aug=0, seed=0, generate=1, generate_test=1, subsample_size=1)
-    of_files, of_generate = ("subsample_size", "min_difficulty", "check_unique"), ("generate_test",)
-    check_sources(settings, "puzzles", of_files=of_files, of_generate=of_generate)
-    if settings.generate is None:
-        source_repo = settings.source_repo or (DEFAULT_REPO if settings.source_dir is None else None)
-        return dataclasses.replace(settings, source_repo=source_repo)
-    generate_test = settings.generate_test or max(1, settings.generate // 10)
-    return dataclasses.replace(settings, generate_test=generate_test, box=settings.box or str(BOXES["3x3"]))
+    settings = Settings(**vars(parser.parse_args(argv)))
+    check_at_least(settings, num_aug=0)
+    settings = check_sources(settings, "puzzles", DEFAULT_REPO, of_files=("min_difficulty", "check_unique"))
+    if settings.generate is not None and settings.box is None:
+        return dataclasses.replace(settings, box="3x3")
+    return settings
 
 
 # --------------------------------------------------------------------------------------------------
-# Where the puzzles come from. Each source gives the boards of both splits
+# Puzzles
 
 
-def load_boards(settings: Settings) -> tuple[Box, dict[SplitName, Boards]]:
-    """Return the shape of the boxes and the puzzles of both splits, before augmentation.
+def load_boards(settings: Settings) -> dict[SplitName, Boards]:
+    """Return the puzzles of both splits as digits, 0 for a blank, before augmentation.
 
     Raises:
         UserError: A file is missing or holds something else than Sudokus.
     """
-    if settings.generate is not None:
-        return _generate(settings)
-    files = puzzle_csv.source_files(settings.source_dir, settings.source_repo)
-    boards = {}
-    for split, file in files.items():
-        box, boards[split] = read_csv(file, settings.min_difficulty)
-        if boards[split].questions_NS.shape[1] != boards["train"].questions_NS.shape[1]:
-            raise UserError(f"{file}: boards have side {box.side}, those of {files['train']} not; give one size")
-        if settings.box not in (None, str(box)):
-            raise UserError(f"{file}: boxes have {box} cells, not --box {settings.box}; correct it or leave it out")
-
-    if settings.subsample_size is not None:
-        rng = np.random.default_rng([settings.seed, _SUBSAMPLE])
-        num = len(boards["train"].questions_NS)
-        rated = "" if settings.min_difficulty is None else f" rated {settings.min_difficulty} or more"
-        chosen = subsample(settings.subsample_size, num, rng, files["train"], f"puzzles{rated}")
-        boards["train"] = Boards(*(array_NS[chosen] for array_NS in boards["train"]))
-    return box, boards
-
-
-def _generate(settings: Settings) -> tuple[Box, dict[SplitName, Boards]]:
-    assert settings.generate is not None and settings.generate_test is not None and settings.box is not None
-    box = BOXES[settings.box]
-    num = settings.generate + settings.generate_test
+    if settings.generate is None:
+        box, least = settings.box, settings.min_difficulty
+        return puzzle_csv.load_boards(settings, "puzzles", lambda file, rows: to_boards(file, rows, box, least))
+    assert settings.box is not None
     rng = np.random.default_rng([settings.seed, _GENERATE])
-    questions_NS, solutions_NS = collect("generating", "puzzles", num, generate(num, box, rng))
+    pairs = generate(settings.generate + (settings.generate_test or 0), BOXES[settings.box], rng)
     # If nearly all symmetry classes are used, rare classes come late. Without shuffling they would
     # all be test puzzles.
-    order = rng.permutation(num)
-    questions_NS, solutions_NS = questions_NS[order], solutions_NS[order]
-    cut = settings.generate
-    return box, {
-        "train": Boards(questions_NS[:cut], solutions_NS[:cut]),
-        "test": Boards(questions_NS[cut:], solutions_NS[cut:]),
-    }
+    return generated("puzzles", settings, pairs, shuffle=rng)
 
 
-def read_csv(file: Path, min_difficulty: int | None = None) -> tuple[Box, Boards]:
-    """Read the boards of a .csv or .csv.gz file, and check every row.
+def _box_with(num_cells: int) -> Box | None:
+    return next((box for box in BOXES.values() if box.num_cells == num_cells), None)
+
+
+def to_boards(
+    file: Path, rows: list[Row], box_of_files: str | None = None, min_difficulty: int | None = None
+) -> Boards:
+    """Convert rows to digits, and check that each answer is a solution of its question.
 
     Args:
-        file: the file.
-        min_difficulty: leave out boards with a lower rating; None: take all.
-
-    Returns:
-        The shape of the boxes, which follows from the number of cells, and the boards.
+        box_of_files: the boxes that the user expects.
+        min_difficulty: leaves out puzzles that are rated lower.
 
     Raises:
-        UserError: A row is malformed, or no board is left. The message names the file and the line.
+        UserError: A row is malformed; the message names the file and the line.
     """
-    box: Box | None = None
-    parts: list[Boards] = []
-    highest = 0
-    with progress(f"reading {file.name}", None, "rows") as bar:
-        for rows in puzzle_csv.read_rows(file):
-            box = box or _box_of(file, rows[0])
-            boards = _to_boards(file, rows, box)
-            if min_difficulty is not None:
-                if rows[0].rating is None:
-                    raise UserError(f"{file}:1: has no column rating; add it, or leave --min-difficulty out")
-                ratings_N = np.array([row.rating for row in rows])
-                highest = max(highest, int(ratings_N.max()))
-                boards = Boards(*(array_NS[ratings_N >= min_difficulty] for array_NS in boards))
-            parts.append(boards)
-            bar.update(len(rows))
-    assert box is not None
-    boards = Boards(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-    if len(boards.questions_NS) == 0:
-        raise UserError(
-            f"{file}: no puzzle is rated {min_difficulty} or more, the highest is {highest}; lower --min-difficulty"
-        )
-    return box, boards
-
-
-def _box_of(file: Path, row: Row) -> Box:
-    for box in BOXES.values():
-        if len(row.question) == box.num_cells:
-            return box
-    sizes = joined([str(box.num_cells) for box in BOXES.values()], "or")
-    raise UserError(
-        f"{file}:{row.line}: the question has {len(row.question)} characters; boards have {sizes}; {FIX_ROW}"
-    )
-
-
-def _to_boards(file: Path, rows: list[Row], box: Box) -> Boards:
-    """Convert rows to digits, and check that each answer is a solution of its question."""
-    questions_NS = _to_digits(file, rows, "question", box, blanks=".0")
-    solutions_NS = _to_digits(file, rows, "answer", box, blanks="")
+    where = f"{file}:{rows[0].line}"
+    box = _box_with(len(rows[0].question))
+    if box is None:
+        sizes = joined([str(each.num_cells) for each in BOXES.values()], "or")
+        raise UserError(f"{where}: the question has {len(rows[0].question)} characters; boards have {sizes}; {FIX_ROW}")
+    if box_of_files not in (None, str(box)):
+        raise UserError(f"{file}: boxes have {box} cells, not --box {box_of_files}; correct it or leave it out")
+    digits = {written: digit for digit, each in enumerate(DIGITS[: box.side], 1) for written in (each, each.lower())}
+    allowed = digits_in_words(box.side)
+    with_blanks = f"{allowed}, and . or 0 for a blank,"
+    questions_NS = puzzle_csv.to_tokens(file, rows, "question", digits | {".": 0, "0": 0}, box.num_cells, with_blanks)
+    solutions_NS = puzzle_csv.to_tokens(file, rows, "answer", digits, box.num_cells, allowed)
     for n in np.flatnonzero(~valid_solutions(solutions_NS, box))[:1]:
         raise UserError(
             f"{file}:{rows[n].line}: the answer is no valid Sudoku with boxes of {box} (rows x columns); {FIX_ROW}"
@@ -270,68 +192,49 @@ def _to_boards(file: Path, rows: list[Row], box: Box) -> Boards:
             f"{file}:{rows[n].line}: the answer has {answered} in cell {cell + 1}, "
             f"but the question has {given}; {FIX_ROW}"
         )
-    return Boards(questions_NS, solutions_NS)
-
-
-def _to_digits(file: Path, rows: list[Row], column: Literal["question", "answer"], box: Box, blanks: str) -> np.ndarray:
-    """Convert the text of a column to digits, (N, S) uint8. The characters of `blanks` mean 0."""
-    digit_of = np.full(256, NO_TOKEN, dtype=np.uint8)
-    digit_of[[ord(blank) for blank in blanks]] = 0
-    for digit, symbol in enumerate(DIGITS[: box.side], start=1):
-        digit_of[[ord(symbol), ord(symbol.lower())]] = digit
-    allowed = digits_in_words(box.side) + (", and . or 0 for a blank," if blanks else "")
-    return puzzle_csv.to_tokens(file, rows, column, digit_of, box.num_cells, allowed)
+    if min_difficulty is None:
+        return Boards(questions_NS, solutions_NS)
+    if rows[0].rating is None:
+        raise UserError(f"{file}:1: has no column rating; add it, or leave --min-difficulty out")
+    hard_N = np.array([row.rating for row in rows]) >= min_difficulty
+    return Boards(questions_NS[hard_N], solutions_NS[hard_N])
 
 
 # --------------------------------------------------------------------------------------------------
 # The dataset
 
 
-def write_split(folder: Path, boards: Boards, box: Box, num_aug: int, rng: np.random.Generator) -> None:
-    """Write one split. Each puzzle becomes a group of 1 + num_aug puzzles, the original first.
-
-    Each puzzle has one example.
-    """
-    num_groups = len(boards.questions_NS)
+def augmented(
+    boards: Boards, box: Box, num_aug: int, rng: np.random.Generator
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield inputs and labels: each puzzle, followed by `num_aug` symmetries of it."""
     group_size = 1 + num_aug
-    num_boards = num_groups * group_size
-    if num_boards > MAX_ROWS:
-        raise UserError(f"{num_boards:,} boards are more than a dataset can index, {MAX_ROWS:,}; lower --num-aug")
-    with (
-        SplitWriter(folder, seq_len=box.num_cells, vocab_size=box.side + 2, num_puzzle_identifiers=1) as writer,
-        progress(folder.name, num_boards, "boards") as bar,
-    ):
-        for start in range(0, num_boards, AUGMENT_CHUNK_BOARDS):
-            group_B, copy_B = np.divmod(np.arange(start, min(start + AUGMENT_CHUNK_BOARDS, num_boards)), group_size)
-            questions_BS, solutions_BS = (array_NS[group_B] for array_NS in boards)
-            if num_aug:
-                # Symmetries are drawn for the originals too, so that board b depends only on the
-                # seed and on b, and not on the size of a chunk.
-                symmetries = draw_symmetries(rng, len(group_B), box)
-                is_original_B1 = copy_B[:, None] == 0
-                questions_BS = np.where(is_original_B1, questions_BS, symmetries.apply(questions_BS))
-                solutions_BS = np.where(is_original_B1, solutions_BS, symmetries.apply(solutions_BS))
-            ones_B = np.ones(len(group_B), np.int32)
-            writer.add(questions_BS + np.uint8(1), solutions_BS + np.uint8(1), ones_B, identifiers_P=0 * ones_B)
-            bar.update(len(group_B))
-        writer.end_groups(np.full(num_groups, group_size))
+    num_boards = len(boards.questions_NS) * group_size
+    for start in range(0, num_boards, AUGMENT_CHUNK_BOARDS):
+        group_B, copy_B = np.divmod(np.arange(start, min(start + AUGMENT_CHUNK_BOARDS, num_boards)), group_size)
+        questions_BS, solutions_BS = (array_NS[group_B] for array_NS in boards)
+        if num_aug:
+            # Symmetries are drawn for the originals too, so that board b depends only on the seed
+            # and on b, and not on the size of a chunk.
+            symmetries = draw_symmetries(rng, len(group_B), box)
+            is_original_B1 = copy_B[:, None] == 0
+            questions_BS = np.where(is_original_B1, questions_BS, symmetries.apply(questions_BS))
+            solutions_BS = np.where(is_original_B1, solutions_BS, symmetries.apply(solutions_BS))
+        yield questions_BS + np.uint8(1), solutions_BS + np.uint8(1)
 
 
-def _describe_solutions(boards: dict[SplitName, Boards], box: Box) -> list[str]:
-    """Return a line for each split on the questions that have several solutions."""
-    lines = []
-    for split, (questions_NS, _) in boards.items():
-        num, first = 0, ""
-        with progress(f"looking for second solutions in {split}", len(questions_NS), "questions") as bar:
-            for start in range(0, len(questions_NS), AUGMENT_CHUNK_BOARDS):
-                chunk_NS = questions_NS[start : start + AUGMENT_CHUNK_BOARDS]
-                several_NS = chunk_NS[count_solutions(chunk_NS, box) > 1]
-                if len(several_NS) and not num:
-                    first = f", the first is {''.join(f'.{DIGITS}'[digit] for digit in several_NS[0])}"
-                num += len(several_NS)
-                bar.update(len(chunk_NS))
-        lines.append(f"check  {num:,} of {len(questions_NS):,} {split} questions have several solutions{first}")
-    return lines
+def _describe_solutions(split: str, questions_NS: np.ndarray, box: Box) -> str:
+    """Return a line on the questions that have several solutions."""
+    num, first = 0, ""
+    with progress(f"looking for second solutions in {split}", len(questions_NS), "questions") as bar:
+        for start in range(0, len(questions_NS), AUGMENT_CHUNK_BOARDS):
+            chunk_NS = questions_NS[start : start + AUGMENT_CHUNK_BOARDS]
+            several_NS = chunk_NS[count_solutions(chunk_NS, box) > 1]
+            if len(several_NS) and not num:
+                first = f", the first is {''.join(f'.{DIGITS}'[digit] for digit in several_NS[0])}"
+            num += len(several_NS)
+            bar.update(len(chunk_NS))
+    return f"check  {num:,} of {len(questions_NS):,} {split} questions have several solutions{first}"
 
 
 def build(settings: Settings) -> str:
@@ -340,24 +243,29 @@ def build(settings: Settings) -> str:
     Raises:
         UserError: The input is bad, or the folder can't be written. No new dataset is left then.
     """
-    started = time.perf_counter()
-    with new_dataset(settings.output_dir) as folder:
-        box, boards = load_boards(settings)
-        unique = _describe_solutions(boards, box) if settings.check_unique else []
-        for split in SPLITS:
+
+    def write(folder: Path) -> tuple[list[str], list[str]]:
+        boards = load_boards(settings)
+        box = _box_with(boards["train"].questions_NS.shape[1])
+        assert box is not None
+        shape = {"seq_len": box.num_cells, "vocab_size": box.side + 2}
+        checked = boards.items() if settings.check_unique else ()
+        unique = [_describe_solutions(split, of_split.questions_NS, box) for split, of_split in checked]
+        for split, of_split in boards.items():
             num_aug = settings.num_aug if split == "train" else 0
             rng = np.random.default_rng([settings.seed, _AUGMENT])
-            write_split(folder / split, boards[split], box, num_aug, rng)
-        fingerprints = finish(folder, ["<blank>"], record_of("build_sudoku_dataset", settings))
-    num_train, num_test = (len(boards[split].questions_NS) for split in SPLITS)
-    num_boards = num_train * (1 + settings.num_aug)
-    lines = [
-        f"train  {num_boards:,} boards = {num_train:,} puzzles x (1 + {settings.num_aug:,} augmentations)",
-        f"test   {num_test:,} boards",
-        f"tokens padding 0, blank 1, digits from 2: vocab_size {box.side + 2}, seq_len {box.num_cells}",
-        *unique,
-    ]
-    return summary(settings.output_dir, started, lines, fingerprints)
+            chunks = augmented(of_split, box, num_aug, rng)
+            write_boards(folder / split, chunks, groups=len(of_split.questions_NS), group_size=1 + num_aug, **shape)
+        num_train, num_test = (len(boards[split].questions_NS) for split in SPLITS)
+        num_boards = num_train * (1 + settings.num_aug)
+        return ["<blank>"], [
+            f"train  {num_boards:,} boards = {num_train:,} puzzles x (1 + {settings.num_aug:,} augmentations)",
+            f"test   {num_test:,} boards",
+            f"tokens padding 0, blank 1, digits from 2: vocab_size {box.side + 2}, seq_len {box.num_cells}",
+            *unique,
+        ]
+
+    return build_dataset(PROGRAM, settings, write)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -21,22 +21,21 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).absolute().parents[1])
 
-import numpy as np
 
-from dataset.builder import SPLITS, new_dataset, progress, record_of, summary, write_fingerprints
+from dataset.builder import SPLITS, builder_parser, new_dataset, progress, record_of, summary, write_fingerprints
 from dataset.schema import SplitName
-from dataset.tasks.base import count
 from dataset.text.generated import generate
 from dataset.text.schema import check_text_contents, open_text_split
 from dataset.text.sources import Document, files_of, read_documents, require_separator
 from dataset.text.tokenizer import LEAST_BPE, ByteTokenizer, FileTokenizer, Tokenizer, train_bpe
 from dataset.text.writer import TextSplitWriter
-from utils.arguments import Parser, check_at_least, check_exclusive, typed_path
+from utils.arguments import check_at_least, check_exclusive, typed_path
 from utils.errors import UserError
 from utils.shell import run_command
 from utils.terminal import tell
 from utils.text import one_line
 
+PROGRAM = "build_text_dataset"
 DEFAULT_TEST_SHARE, DEFAULT_NUM = 0.05, 1000
 # So many bytes of text go to the tokenizer at a time. It uses all cores for them.
 BATCH_BYTES = 1 << 20
@@ -57,17 +56,9 @@ examples:
   python dataset/build_text_dataset.py --output-dir data/problems \\
       --source train.jsonl --test-source test.jsonl --max-len 512
 
-  # several files, and a tokenizer of 8,192 tokens that is trained on them
-  python dataset/build_text_dataset.py --output-dir data/mixed \\
-      --source stories.jsonl.gz articles.csv notes.txt --train-bpe 8192
-
   # problems in words, 10,000 of each task (pip install -r requirements-text.txt)
   python dataset/build_text_dataset.py --output-dir data/reasoning \\
       --generate basic_arithmetic number_sorting mini_sudoku --generate-num 10000
-
-  # a book and problems in one dataset
-  python dataset/build_text_dataset.py --output-dir data/mixed --max-len 512 --source book.txt \\
-      --generate basic_arithmetic number_sorting --generate-num 10000 --skip-long
 
   # a folder, whose plain texts have a line between their documents
   python dataset/build_text_dataset.py --output-dir data/stories --source stories \\
@@ -111,20 +102,15 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     Raises:
         UserError: An option is unknown, malformed or in conflict with another.
     """
-    parser = Parser(
-        "build_text_dataset.py",
-        description="Build a dataset of text, of problems with answers in text, or of both.",
-        epilog=EXAMPLES,
-    )
+    description = "Build a dataset of text, of problems with answers in text, or of both."
+    parser = builder_parser(PROGRAM, description, EXAMPLES, "data/text")
     add = parser.add_argument
-    add("--output-dir", type=typed_path, metavar="DIR", default=Path("data/text"), help="default: %(default)s")
     add("--source", type=typed_path, metavar="FILE", nargs="+", help="text, .jsonl, .csv, .tsv, or folders")
     add("--separator", metavar="TEXT", help="what divides the documents of plain text, such as '<|endoftext|>'")
     add("--generate", metavar="TASK", nargs="+", help="problems of these tasks of reasoning-gym")
     add("--generate-num", type=int, metavar="N", help=f"problems of each task (default: {DEFAULT_NUM:,})")
     add("--max-len", type=int, metavar="N", default=1024, help="most tokens to read of a sample (default: %(default)s)")
     add("--skip-long", action="store_true", help="leave out problems that are longer, instead of refusing them")
-    add("--seed", type=int, metavar="N", default=0, help="seed of the split (default: 0)")
 
     add = parser.add_argument_group("what is for testing (one of these)").add_argument
     add("--test-share", type=float, metavar="X", help=f"share of the documents (default: {DEFAULT_TEST_SHARE})")
@@ -140,8 +126,6 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         raise UserError(f"--seed is {settings.seed}; give a number below 2^64")
     if settings.separator == "":
         raise UserError("--separator is empty; give the text between two documents, or leave it out")
-    if twice := [each for each, num in Counter(settings.generate or []).items() if num > 1]:
-        raise UserError(f"--generate names {twice[0]} more than once; name it once")
     check_exclusive(settings, "test_share", "test_source")
     check_exclusive(settings, "tokenizer", "train_bpe")
     if settings.test_share is not None and not 0 < settings.test_share < 1:
@@ -287,7 +271,7 @@ def _characters(document: Document, text: bytes) -> bytes:
 def write_splits(folder: Path, settings: Settings, tokenizer: Tokenizer, left_out: Counter[str]) -> list[str]:
     """Write both splits, and return lines that describe them."""
     tasks: dict[str, int] = {}
-    num_marked, first_marked = 0, ""
+    first_marked = ""
     with ExitStack() as stack:
         writers: dict[SplitName, TextSplitWriter] = {
             split: stack.enter_context(TextSplitWriter(folder / split, tokenizer, settings.max_len)) for split in SPLITS
@@ -297,8 +281,8 @@ def write_splits(folder: Path, settings: Settings, tokenizer: Tokenizer, left_ou
             if settings.tokenizer or settings.train_bpe:
                 for _, document in batch:
                     _characters(document, document.text)  # JSON and CSV have been decoded already
-            marked = [document.place for _, document in batch if END_OF_TEXT.encode() in document.text]
-            num_marked, first_marked = num_marked + len(marked), first_marked or "".join(marked[:1])
+            marked = (document.place for _, document in batch if END_OF_TEXT.encode() in document.text)
+            first_marked = first_marked or next(marked, "")
             instructions = tokenizer.encode([document.instruction or b"" for _, document in batch])
             texts = tokenizer.encode([document.text for _, document in batch])
             for (split, document), instruction, text in zip(batch, instructions, texts, strict=True):
@@ -313,57 +297,33 @@ def write_splits(folder: Path, settings: Settings, tokenizer: Tokenizer, left_ou
                         f"{document.place}: the tokenizer has no token for this text or response; give another "
                         "--tokenizer, or leave it out to read bytes"
                     )
-                if _fits(writers[split], document, instruction, text, settings, left_out):
-                    _add(writers[split], document, instruction, text, task)
+                writer = writers[split]
+                if document.instruction is None:
+                    writer.add_text(text, task)
+                elif (length := writer.problem_len(instruction, text)) <= settings.max_len:
+                    writer.add_problem(instruction, text, task)
+                elif settings.skip_long:
+                    left_out["longer than --max-len"] += 1
+                else:
+                    raise UserError(
+                        f"{document.place}: the problem reads {length:,} tokens, above --max-len {settings.max_len:,}; "
+                        "raise it, or add --skip-long to leave such problems out"
+                    )
             bar.update(len(batch))
-    if num_marked and settings.separator != END_OF_TEXT:
+    if first_marked and settings.separator != END_OF_TEXT:
         tell(
-            f"note: {END_OF_TEXT} is read as text in {count(num_marked, 'document')}, first in {first_marked}; "
-            f"--separator '{END_OF_TEXT}' divides plain text there"
+            f"note: {END_OF_TEXT} is read as text, first in {first_marked}; --separator '{END_OF_TEXT}' divides plain "
+            "text there"
         )
     for split, writer in writers.items():
         if not writer.num_samples:
-            raise UserError(f"no document is for {split}ing; {_how_to_fill(split, settings, left_out)}")
+            others = "".join(f" ({num:,} {why} are left out)" for why, num in left_out.items())
+            raise UserError(f"no document is for {split}ing{others}; give more documents that differ, or --test-source")
         writer.describe(list(tasks))
     return [
         f"{split:<6} {writer.num_documents:,} documents, {writer.num_samples:,} samples, {writer.num_tokens:,} tokens"
         for split, writer in writers.items()
     ]
-
-
-def _how_to_fill(split: SplitName, settings: Settings, left_out: Counter[str]) -> str:
-    if left_out:
-        counts = " and ".join(f"{num:,} {why}" for why, num in left_out.items())
-        return f"left out are {counts}; give other documents, or raise --max-len"
-    if settings.test_source is not None:
-        return "give files with other documents"
-    return "there is one document, or all have the same text or instruction; give more documents, or --test-source"
-
-
-def _fits(
-    writer: TextSplitWriter,
-    document: Document,
-    instruction: np.ndarray,
-    text: np.ndarray,
-    settings: Settings,
-    left_out: Counter[str],
-) -> bool:
-    if document.instruction is None or (length := writer.problem_len(instruction, text)) <= settings.max_len:
-        return True
-    if not settings.skip_long:
-        raise UserError(
-            f"{document.place}: the problem reads {length:,} tokens, above --max-len {settings.max_len:,}; raise it, "
-            "or add --skip-long to leave such problems out"
-        )
-    left_out["longer than --max-len"] += 1
-    return False
-
-
-def _add(writer: TextSplitWriter, document: Document, instruction: np.ndarray, text: np.ndarray, task: int) -> None:
-    if document.instruction is None:
-        writer.add_text(text, task)
-    else:
-        writer.add_problem(instruction, text, task)
 
 
 def build(settings: Settings) -> str:
@@ -388,7 +348,7 @@ def build(settings: Settings) -> str:
         # This is the code with which training reads the dataset.
         splits = {split: open_text_split(folder, split) for split in SPLITS}
         fingerprints = {split: check_text_contents(opened) for split, opened in splits.items()}
-        write_fingerprints(folder, fingerprints, record_of("build_text_dataset", settings))
+        write_fingerprints(folder, fingerprints, record_of(PROGRAM, settings))
     special = tokenizer.special_tokens
     kinds = "bytes" if settings.tokenizer is None and settings.train_bpe is None else "tokenizer.json"
     lines += [

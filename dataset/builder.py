@@ -14,17 +14,17 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
 from dataset.schema import DatasetMetadata, SplitName, check_contents, open_split
 from dataset.tasks.base import joined
-from utils.arguments import Parser, check_exclusive, given, typed_path
+from utils.arguments import Parser, check_at_least, check_exclusive, given, typed_path
 from utils.errors import UserError
 from utils.files import remove_replaced
 from utils.terminal import tell
@@ -38,14 +38,30 @@ MAX_ROWS = 2**31 - 1
 # Command line
 
 
-def add_sources(parser: Parser, unit: str, default_repo: str, generate_help: str) -> "argparse._ArgumentGroup":
+def builder_parser(program: str, description: str, examples: str, output_dir: str, seed: int = 0) -> Parser:
+    """Return a parser with the options that all builders have: --output-dir and --seed.
+
+    Args:
+        output_dir, seed: the defaults.
+    """
+    parser = Parser(f"{program}.py", description=description, epilog=examples)
+    add = parser.add_argument
+    add("--output-dir", type=typed_path, metavar="DIR", default=Path(output_dir), help="default: %(default)s")
+    add("--seed", type=int, metavar="N", default=seed, help="seed of all random choices (default: %(default)s)")
+    return parser
+
+
+Group = argparse._ArgumentGroup
+
+
+def add_sources(parser: Parser, unit: str, default_repo: str, generate_help: str) -> tuple[Group, Group]:
     """Add the options that say where puzzles come from.
 
     Args:
         unit: the word for the puzzles, such as "mazes".
 
     Returns:
-        The group for options that apply to puzzles from files.
+        The groups for options that apply to puzzles from files, and to generated puzzles.
     """
     add = parser.add_argument_group(f"where the {unit} come from (one of these)").add_argument
     add("--source-repo", metavar="REPO", help=f"data set on the Hugging Face Hub (default: {default_repo})")
@@ -55,18 +71,43 @@ def add_sources(parser: Parser, unit: str, default_repo: str, generate_help: str
     of_files.add_argument(
         "--subsample-size", type=int, metavar="N", help=f"draw N of the training {unit} (default: all)"
     )
-    return of_files
+    of_generate = parser.add_argument_group("with --generate")
+    add_generate_test(of_generate, unit)
+    return of_files, of_generate
 
 
-def check_sources(settings: object, unit: str, *, of_files: Sequence[str], of_generate: Sequence[str]) -> None:
-    """Raise UserError if two sources were given, or an option that does not apply to the source."""
+def add_generate_test(group: argparse._ActionsContainer, unit: str) -> None:
+    text = f"make M test {unit} (default: a tenth of N, at least 1)"
+    group.add_argument("--generate-test", type=int, metavar="M", help=text)
+
+
+Settings = TypeVar("Settings", bound=Any)
+"""The options of a builder, a dataclass."""
+
+
+def check_sources(
+    settings: Settings, unit: str, default_repo: str, *, of_files: Sequence[str] = (), of_generate: Sequence[str] = ()
+) -> Settings:
+    """Check the options of `add_sources`, and fill in the defaults that depend on other options.
+
+    Args:
+        of_files, of_generate: further options that apply to one kind of source.
+
+    Raises:
+        UserError: Two sources were given, an option that does not apply to the source, or a number
+            that is too small.
+    """
+    check_at_least(settings, seed=0, generate=1, generate_test=1, subsample_size=1)
     check_exclusive(settings, "source_repo", "source_dir", "generate")
-    if given(settings, "generate"):
-        for option in given(settings, *of_files):
+    if settings.generate is not None:
+        for option in given(settings, "subsample_size", *of_files):
             raise UserError(f"{option} is for {unit} from files, not for --generate; leave it out")
-    else:
-        for option in given(settings, *of_generate):
-            raise UserError(f"{option} needs --generate; add --generate N or leave {option} out")
+        return dataclasses.replace(settings, generate_test=settings.generate_test or max(1, settings.generate // 10))
+    for option in given(settings, "generate_test", *of_generate):
+        raise UserError(f"{option} needs --generate; add --generate N or leave {option} out")
+    if settings.source_dir is None:
+        return dataclasses.replace(settings, source_repo=settings.source_repo or default_repo)
+    return settings
 
 
 # Files and pipes get a line so often. A stage that takes less time prints none.
@@ -89,55 +130,45 @@ class _Lines:
 
 def progress(what: str, total: int | None, unit: str) -> "tqdm[NoReturn]":
     """Return a progress bar. On a file or pipe it prints plain lines, and none in a short time."""
-    unit_scale = total is None or total >= 10_000
-    if sys.stderr.isatty():
-        return tqdm(desc=what, total=total, unit=f" {unit}", unit_scale=unit_scale)
-    return tqdm(
-        desc=what,
-        total=total,
-        unit=f" {unit}",
-        unit_scale=unit_scale,
-        delay=_LINE_EVERY_S,
-        mininterval=_LINE_EVERY_S,
-        bar_format="{desc}: {n_fmt}" + (" of {total_fmt}" if total is not None else "") + "{unit} after {elapsed}",
-        file=_Lines(),
-    )
+    options: dict[str, Any] = {"desc": what, "total": total, "unit": f" {unit}"}
+    if not sys.stderr.isatty():
+        of_total = " of {total_fmt}" if total is not None else ""
+        options |= {"file": _Lines(), "bar_format": f"{{desc}}: {{n_fmt}}{of_total}{{unit}} after {{elapsed}}"}
+        options |= {"delay": _LINE_EVERY_S, "mininterval": _LINE_EVERY_S}
+    return tqdm(**options, unit_scale=total is None or total >= 10_000)
 
 
 # --------------------------------------------------------------------------------------------------
 # Puzzles and their solutions
 
 
-def collect(what: str, unit: str, num: int, pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, ...]:
-    """Return the puzzles and the solutions that a generator yields, (num, S) each.
+class Boards(NamedTuple):
+    """Puzzles and their solutions, (N, S) uint8 each."""
 
-    A progress bar shows how many are done.
+    questions_NS: np.ndarray
+    answers_NS: np.ndarray
+
+
+def generated(
+    unit: str, settings: Any, pairs: Iterable[tuple[np.ndarray, np.ndarray]], shuffle: np.random.Generator | None = None
+) -> dict[SplitName, Boards]:
+    """Return the puzzles that a generator yields, divided into the splits.
 
     Args:
-        what, unit: the words of the progress bar, such as "generating" and "mazes".
-        num: the number of puzzles that the generator yields.
-        pairs: the generator.
+        settings: `generate` and `generate_test` are the numbers of puzzles.
+        pairs: the generator of puzzles with their solutions.
+        shuffle: random numbers that order the puzzles before they are divided.
     """
+    num = settings.generate + settings.generate_test
     collected = []
-    with progress(what, num, unit) as bar:
+    with progress("generating", num, unit) as bar:
         for pair in pairs:
             collected.append(pair)
             bar.update()
-    return tuple(np.stack(column) for column in zip(*collected, strict=True))
-
-
-def subsample(size: int, num: int, rng: np.random.Generator, file: Path, what: str) -> np.ndarray:
-    """Draw `size` of the numbers 0 to num - 1, none of them twice.
-
-    Args:
-        file, what: the file of the puzzles and the word for them, for the message.
-
-    Raises:
-        UserError: There are fewer than `size` numbers.
-    """
-    if size > num:
-        raise UserError(f"{file}: --subsample-size is {size}, but there are {num} {what}; lower it")
-    return rng.choice(num, size, replace=False)
+    arrays = [np.stack(column) for column in zip(*collected, strict=True)]
+    order_N = np.arange(num) if shuffle is None else shuffle.permutation(num)
+    parts = zip(SPLITS, np.split(order_N, [settings.generate]), strict=True)
+    return {split: Boards(*(array_NS[rows] for array_NS in arrays)) for split, rows in parts}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -217,14 +248,11 @@ def _check_replaceable(target: Path, shown: Path) -> None:
     """
     if not target.exists():
         return
-    if not target.is_dir():
-        raise UserError(f"{shown} is a file; choose another --output-dir")
     ours = {*SPLITS, "identifiers.json", "fingerprint.json", "test_puzzles.json", "tokenizer.json"}
-    others = sorted(entry.name for entry in target.iterdir() if entry.name not in ours)
+    others = sorted(entry.name for entry in target.iterdir() if entry.name not in ours) if target.is_dir() else [""]
     if others:
-        raise UserError(f"{shown} holds {others[0]}, which is no part of a dataset; choose another --output-dir")
-    is_dataset = any((target / split / "dataset.json").is_file() for split in SPLITS)
-    if any(target.iterdir()) and not is_dataset:
+        raise UserError(f"{shown / others[0]} is no part of a dataset; choose another --output-dir")
+    if any(target.iterdir()) and not any((target / split / "dataset.json").is_file() for split in SPLITS):
         raise UserError(f"{shown} is neither empty nor a dataset; choose another --output-dir")
 
 
@@ -282,10 +310,8 @@ class SplitWriter:
     and each puzzle must be in a group.
     """
 
-    def __init__(
-        self, folder: Path, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int, set_name: str = "all"
-    ) -> None:
-        self._folder, self._set_name = folder, set_name
+    def __init__(self, folder: Path, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> None:
+        self._folder = folder
         self._seq_len, self._vocab_size, self._num_identifiers = seq_len, vocab_size, num_puzzle_identifiers
         self._num_rows = self._num_puzzles = self._num_grouped = self._num_groups = 0
 
@@ -302,22 +328,14 @@ class SplitWriter:
         return self
 
     def _open(self, array: str, dtype: type[np.generic], *row_shape: int) -> ArrayFile:
-        file = ArrayFile(self._folder / f"{self._set_name}__{array}.npy", np.dtype(dtype), *row_shape)
+        file = ArrayFile(self._folder / f"all__{array}.npy", np.dtype(dtype), *row_shape)
         self._files.callback(file.close)
         return file
 
     def add(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, sizes_P: np.ndarray, identifiers_P: np.ndarray) -> None:
-        """Append the examples of P puzzles.
-
-        The first sizes_P[0] rows are the examples of the first puzzle, and so on.
-
-        Raises:
-            UserError: There are more rows than a dataset can index.
-        """
+        """Append the examples of P puzzles. The first puzzle has the first sizes_P[0] rows."""
         assert inputs_NS.dtype == labels_NS.dtype == np.uint8 and inputs_NS.shape == labels_NS.shape
         assert len(sizes_P) == len(identifiers_P) and sizes_P.sum() == len(inputs_NS)
-        if self._num_rows + len(inputs_NS) > MAX_ROWS:
-            raise UserError(f"{self._folder.name}: a dataset indexes {MAX_ROWS:,} examples at most; augment less")
         self._inputs.append(inputs_NS)
         self._labels.append(labels_NS)
         self._identifiers.append(identifiers_P)
@@ -350,9 +368,61 @@ class SplitWriter:
             num_puzzle_identifiers=self._num_identifiers,
             total_groups=self._num_groups,
             mean_puzzle_examples=self._num_rows / self._num_puzzles,
-            sets=[self._set_name],
+            sets=["all"],
         )
         (self._folder / "dataset.json").write_text(metadata.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def require_index(num_rows: int, lower: str) -> None:
+    """Raise UserError if a dataset can't index so many examples. `lower` is the option to lower."""
+    if num_rows > MAX_ROWS:
+        raise UserError(f"{num_rows:,} examples are more than a dataset can index, {MAX_ROWS:,}; lower {lower}")
+
+
+def write_boards(
+    folder: Path,
+    chunks: Iterable[tuple[np.ndarray, np.ndarray]],
+    *,
+    groups: int,
+    group_size: int,
+    seq_len: int,
+    vocab_size: int,
+) -> None:
+    """Write a split of puzzles without identifiers, each of which has one example.
+
+    Args:
+        folder: the folder of the split, which must not exist yet.
+        chunks: inputs and labels (N, S) of the puzzles, group after group.
+        groups, group_size: the number of groups, and of the puzzles in each.
+    """
+    require_index(groups * group_size, "--num-aug")
+    with (
+        SplitWriter(folder, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=1) as writer,
+        progress(folder.name, groups * group_size, "boards") as bar,
+    ):
+        for inputs_NS, labels_NS in chunks:
+            ones_N = np.ones(len(inputs_NS), np.int32)
+            writer.add(inputs_NS, labels_NS, ones_N, identifiers_P=0 * ones_N)
+            bar.update(len(inputs_NS))
+        writer.end_groups(np.full(groups, group_size))
+
+
+def build_dataset(program: str, settings: Any, write: Callable[[Path], tuple[Iterable[str], Sequence[str]]]) -> str:
+    """Build a dataset of puzzles in the place of `settings.output_dir`, and return a summary.
+
+    Args:
+        program: the name of the builder, for the record.
+        write: writes both splits into a folder, and returns the names of the puzzle identifiers
+            and lines for the summary.
+
+    Raises:
+        UserError: The input is bad, or the folder can't be written. No new dataset is left then.
+    """
+    started = time.perf_counter()
+    with new_dataset(settings.output_dir) as folder:
+        names, lines = write(folder)
+        fingerprints = finish(folder, names, record_of(program, settings))
+    return summary(settings.output_dir, started, lines, fingerprints)
 
 
 def finish(folder: Path, identifiers: Iterable[str], builder: dict[str, object]) -> dict[SplitName, str]:

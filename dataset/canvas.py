@@ -47,14 +47,8 @@ class Corner:
         row, column = np.divmod(np.arange(self.side**2), self.side)
         return row * self.canvas_side + column
 
-    def place(self, boards_NS: np.ndarray, outside: int) -> np.ndarray:
+    def place(self, boards_NS: torch.Tensor, outside: int) -> torch.Tensor:
         """Return boards on the canvas, (N, C), with `outside` in every other cell."""
-        canvas_NC = np.full((len(boards_NS), self.canvas_side**2), outside, boards_NS.dtype)
-        canvas_NC[:, self.cells_S] = boards_NS
-        return canvas_NC
-
-    def place_on_device(self, boards_NS: torch.Tensor, outside: int) -> torch.Tensor:
-        """As `place`, for a tensor."""
         side, small = self.canvas_side, self.side
         canvas_NLL = boards_NS.new_full((len(boards_NS), side, side), outside)
         canvas_NLL[:, :small, :small] = boards_NS.unflatten(-1, (small, small))

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from dataset.arc_votes import ArcVotes
 from dataset.schema import Split
 from dataset.tasks import TASKS, task_of_set, task_of_shape
-from dataset.tasks.base import BoardTask, Votes
+from dataset.tasks.base import BoardTask
 from utils.batch import Batch
 from utils.errors import UserError
 from utils.ranks.world import World
@@ -35,7 +36,7 @@ class Evaluators:
     def __init__(
         self,
         judges: Sequence[BoardTask],
-        votes: Votes | None = None,
+        votes: ArcVotes | None = None,
         of_sets: Mapping[str, Sequence[BoardTask]] | None = None,
     ) -> None:
         self._judges, self._votes, self._of_sets = judges, votes, of_sets or {}
@@ -104,14 +105,14 @@ def build_evaluators(names: Sequence[EvaluatorName], split: Split) -> Evaluators
     seq_len, vocab_size = split.metadata.seq_len, split.metadata.vocab_size
     task = task_of_shape(seq_len, vocab_size)
     judges: list[BoardTask] = []
-    votes: Votes | None = None
+    votes: ArcVotes | None = None
     for kind in (kinds[name] for name in dict.fromkeys(names)):
-        if kind.lets_vote:
-            votes = kind.votes(split)
-        elif isinstance(task, kind):
-            judges.append(task)
-        else:
+        if not isinstance(task, kind):
             raise UserError(f"{split.path} has {seq_len} tokens of {vocab_size} kinds, {kind.wrong_shape}")
+        if kind.lets_vote:
+            votes = ArcVotes(split)
+        else:
+            judges.append(task)
     of_sets: dict[str, list[BoardTask]] = {}
     for name in _smaller_sets(split):
         own = task_of_set(split, name)

@@ -162,8 +162,8 @@ class _ResidentPart:
         if self._corner is None:
             return {"inputs": inputs_BS, "labels": labels_BS}
         return {
-            "inputs": self._corner.place_on_device(inputs_BS, PADDING),
-            "labels": self._corner.place_on_device(labels_BS, IGNORE_LABEL),
+            "inputs": self._corner.place(inputs_BS, PADDING),
+            "labels": self._corner.place(labels_BS, IGNORE_LABEL),
         }
 
 
@@ -260,7 +260,8 @@ def _read(puzzle_set: PuzzleSet, rows: np.ndarray, ignore_label_id: int | None) 
     if ignore_label_id is not None:
         labels[labels == ignore_label_id] = IGNORE_LABEL
     if (corner := puzzle_set.corner) is not None:
-        inputs, labels = corner.place(inputs, PADDING), corner.place(labels, IGNORE_LABEL)
+        inputs = corner.place(torch.from_numpy(inputs), PADDING).numpy()
+        labels = corner.place(torch.from_numpy(labels), IGNORE_LABEL).numpy()
     puzzles = np.searchsorted(puzzle_set.puzzle_indices, rows, side="right") - 1
     return {
         "inputs": inputs,

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from dataset.transforms import NUM_TRANSFORMS, transformed
-from utils.errors import UserError
 
 PADDING, WALL, BLANK, START, GOAL, PATH = range(6)
 VOCAB_SIZE = 6
@@ -30,23 +29,6 @@ MIN_SIDE, MAX_SIDE = 6, 40
 # The number of candidates for new mazes that are drawn at a time, and the range of their shares of
 # walls. With this range hard mazes have 37 % walls on average, as the published mazes do.
 _CANDIDATES, _LEAST_WALLS, _MOST_WALLS = 8192, 0.32, 0.45
-
-
-def to_tokens(text: str) -> np.ndarray:
-    """Convert a text of S characters to tokens, (S,) uint8.
-
-    Raises:
-        UserError: A character is not one of a maze.
-    """
-    tokens = [SYMBOLS.find(character, 1) for character in text]
-    if -1 in tokens:
-        cell = tokens.index(-1)
-        raise UserError(f"{text[cell]!r} in cell {cell + 1} is no part of a maze; use '#', blank, S, G and o")
-    return np.array(tokens, np.uint8)
-
-
-def to_text(tokens_S: np.ndarray) -> str:
-    return "".join(SYMBOLS[token] for token in tokens_S.tolist())
 
 
 def side_of(num_cells: int) -> int | None:

@@ -73,22 +73,7 @@ class Cell:
     is_outside: bool = False
 
 
-def _sudoku_cell(token: int, question: int) -> Cell:
-    return Cell(text=DIGITS[token - 2] if token > 1 else "", is_given=question > 1)
-
-
 _MAZE_GROUNDS = {0: _LINE, 1: "#3a4250", 2: _WHITE, 3: "#0b7a55", 4: "#8a3ffc", 5: "#7db4f5"}
-
-
-def _maze_cell(token: int, question: int) -> Cell:
-    return Cell(ground=_MAZE_GROUNDS.get(token, GREY))
-
-
-def _lights_out_cell(token: int, question: int) -> Cell:
-    """Return the lamp as the puzzle has it, with a dot for a press."""
-    return Cell(text="●" if token == 4 else "", ground="#f8d68a" if question == 2 else _WHITE)
-
-
 _ARC_GROUNDS = (
     *("#000000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00"),
     *("#aaaaaa", "#f012be", "#ff851b", "#7fdbff", "#870c25"),
@@ -102,16 +87,24 @@ def _arc_cell(token: int, question: int) -> Cell:
     return Cell(is_outside=True)
 
 
-def _number_cell(token: int, question: int) -> Cell:
-    return Cell(text=str(token) if token >= 0 else "", is_given=token == question)
-
-
 KINDS: dict[str, tuple[Callable[[int, int], Cell], str]] = {
-    "sudoku": (_sudoku_cell, "bold: given, blue: the model's, red: wrong"),
-    "maze": (_maze_cell, "green: start, violet: goal, blue: path, ×: wrong"),
-    "lights_out": (_lights_out_cell, "yellow: lit, ●: press, red: wrong"),
+    "sudoku": (
+        lambda token, question: Cell(DIGITS[token - 2] if token > 1 else "", is_given=question > 1),
+        "bold: given, blue: the model's, red: wrong",
+    ),
+    "maze": (
+        lambda token, question: Cell(ground=_MAZE_GROUNDS.get(token, GREY)),
+        "green: start, violet: goal, blue: path, ×: wrong",
+    ),
+    "lights_out": (
+        lambda token, question: Cell("●" if token == 4 else "", "#f8d68a" if question == 2 else _WHITE),
+        "yellow: lit, ●: press, red: wrong",
+    ),
     "arc": (_arc_cell, "×: wrong"),
-    "numbers": (_number_cell, "bold: as in the puzzle, blue: the model's, red: wrong"),
+    "numbers": (
+        lambda token, question: Cell(str(token) if token >= 0 else "", is_given=token == question),
+        "bold: as in the puzzle, blue: the model's, red: wrong",
+    ),
 }
 """For each kind of board, the look of a cell (from its token, and the puzzle's), and a legend."""
 
@@ -120,30 +113,18 @@ KINDS: dict[str, tuple[Callable[[int, int], Cell], str]] = {
 
 
 @dataclass(frozen=True)
-class Window:
-    """The part of a board that is shown."""
-
-    top: int
-    left: int
-    num_rows: int
-    num_columns: int
-
-
-@dataclass(frozen=True)
 class Board:
     """A board as it is drawn.
 
     Attributes:
         title: the lines above the board.
-        cells: the looks of the cells, row by row.
-        wrong_S: the cells to mark as wrong, bool; None if the board is no answer of the model.
-        window: the part that is shown.
+        cells_RC: the looks of the cells.
+        wrong_RC: the cells to mark as wrong, bool; None if the board is no answer of the model.
     """
 
     title: str
-    cells: list[Cell]
-    wrong_S: np.ndarray | None
-    window: Window
+    cells_RC: np.ndarray
+    wrong_RC: np.ndarray | None = None
 
 
 def _cells_of(drawing: Drawing, tokens_S: np.ndarray, question_S: np.ndarray) -> list[Cell]:
@@ -163,34 +144,39 @@ def _inside(cells: list[Cell]) -> np.ndarray:
     return np.array([not cell.is_outside for cell in cells])
 
 
-def _window_of(drawing: Drawing, shown_S: np.ndarray) -> Window:
-    """Return the smallest part with all cells to show, or the whole board if there are none."""
-    rows_N, columns_N = np.divmod(np.flatnonzero(shown_S), drawing["columns"])
-    if not len(rows_N):
-        return Window(0, 0, drawing["rows"], drawing["columns"])
-    top, left = int(rows_N.min()), int(columns_N.min())
-    return Window(top, left, int(rows_N.max()) - top + 1, int(columns_N.max()) - left + 1)
+def _board(
+    drawing: Drawing, title: str, cells: list[Cell], shown_S: np.ndarray, wrong_S: np.ndarray | None = None
+) -> Board:
+    """Return a board, cropped to the smallest part with all cells to show if there are any."""
+    shape = drawing["rows"], drawing["columns"]
+
+    def grid(values: Any, empty: Any) -> np.ndarray:
+        values_RC = np.full(shape, empty)
+        values_RC.reshape(-1)[: len(values)] = values  # a board in lines may end within a line
+        if not shown_S.any():
+            return values_RC
+        places = np.divmod(np.flatnonzero(shown_S), shape[1])
+        return values_RC[tuple(slice(axis.min(), axis.max() + 1) for axis in places)]
+
+    return Board(title, grid(cells, Cell()), None if wrong_S is None else grid(wrong_S, False))
 
 
 def _draw_board(axis: Any, drawing: Drawing, board: Board, cell_points: float) -> None:
-    """Draw the window of a board from the axis' origin, with lines, texts and marks.
+    """Draw a board from the axis' origin, with lines, texts and marks.
 
     Args:
         cell_points: the side of a cell in points.
     """
-    rows, columns = board.window.num_rows, board.window.num_columns
-    has_text = any(cell.text for cell in board.cells)
+    rows, columns = board.cells_RC.shape
+    has_text = any(cell.text for cell in board.cells_RC.flat)
     crosses: list[tuple[float, float]] = []  # (x, y) of cells without text that are wrong
     grounds_RC3 = np.full((rows, columns, 3), 255, dtype=np.uint8)
-    for s, cell in enumerate(board.cells):
-        row, column = s // drawing["columns"] - board.window.top, s % drawing["columns"] - board.window.left
-        if not (0 <= row < rows and 0 <= column < columns):
-            continue
-        is_wrong = board.wrong_S is not None and bool(board.wrong_S[s])
+    for (row, column), cell in np.ndenumerate(board.cells_RC):
+        is_wrong = board.wrong_RC is not None and bool(board.wrong_RC[row, column])
         ground = _WRONG_GROUND if is_wrong and has_text else _OUTSIDE if cell.is_outside else cell.ground
         grounds_RC3[row, column] = list(bytes.fromhex(ground[1:]))
         if cell.text:
-            is_models = board.wrong_S is not None and not cell.is_given
+            is_models = board.wrong_RC is not None and not cell.is_given
             axis.text(
                 column + 0.5,
                 row + 0.5,
@@ -222,9 +208,8 @@ def _draw_board(axis: Any, drawing: Drawing, board: Board, cell_points: float) -
 def draw_boards(drawing: Drawing, boards: list[Board], title: str, note: str, path: Path, *, in_pairs: bool) -> None:
     """Draw boards side by side in as few rows as fit, with cells of one size, and save them."""
     plt = pyplot()
-    rows = max(board.window.num_rows for board in boards)
-    columns = max(board.window.num_columns for board in boards)
-    has_text = any(cell.text for board in boards for cell in board.cells)
+    rows, columns = (max(board.cells_RC.shape[axis] for board in boards) for axis in (0, 1))
+    has_text = any(cell.text for board in boards for cell in board.cells_RC.flat)
     smallest = _TEXT_CELL if has_text else _COLOUR_CELL
     longest = max(rows, columns)
     cell = min(max(smallest, _LEAST_BOARD / longest), _MOST_WIDTH / longest)  # inches
@@ -249,7 +234,7 @@ def draw_boards(drawing: Drawing, boards: list[Board], title: str, note: str, pa
             (left / total_width, bottom / total_height, width / total_width, height / total_height), frame_on=False
         )
         _draw_board(axis, drawing, board, 72 * cell)
-        middle = board.window.num_columns / 2
+        middle = board.cells_RC.shape[1] / 2
         half = width / cell / 2
         axis.set(xlim=(middle - half, middle + half), ylim=(rows, 0), xticks=[], yticks=[], aspect="auto")
         axis.set_title(board.title, fontsize=10, parse_math=False)
@@ -262,7 +247,7 @@ def draw_boards(drawing: Drawing, boards: list[Board], title: str, note: str, pa
 def whole_board(drawing: Drawing, title: str, tokens_S: np.ndarray, question_S: np.ndarray) -> Board:
     """Return a board that is no answer, cropped to the cells that belong to it."""
     cells = _cells_of(drawing, tokens_S, question_S)
-    return Board(title, cells, None, _window_of(drawing, _inside(cells)))
+    return _board(drawing, title, cells, _inside(cells))
 
 
 # ---- answers -------------------------------------------------------------------------------------
@@ -300,7 +285,6 @@ def draw_answers(
     # Cells without a label are not scored, so the window may leave their colours out.
     inside_S = _inside(solution) if is_scored_S.any() else np.any([_inside(cells) for cells in cells_T], axis=0)
     shown_S = inside_S | wrong_TS.any(0)
-    window = _window_of(drawing, shown_S)
     num_scored = int((is_scored_S & shown_S).sum())  # the end of an ARC grid is scored too, but not shown
     boards = [whole_board(drawing, "puzzle", question_S, question_S)]
     changed = [t for t in range(1, len(answers_TS)) if not np.array_equal(answers_TS[t], answers_TS[t - 1])]
@@ -310,9 +294,9 @@ def draw_answers(
             heading += f": {num_scored - wrong_TS[t].sum()} of {num_scored} right"
         if confidence_T is not None:
             heading += f"\nhalting confidence {confidence_T[t] or 0:.0%}"
-        boards.append(Board(heading, cells_T[t], wrong_TS[t], window))
+        boards.append(_board(drawing, heading, cells_T[t], shown_S, wrong_TS[t]))
     if wrong_TS[-1].any():
-        boards.append(Board("solution", solution, None, window))
+        boards.append(_board(drawing, "solution", solution, shown_S))
     _, marks = KINDS.get(drawing["kind"], KINDS["numbers"])
     note = "\n".join(filter(None, [marks, names_of_tokens(drawing)]))
     draw_boards(drawing, boards, title, note, path, in_pairs=False)

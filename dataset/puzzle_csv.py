@@ -4,14 +4,14 @@
 import csv
 import gzip
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 import numpy as np
 
-from dataset.builder import SPLITS, what_was_left_out
+from dataset.builder import SPLITS, Boards, progress, what_was_left_out
 from dataset.schema import SplitName
 from utils.errors import UserError
 from utils.files import plain
@@ -26,11 +26,13 @@ COLUMNS: dict[Column, tuple[str, ...]] = {
     "answer": ("answer", "solution", "solutions"),
     "rating": ("rating",),
 }
-CHUNK_ROWS = 20_000
+CHUNK_ROWS = 4096
 MOST_CHARACTERS = 1 << 20
 FIX_ROW = "correct or remove the row"
-# Marks the characters in a table of tokens that have no token.
-NO_TOKEN = 255
+# Keeps the random numbers that draw a subsample independent of those of the builders.
+_SUBSAMPLE = 0
+# The token of characters that have none.
+_NO_TOKEN = 255
 
 
 class Row(NamedTuple):
@@ -40,6 +42,49 @@ class Row(NamedTuple):
     question: str
     answer: str
     rating: int | None  # None: the file has no such column
+
+
+def load_boards(settings: Any, unit: str, to_boards: Callable[[Path, list[Row]], Boards]) -> dict[SplitName, Boards]:
+    """Read the puzzles of both splits, before augmentation.
+
+    Args:
+        settings: source_dir or source_repo, subsample_size and seed.
+        unit: the word for the puzzles.
+        to_boards: converts and checks rows of a file.
+
+    Raises:
+        UserError: A file is missing or holds something else, or the boards differ in size.
+    """
+    files = source_files(settings.source_dir, settings.source_repo)
+    boards = {split: read_boards(file, to_boards) for split, file in files.items()}
+    num_cells, num_test_cells = (of_split.questions_NS.shape[1] for of_split in boards.values())
+    if num_cells != num_test_cells:
+        raise UserError(
+            f"{files['test']}: {unit} have {num_test_cells} cells, but those of {files['train']} have {num_cells}; "
+            f"give {unit} of one size"
+        )
+    if (size := settings.subsample_size) is not None:
+        num = len(boards["train"].questions_NS)
+        if size > num:
+            raise UserError(f"{files['train']}: --subsample-size is {size}, but there are {num} {unit}; lower it")
+        chosen = np.random.default_rng([settings.seed, _SUBSAMPLE]).choice(num, size, replace=False)
+        boards["train"] = Boards(*(array_NS[chosen] for array_NS in boards["train"]))
+    return boards
+
+
+def read_boards(file: Path, to_boards: Callable[[Path, list[Row]], Boards]) -> Boards:
+    """Return all puzzles of a file, as `load_boards`."""
+    with progress(f"reading {file.name}", None, "rows") as bar:
+        parts = []
+        for rows in read_rows(file):
+            parts.append(to_boards(file, rows))
+            bar.update(len(rows))
+    if len({part.questions_NS.shape[1] for part in parts}) > 1:
+        raise UserError(f"{file}: holds puzzles of several sizes; give puzzles of one size")
+    boards = Boards(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    if not len(boards.questions_NS):
+        raise UserError(f"{file}: no puzzle is left; lower --min-difficulty")
+    return boards
 
 
 def source_files(source_dir: Path | None, source_repo: str | None) -> dict[SplitName, Path]:
@@ -63,18 +108,17 @@ def find_csv(folder: Path, split: SplitName) -> Path:
     Raises:
         UserError: The folder does not hold exactly one of them.
     """
-    candidates = [folder / f"{split}.csv", folder / f"{split}.csv.gz"]
-    found = [file for file in candidates if file.is_file()]
     if folder.is_file():
         raise UserError(f"--source-dir {folder} is a file; give its folder, --source-dir {folder.parent}")
+    found = [file for file in (folder / f"{split}.csv", folder / f"{split}.csv.gz") if file.is_file()]
+    if len(found) == 2:
+        raise UserError(f"{folder}: holds both {split}.csv and {split}.csv.gz; remove one of them")
     if not found:
         others = f", but {what_was_left_out(folder, {'other CSV files': csvs})}" if (csvs := _csvs_in(folder)) else ""
         raise UserError(
             f"{folder}: holds neither {split}.csv nor {split}.csv.gz{others}; correct --source-dir, or call the "
             f"file with the puzzles for {split}ing {split}.csv"
         )
-    if len(found) == 2:
-        raise UserError(f"{folder}: holds both {split}.csv and {split}.csv.gz; remove one of them")
     return found[0]
 
 
@@ -197,12 +241,17 @@ def read_rows(file: Path) -> Iterator[list[Row]]:
 
 
 def to_tokens(
-    file: Path, rows: list[Row], column: Literal["question", "answer"], token_of: np.ndarray, num_cells: int, only: str
+    file: Path,
+    rows: list[Row],
+    column: Literal["question", "answer"],
+    tokens: dict[str, int],
+    num_cells: int,
+    only: str,
 ) -> np.ndarray:
     """Convert a column of text to tokens, (N, S) uint8.
 
     Args:
-        token_of: (256,) uint8, the token of each Latin-1 character, or NO_TOKEN.
+        tokens: the token of each character that is allowed.
         num_cells: the length that each text must have.
         only: the allowed characters, for the message: "1 to 9".
 
@@ -213,9 +262,12 @@ def to_tokens(
     for row, text in zip(rows, texts, strict=True):
         if len(text) != num_cells:
             raise UserError(f"{file}:{row.line}: the {column} has {len(text)} characters, not {num_cells}; {FIX_ROW}")
+    token_of = np.full(256, _NO_TOKEN, np.uint8)
+    for character, token in tokens.items():
+        token_of[ord(character)] = token
     codes = np.frombuffer("".join(texts).encode("latin-1", errors="replace"), dtype=np.uint8)
     tokens_NS = token_of[codes].reshape(len(rows), num_cells)
-    for n, cell in np.argwhere(tokens_NS == NO_TOKEN)[:1]:
+    for n, cell in np.argwhere(tokens_NS == _NO_TOKEN)[:1]:
         raise UserError(
             f"{file}:{rows[n].line}: the {column} has {texts[n][cell]!r} in cell {cell + 1}, "
             f"where only {only} can be; {FIX_ROW}"

@@ -43,8 +43,8 @@ _DAMAGED_ARRAY = (
 IGNORE_LABEL = -100
 # How many bytes of an array are read at a time, so that memory does not grow with the dataset.
 CHUNK_BYTES = 4 << 20
-# A message lists so many datasets at most.
-_MOST_DATASETS = 5
+# The arrays of a set, with their numbers of axes.
+_ARRAYS = {"inputs": 2, "labels": 2, "puzzle_identifiers": 1, "puzzle_indices": 1, "group_indices": 1}
 
 
 class DatasetDescription(BaseModel):
@@ -214,48 +214,56 @@ def open_split(data_path: str | Path, split: SplitName) -> Split:
     Raises:
         UserError: Something is missing or wrong; the message names the file and what to do.
     """
-    folder = Path(data_path) / split
-    metadata = read_metadata(Path(data_path), folder)
-    sets = {name: _open_set(folder, name, metadata.seq_len) for name in metadata.sets}
+    opened, faults = read_split(Path(data_path), split)
+    if opened is None:
+        raise UserError(faults[0])
+    return opened
+
+
+def read_split(data_path: Path, name: SplitName) -> tuple[Split | None, list[str]]:
+    """Open a split as `open_split` does, and list all faults of its files.
+
+    Returns:
+        The split, or None if it has faults; and the faults.
+
+    Raises:
+        UserError: dataset.json is missing or wrong.
+    """
+    folder = data_path / name
+    metadata = read_metadata(data_path, folder)
+    faults: list[str] = []
+    sets: dict[str, PuzzleSet] = {}
+    for set_name in metadata.sets:
+        puzzle_set = _open_set(folder, set_name, metadata.seq_len, faults)
+        if puzzle_set is not None:
+            sets[set_name] = puzzle_set
+    if faults:
+        return None, faults
     if len(sets) < len(metadata.sets):
-        raise UserError(f"{folder / 'dataset.json'}: sets names a set twice: {metadata.sets}; name each once")
+        faults.append(f"{folder / 'dataset.json'}: sets names a set twice: {metadata.sets}; name each once")
     num_groups = sum(len(puzzle_set.group_indices) - 1 for puzzle_set in sets.values())
     if num_groups != metadata.total_groups:
-        raise UserError(
+        faults.append(
             f"{folder / 'dataset.json'}: total_groups is {metadata.total_groups}, but the sets hold {num_groups}; "
             "rebuild the dataset"
         )
-    return Split(folder, metadata, sets)
-
-
-# The options with which a dataset was probably built, by a part of its name.
-_BUILDERS = (
-    (r"maze", "maze", ""),
-    (r"lights?[-_]?out", "lights_out", ""),
-    (r"(^|[-_])arc", "arc", ""),
-    (r"16x16", "sudoku", "--generate 200 --generate-test 100 --box 4x4"),
-    (r"12x12", "sudoku", "--generate 1000 --box 3x4"),
-    (r"8x8", "sudoku", "--generate 1000 --box 2x4"),
-    (r"4x4", "sudoku", "--generate 1000 --box 2x2"),
-    (r"6x6", "sudoku", "--generate 1000 --generate-test 500 --box 2x3"),
-    (r"1k", "sudoku", "--subsample-size 1000"),
-    (r"sudoku", "sudoku", ""),
-    (r"", "sudoku", "..."),
-)
+    return (None if faults else Split(folder, metadata, sets)), faults
 
 
 def build_command(data_path: Path) -> str:
     """Return the command line that builds a dataset of such a name, or from the CSV files there."""
-    name = data_path.name.lower()
-    task, options = next((task, options) for part, task, options in _BUILDERS if re.search(part, name))
-    if augmented := re.search(r"aug-(\d+)", name):
-        options = f"{options} --num-aug {augmented[1]}".strip()
+    name = data_path.name.lower().replace("-", "_")
+    task = next((task for task in ("maze", "lights_out", "arc") if re.search(rf"(^|_){task}", name)), "sudoku")
+    output_dir, options = data_path, ""
     if _holds_csv(data_path):  # a new folder, because these files are no part of a dataset
-        task = "maze" if task == "maze" else "sudoku"
-        options = f"--source-dir {shlex.quote(str(data_path))}"
-        data_path = Path("data") / f"{data_path.resolve().name}-built"
+        output_dir = Path("data") / f"{data_path.resolve().name}-built"
+        options = f" --source-dir {shlex.quote(str(data_path))}"
+    elif task == "sudoku" and "1k" in name:
+        options = " --subsample-size 1000"
+    if augmented := re.search(r"aug_(\d+)", name):
+        options += f" --num-aug {augmented[1]}"
     builder = " ".join(command_words(f"hrm-build-{task.replace('_', '-')}"))
-    return f"{builder} --output-dir {shlex.quote(str(data_path))} {options}".rstrip()
+    return f"{builder} --output-dir {shlex.quote(str(output_dir))}{options}"
 
 
 def _holds_csv(folder: Path) -> bool:
@@ -264,41 +272,26 @@ def _holds_csv(folder: Path) -> bool:
 
 def _why_none(data_path: Path, file: Path) -> str:
     """Say why there is no dataset at a path whose dataset.json is missing, and what to do."""
-    if (kind := kind_of(data_path)) != "other":
-        from utils.overrides import typed_override  # here, because few programs on data need Hydra
-
-        what, key, does = (
-            ("weights", "init_from", "starts a run") if kind == "weights" else ("a run", "resume", "goes on")
-        )
-        go_on, evaluates = (typed_override(each, str(data_path)) for each in (key, "checkpoint"))
-        return f"it is {what}; {go_on} {does} with it, and {evaluates} evaluates it"
-    if weights := foreign_weights(data_path):
-        return f"it is a folder with weights, of which init_from={weights} starts a run; give the folder of a dataset"
+    kind, weights = kind_of(data_path), foreign_weights(data_path)
+    if kind in ("run", "step"):
+        return f"it is a run; resume={data_path} goes on with it, and checkpoint={data_path} evaluates it"
+    if kind == "weights" or weights:
+        return f"it is weights; init_from={weights or data_path} starts a run with them"
     if (data_path / "dataset.json").is_file():
         return f"it is one split of a dataset; give the folder above it, {data_path.parent}"
-    if _holds_csv(data_path):
-        return f"it holds CSV files; build a dataset of them ({build_command(data_path)}) and give that as data_path"
-    if below := sorted(str(found.parents[1]) for found in data_path.glob("*/train/dataset.json")):
-        more = f" and {len(below) - _MOST_DATASETS} more" if len(below) > _MOST_DATASETS else ""
-        return f"it is a folder of datasets; give one of them: {', '.join(below[:_MOST_DATASETS])}{more}"
-    missing = f"{file} is missing" if data_path.exists() else f"there is no folder {data_path}"
-    near = None if data_path.exists() else _nearest_dataset(data_path)
-    if near:
-        missing += f", but there is {near}"
-    elif not data_path.exists() and not data_path.is_absolute():
-        missing += f" here in {Path.cwd()}"
-    return f"{missing}; build it ({build_command(data_path)}) or set data_path to {near or 'one that exists'}"
-
-
-def _nearest_dataset(data_path: Path) -> Path | None:
-    """Return the dataset whose name is most similar to a missing one; None if none is.
-
-    It is looked for in data/ and beside the missing one.
-    """
+    build = f"build one: {build_command(data_path)} (--help shows all options)"
+    if data_path.exists() and not _holds_csv(data_path):
+        below = sorted(str(found.parents[1]) for found in data_path.glob("*/train/dataset.json"))
+        missing = f"{file} is missing"
+        return f"{missing}; give a folder in it, such as {below[0]}" if below else f"{missing}; {build}"
+    if data_path.exists():
+        return f"it holds CSV files; {build}"
     around = (data_path.parent, Path("data"))
     found = {file.parents[1].name: file.parents[1] for each in around for file in each.glob("*/train/dataset.json")}
-    nearest = difflib.get_close_matches(data_path.name, found, n=1)
-    return found[nearest[0]] if nearest else None
+    if near := difflib.get_close_matches(data_path.name, found, n=1):
+        return f"there is no folder {data_path}; give {found[near[0]]}, or {build}"
+    here = "" if data_path.is_absolute() else f" here in {Path.cwd()}"
+    return f"there is no folder {data_path}{here}; {build}"
 
 
 def read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
@@ -355,45 +348,43 @@ def read_names(data_path: Path) -> list[str]:
     return names
 
 
-def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
-    inputs = open_array(array_file(folder, name, "inputs"), num_axes=2)
-    labels = open_array(array_file(folder, name, "labels"), num_axes=2)
-    identifiers = open_array(array_file(folder, name, "puzzle_identifiers"), num_axes=1)
-    puzzle_indices = open_array(array_file(folder, name, "puzzle_indices"), num_axes=1)
-    group_indices = open_array(array_file(folder, name, "group_indices"), num_axes=1)
+def _open_set(folder: Path, name: str, seq_len: int, faults: list[str]) -> PuzzleSet | None:
+    """Open a set, or add what is wrong with its files to the faults."""
+    num_before = len(faults)
+    arrays: dict[str, np.ndarray] = {}
+    for array, num_axes in _ARRAYS.items():
+        try:
+            opened = open_array(array_file(folder, name, array), num_axes)
+        except UserError as error:
+            faults.append(str(error))
+            continue
+        # As int64, because differences of unsigned integers wrap around.
+        arrays[array] = opened if num_axes == 2 else opened.astype(np.int64)
 
-    for array_name, array in (("inputs", inputs), ("labels", labels)):
-        if array.shape[1] != seq_len:
-            raise UserError(
-                f"{array_file(folder, name, array_name)}: rows have {array.shape[1]} tokens, "
-                f"but seq_len in dataset.json is {seq_len}; rebuild the dataset"
-            )
-    if len(labels) != len(inputs):
-        raise UserError(
-            f"{array_file(folder, name, 'labels')}: {len(labels)} rows, but inputs has {len(inputs)}; "
-            "rebuild the dataset"
-        )
-    # The small arrays are copied as int64, because differences of unsigned integers wrap around.
-    puzzle_set = PuzzleSet(
-        name,
-        inputs,
-        labels,
-        identifiers.astype(np.int64),
-        puzzle_indices.astype(np.int64),
-        group_indices.astype(np.int64),
-        files=tuple(MappedFile.of(array_file(folder, name, array)) for array in ("inputs", "labels")),
-    )
-    check_indices(array_file(folder, name, "puzzle_indices"), puzzle_set.puzzle_indices, len(inputs), "rows in inputs")
-    num_puzzles = len(puzzle_set.puzzle_indices) - 1
-    if len(identifiers) != num_puzzles:
-        raise UserError(
-            f"{array_file(folder, name, 'puzzle_identifiers')}: {len(identifiers)} entries, "
-            f"but puzzle_indices has {num_puzzles} puzzles; rebuild the dataset"
-        )
-    check_indices(
-        array_file(folder, name, "group_indices"), puzzle_set.group_indices, num_puzzles, "puzzles in puzzle_indices"
-    )
-    return puzzle_set
+    def disagree(array: str, what: str) -> None:
+        faults.append(f"{array_file(folder, name, array)}: {what}; rebuild the dataset")
+
+    for array in ("inputs", "labels"):
+        if array in arrays and (num_tokens := arrays[array].shape[1]) != seq_len:
+            disagree(array, f"rows have {num_tokens} tokens, but seq_len in dataset.json is {seq_len}")
+    if {"inputs", "labels"} <= arrays.keys() and len(arrays["inputs"]) != len(arrays["labels"]):
+        disagree("labels", f"{len(arrays['labels'])} rows, but inputs has {len(arrays['inputs'])}")
+    if {"puzzle_indices", "puzzle_identifiers"} <= arrays.keys():
+        num, num_puzzles = len(arrays["puzzle_identifiers"]), len(arrays["puzzle_indices"]) - 1
+        if num != num_puzzles:
+            disagree("puzzle_identifiers", f"{num} entries, but puzzle_indices has {num_puzzles} puzzles")
+    for array, counted, what in (
+        ("puzzle_indices", "inputs", "rows in inputs"),
+        ("group_indices", "puzzle_identifiers", "puzzles in puzzle_identifiers"),
+    ):
+        are_there = {array, counted} <= arrays.keys()
+        if are_there and (fault := _fault_of_indices(arrays[array], len(arrays[counted]), what)):
+            disagree(array, fault)
+    if len(faults) > num_before:
+        return None
+    files = tuple(MappedFile.of(array_file(folder, name, array)) for array in ("inputs", "labels"))
+    inputs, labels, identifiers, puzzle_indices, group_indices = (arrays[array] for array in _ARRAYS)
+    return PuzzleSet(name, inputs, labels, identifiers, puzzle_indices, group_indices, files)
 
 
 def open_array(file: Path, num_axes: int) -> np.ndarray:
@@ -421,22 +412,16 @@ def open_array(file: Path, num_axes: int) -> np.ndarray:
     return array
 
 
-def check_indices(file: Path, indices: np.ndarray, end: int, what: str) -> None:
-    """Raise UserError unless the indices increase from 0 to `end`.
+def _fault_of_indices(indices: np.ndarray, end: int, what: str) -> str:
+    """Say why the indices do not increase from 0 to `end`; an empty text if they do.
 
     Otherwise something would be empty, left out or used twice.
     """
     if indices[0] != 0:
-        raise UserError(f"{file}: entry 0 is {indices[0]}, not 0; rebuild the dataset")
-    (stuck,) = np.nonzero(np.diff(indices) <= 0)
-    if len(stuck):
-        at = int(stuck[0])
-        raise UserError(
-            f"{file}: entry {at + 1} is {indices[at + 1]}, not above entry {at}, {indices[at]}; "
-            "indices must increase: rebuild the dataset"
-        )
-    if indices[-1] != end:
-        raise UserError(f"{file}: ends at {indices[-1]}, but there are {end} {what}; rebuild the dataset")
+        return f"entry 0 is {indices[0]}, not 0"
+    for at in np.flatnonzero(np.diff(indices) <= 0)[:1]:
+        return f"entry {at + 1} is {indices[at + 1]}, not above entry {at}, {indices[at]}"
+    return "" if indices[-1] == end else f"ends at {indices[-1]}, but there are {end} {what}"
 
 
 def open_datasets(
@@ -569,64 +554,67 @@ def check_contents(split: Split) -> str:
     Raises:
         UserError: A value is out of range, or fingerprint.json holds another fingerprint.
     """
-    metadata = split.metadata
+    if not split.parts:
+        fingerprint, faults = read_contents(split)
+        if faults:
+            raise UserError(faults[0])
+        return fingerprint
+    digest = hashlib.sha256(json.dumps(split.metadata.model_dump(), sort_keys=True).encode())
+    for part in split.parts:
+        digest.update(check_contents(part).encode())
+    for puzzle_set in split.sets.values():
+        digest.update(puzzle_set.puzzle_identifiers.data)
+    return digest.hexdigest()
+
+
+def read_contents(split: Split) -> tuple[str, list[str]]:
+    """Read everything once. Return the fingerprint and the faults, as `check_contents`."""
+    metadata, faults = split.metadata, list[str]()
     digest = hashlib.sha256(json.dumps(metadata.model_dump(), sort_keys=True).encode())
-    if split.parts:
-        for part in split.parts:
-            digest.update(check_contents(part).encode())
-        for puzzle_set in split.sets.values():
-            digest.update(puzzle_set.puzzle_identifiers.data)
-        return digest.hexdigest()
     for name, puzzle_set in split.sets.items():
-        _scan(digest, split.file(name, "inputs"), puzzle_set.inputs, metadata.vocab_size, "token")
-        _scan(
-            digest,
-            split.file(name, "labels"),
-            puzzle_set.labels,
-            metadata.vocab_size,
-            "label",
-            metadata.ignore_label_id,
-        )
-        identifiers_file = split.file(name, "puzzle_identifiers")
-        _scan(
-            digest,
-            identifiers_file,
-            puzzle_set.puzzle_identifiers,
-            metadata.num_puzzle_identifiers,
-            "puzzle identifier",
-        )
+        for array, what, limit, ignored in (
+            ("inputs", "token", metadata.vocab_size, None),
+            ("labels", "label", metadata.vocab_size, metadata.ignore_label_id),
+            ("puzzle_identifiers", "puzzle identifier", metadata.num_puzzle_identifiers, None),
+        ):
+            if fault := _scan(digest, getattr(puzzle_set, array), limit, what, ignored):
+                faults.append(f"{split.file(name, array)}: {fault}; rebuild the dataset or correct dataset.json")
         # The indices need no scan: they were checked when the split was opened.
         for indices in (puzzle_set.puzzle_indices, puzzle_set.group_indices):
             digest.update(f"{indices.shape}".encode())
             digest.update(indices.data)
     fingerprint = digest.hexdigest()
-    compare_with_builder(split.path, fingerprint)
-    return fingerprint
+    if not faults:
+        try:
+            compare_with_builder(split.path, fingerprint)
+        except UserError as error:
+            faults.append(str(error))
+    return fingerprint, faults
 
 
-def _scan(
-    digest: "hashlib._Hash", file: Path, array: np.ndarray, limit: int, what: str, ignored: int | None = None
-) -> None:
-    """Add an array to the digest, and check that its values are in [0, limit) or `ignored`."""
+def _scan(digest: "hashlib._Hash", array: np.ndarray, limit: int, what: str, ignored: int | None) -> str:
+    """Add an array to the digest.
+
+    Returns:
+        The first value that is neither in [0, limit) nor `ignored`, and its row; an empty text if
+        there is none.
+    """
     digest.update(f"{array.dtype.str}{array.shape}".encode())
     num_rows = max(1, CHUNK_BYTES // (array.nbytes // len(array)))
+    fault, num_wrong = "", 0
     for start in range(0, len(array), num_rows):
         chunk = np.ascontiguousarray(array[start : start + num_rows])
         digest.update(chunk.data)
-        fits = chunk.min() >= 0 and chunk.max() < limit
-        if fits:
-            let_go(array)
-            continue
-        wrong = (chunk < 0) | (chunk >= limit)
-        if ignored is not None:
-            wrong &= chunk != ignored
-        if wrong.any():
-            first = np.unravel_index(int(wrong.argmax()), wrong.shape)
-            or_ignored = "" if ignored is None or 0 <= ignored < limit else f" or {ignored} (ignored)"
-            raise UserError(
-                f"{file}: row {start + first[0]} has {what} {chunk[first]}, "
-                f"but 0 to {limit - 1}{or_ignored} are possible; rebuild the dataset or correct dataset.json"
-            )
+        if chunk.min() < 0 or chunk.max() >= limit:
+            wrong = ((chunk < 0) | (chunk >= limit)) & (True if ignored is None else chunk != ignored)
+            num_wrong += int(wrong.reshape(len(wrong), -1).any(axis=1).sum())
+            if wrong.any() and not fault:
+                first = np.unravel_index(int(wrong.argmax()), wrong.shape)
+                or_ignored = "" if ignored is None or 0 <= ignored < limit else f" or {ignored} (ignored)"
+                possible = f"0 to {limit - 1}{or_ignored} are possible"
+                fault = f"row {start + first[0]} has {what} {chunk[first]}, but {possible}"
+        let_go(array)
+    return f"{fault} ({num_wrong:,} rows of {len(array):,} in all)" if num_wrong > 1 else fault
 
 
 def let_go(array: np.ndarray) -> None:

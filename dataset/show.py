@@ -1,7 +1,6 @@
 """Show a dataset: counts, fingerprints, how it was built, and some examples with their labels."""
 # N = examples, S = tokens of an example, P = puzzles, G = groups
 
-import math
 import re
 import shutil
 import sys
@@ -22,6 +21,7 @@ from dataset.builder import SPLITS
 from dataset.schema import PuzzleSet, Split, SplitName, check_contents, open_split, read_names
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, joined
+from dataset.tasks.tokens import TokensTask
 from dataset.text.schema import check_text_contents, has_split, is_text, open_text_split
 from dataset.text.show import describe_text, show_samples
 from utils.arguments import Parser, check_at_least, typed_path
@@ -32,13 +32,11 @@ from utils.shell import run_command
 # The fingerprint of a larger dataset is only computed on request, because it takes long.
 MAX_HASHED_BYTES = 10**9
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_DIFFERENT, _IGNORED = "36", "90"  # ANSI: cyan, grey
-_TOKENS_IN_LINE = 30
 
 _BOARDS = textwrap.fill(
     "A label is shown beside its input, or below it where the terminal is too narrow. "
     f"{joined([task.plural for task in TASKS])} are recognised by their shapes and shown as boards. Anything else is "
-    "shown as token numbers, with - for a label that does not count. Cells that a label changes are coloured. "
+    "shown as token numbers. A label that does not count is shown as padding. "
     "A dataset of text is shown as text: instructions, and responses behind an arrow.",
     width=99,
 )
@@ -98,13 +96,15 @@ def describe(settings: Settings) -> str:
     """
     if is_text(settings.path):
         return _describe_text(settings)
-    splits = {name: open_split(settings.path, name) for name in SPLITS if (settings.path / name).exists()}
-    if settings.split not in splits:
-        # This raises an error that names what is missing.
-        splits[settings.split] = open_split(settings.path, settings.split)
+    # The split to show is opened in any case: that raises an error that names what is missing.
+    splits: dict[SplitName, Split] = {
+        name: open_split(settings.path, name)
+        for name in SPLITS
+        if name == settings.split or (settings.path / name).exists()
+    }
     shown = splits[settings.split]
     metadata = shown.metadata
-    task = task_of_shape(metadata.seq_len, metadata.vocab_size)
+    task = task_of_shape(*metadata.shape)
     record = _record(settings.path)
     labels = "all labels count" if metadata.ignore_label_id is None else f"label {metadata.ignore_label_id} is ignored"
     lines = [
@@ -218,11 +218,9 @@ def _example(split: Split, row: int, task: BoardTask | None, names: list[str], c
         first += len(puzzle_set.inputs)
     row -= first
     inputs_S, labels_S, labelled_S = _tokens(split, puzzle_set, row)
-    if task is None:
-        boards = _token_grids(inputs_S, labels_S, labelled_S, color)
-    else:
-        label = task.show(labels_S, question_S=inputs_S, color=color) if labelled_S.any() else "(no label counts)"
-        boards = (task.show(inputs_S, color=color).splitlines(), label.splitlines())
+    task = task or TokensTask(*split.metadata.shape)
+    label = task.show(labels_S, question_S=inputs_S, color=color) if labelled_S.any() else "(no label counts)"
+    boards = (task.show(inputs_S, color=color).splitlines(), label.splitlines())
 
     puzzle = int(np.searchsorted(puzzle_set.puzzle_indices, row, side="right")) - 1
     group = int(np.searchsorted(puzzle_set.group_indices, puzzle, side="right")) - 1
@@ -253,30 +251,6 @@ def _tokens(split: Split, puzzle_set: PuzzleSet, row: int) -> tuple[np.ndarray, 
                 "python -m dataset.validate says where"
             )
     return inputs_S, labels_S, labelled_S
-
-
-def _token_grids(
-    inputs_S: np.ndarray, labels_S: np.ndarray, labelled_S: np.ndarray, color: bool
-) -> tuple[list[str], list[str]]:
-    """Return the lines of an input and its label as token numbers, as squares if possible."""
-    side = math.isqrt(len(inputs_S))
-    columns = side if side * side == len(inputs_S) else _TOKENS_IN_LINE
-    width = len(str(max(inputs_S.max(), labels_S.max())))
-
-    def styled(text: str, style: str) -> str:
-        return f"\x1b[{style}m{text}\x1b[0m" if color and style else text
-
-    inputs = [str(token).rjust(width) for token in inputs_S]
-    labels = [
-        styled(str(label).rjust(width), _DIFFERENT if label != token else "")
-        if counts
-        else styled("-".rjust(width), _IGNORED)
-        for token, label, counts in zip(inputs_S, labels_S, labelled_S, strict=True)
-    ]
-    starts = range(0, len(inputs), columns)
-    return [" ".join(inputs[start : start + columns]) for start in starts], [
-        " ".join(labels[start : start + columns]) for start in starts
-    ]
 
 
 def _side_by_side(left: list[str], right: list[str]) -> list[str]:

@@ -198,16 +198,10 @@ def _to_array(solution: list[int], box: Box) -> np.ndarray:
     return board_S
 
 
-def solve(puzzle_S: np.ndarray, box: Box) -> np.ndarray | None:
-    """Return a solution (S,) uint8 of the puzzle (S,); None if there is none."""
-    solution = next(_search(_candidates(puzzle_S, box), 0, _board(box)), None)
-    return None if solution is None else _to_array(solution, box)
-
-
 def count_solutions(puzzles_NS: np.ndarray, box: Box) -> np.ndarray:
     """Return how many solutions each puzzle has, but at most 2, (N,) int.
 
-    Many boards are searched at once. One search costs more than `solve`, a thousand much less.
+    Many boards are searched at once. One search costs more than `_search`, a thousand much less.
     """
     full = (1 << box.side) - 1
     # Each cell holds its candidates, a bit for each digit.

@@ -12,8 +12,8 @@ import torch
 
 from dataset.canvas import Corner
 from dataset.schema import Split
-from dataset.tasks import TASKS, task_of_set, task_of_shape
-from dataset.tasks.base import BoardTask, joined, move, rename
+from dataset.tasks import task_of_set, task_of_shape
+from dataset.tasks.base import BoardTask, move, rename
 from utils.batch import Batch
 from utils.errors import UserError
 
@@ -51,15 +51,9 @@ class Variations:
         """
         task = task_of_shape(seq_len, vocab_size)
         if task is None or not task.most_variations:
-            can = joined([task.plural for task in TASKS if task.most_variations])
-            hints = [
-                f"; augmentations of an {task.plural} dataset vote with evaluators=[{task.kind}]"
-                for task in TASKS
-                if task.lets_vote
-            ]
             raise UserError(
-                f"tta={count}, but {where} has {seq_len} tokens of {vocab_size} kinds, whose answers can't be "
-                f"turned back (those of {can} can{''.join(hints)})"
+                f"tta={count}, but {where} has {seq_len} tokens of {vocab_size} kinds, whose answers can't be turned "
+                "back; leave tta out (votes over augmentations of ARC need evaluators=[arc])"
             )
         most = task.most_variations
         if count > most:

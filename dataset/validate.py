@@ -10,10 +10,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 # A script's modules are looked up in its own folder, dataset/, instead of the folder above.
 if not __package__:
@@ -23,34 +20,30 @@ import numpy as np
 
 from dataset.answers import Answers, digests, row_texts
 from dataset.builder import SPLITS, progress
+from dataset.findings import Findings
 from dataset.schema import (
     CHUNK_BYTES,
     DatasetMetadata,
+    Split,
     SplitName,
-    array_file,
-    check_contents,
-    check_indices,
     open_array,
     open_split,
-    read_metadata,
+    read_contents,
     read_names,
+    read_split,
 )
 from dataset.tasks import TASKS, task_of_shape
-from dataset.tasks.base import BoardTask, Fault, joined
+from dataset.tasks.base import BoardTask, Fault, count, joined
 from dataset.text.schema import is_text
 from dataset.text.validate import validate_text
 from utils.arguments import Parser, typed_path
-from utils.errors import UserError
 from utils.shell import run_command
-from utils.text import one_line
 
 # The largest share of test examples that may occur in the training data. With more the accuracy
 # means little.
 MAX_LEAK = 0.01
 # The keys of symmetries are made from so many examples at a time, which a core's cache holds.
 _ANSWERS_AT_ONCE = 1024
-# The arrays of a set, with their numbers of axes.
-_ARRAYS = {"inputs": 2, "labels": 2, "puzzle_identifiers": 1, "puzzle_indices": 1, "group_indices": 1}
 
 _TASKS = joined([task.plural for task in TASKS], "or")
 _TASK_CHECKS = textwrap.fill(
@@ -73,70 +66,33 @@ _FOOT = textwrap.fill(
 )
 
 CHECKS = f"""
-errors (exit status 1):
-  files     a file that is missing or damaged, or has a wrong type or shape; counts, indices or
-            splits that disagree; a wrong number of names in identifiers.json; a fingerprint that
-            differs from the recorded one
-  values    tokens, labels or identifiers out of range; a training example without any label; labels
-            that equal the inputs in all examples of a set
-  answers   two answers to one question, in datasets without puzzle identifiers; also if the inputs
-            become equal by symmetries of the task that training may use
-  leak      over {MAX_LEAK:.0%} of the test examples are in train too (--allow-leak: a warning)
-{_TASK_CHECKS}
+The files of both splits are checked first, then the values, then the examples.
 
-  text      a token outside of the vocabulary; a sample that is empty, too long or outside of the
-            tokens; another tokenizer than the one that made the tokens; leaks: an instruction, or
-            the beginning of a text, that is in both splits
+errors (exit status 1):
+  files     a missing, damaged or wrong file; counts, indices, names or splits that disagree
+  values    tokens, labels or identifiers out of range; a change after the build
+  examples  a training example without any label; labels that all equal their inputs; two answers
+            to one question, also after symmetries of the task (datasets without identifiers);
+            over {MAX_LEAK:.0%} of the test examples in train too (--allow-leak: a warning)
+{_TASK_CHECKS}
+  text      a wrong token, sample or tokenizer; leaks: an instruction, or the beginning of a text,
+            that is in both splits
 
 warnings (exit status 0):
   fewer leaks; a test example twice; test examples without any label (they are not scored); labels
-  that equal their inputs; no test split; no identifiers.json, or a name that occurs twice in it; a
-  wrong mean_puzzle_examples; all puzzles in one group (an epoch draws one puzzle of each group);
-  test puzzles with an identifier that no training puzzle has
+  that equal their inputs; no test split; no identifiers.json, or a name twice in it; a wrong
+  mean_puzzle_examples; all puzzles in one group (an epoch draws one puzzle of each group); test
+  puzzles with an identifier that no training puzzle has
 
 {_FOOT}
 """
 
 
-@dataclass
-class Findings:
-    """The errors and warnings, in the order in which they were found.
-
-    Each is a line that begins with a file or folder.
-    """
-
-    errors: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-    def collect(self, check: Callable[[], Any]) -> Any:
-        """Return what `check` returns. If it raises UserError, note the error and return None."""
-        try:
-            return check()
-        except UserError as error:
-            self.errors.append(one_line(error))
-            return None
-
-
-@dataclass
-class Split:
-    """The part of a split that could be opened."""
-
-    name: SplitName
-    folder: Path
-    metadata: DatasetMetadata
-    # The arrays of each set by name. Inputs and labels are memory maps, the others int64.
-    sets: dict[str, dict[str, np.ndarray]]
-    whole: bool  # no file is missing, and no count, index or value was found to be wrong so far
-
-    def file(self, set_name: str, array: str) -> Path:
-        return array_file(self.folder, set_name, array)
-
-    def num_rows(self, array: str) -> int:
-        return sum(len(arrays[array]) for arrays in self.sets.values() if array in arrays)
-
-
 def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) -> tuple[Findings, str]:
-    """Check a dataset.
+    """Check a dataset in three stages: its files, its values, its examples.
+
+    A stage lists all that is wrong. The next stage checks the splits without errors, and leaks,
+    duplicates and second answers are looked for if no split has any.
 
     Args:
         path: the folder that holds train and test.
@@ -150,15 +106,12 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
         UserError: There is no dataset at `path`.
     """
     findings = Findings()
+    most_leaks = 1.0 if allow_leak else MAX_LEAK
     if is_text(path):
-        most_leaks = 1.0 if allow_leak else MAX_LEAK
-        warn = findings.warnings.append
-        summary, errors = validate_text(path, most_leaks=most_leaks, collect=findings.collect, warn=warn)
-        findings.errors += errors
-        return findings, summary
+        return findings, validate_text(path, most_leaks, findings)
     splits = _open_splits(path, findings)
     for split in splits.values():
-        _check_puzzles(split, findings)
+        _check_groups(split, findings)
     if len(splits) == 2:
         _compare(splits["train"], splits["test"], findings)
     if splits:
@@ -167,124 +120,69 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
     lines: list[str] = []
     keys: dict[SplitName, np.ndarray] = {}
     answers: Answers | None = None
-    with progress("checking", sum(split.num_rows("inputs") for split in splits.values()), "examples") as bar:
+    num_examples = sum(len(puzzle_set.inputs) for split in splits.values() for puzzle_set in split.sets.values())
+    with progress("checking", num_examples, "examples") as bar:
         for name, split in splits.items():
-            task = None if any_task else task_of_shape(split.metadata.seq_len, split.metadata.vocab_size)
+            task = None if any_task else task_of_shape(*split.metadata.shape)
+            lines += _describe(split, task)
+            fingerprint, faults = read_contents(split)
+            findings.errors += faults
+            if faults:
+                continue
+            lines.append(f"       sha256 {fingerprint}")
             answers = answers or Answers(task)
             parts = [_scan_set(split, set_name, task, findings, answers, bar.update) for set_name in split.sets]
             keys[name] = np.concatenate(parts)
-            # The fingerprint comes after the scan, because the first value out of range ends it.
-            fingerprint = findings.collect(partial(_fingerprint, path, name)) if split.whole else None
-            lines += _describe(split, task, fingerprint)
-    if not all(split.whole for split in splits.values()):
+    if answers is None or (len(keys) < len(SPLITS) and findings.errors):
         lines.append("leaks, duplicates and second answers were not looked for; correct the errors first")
         return findings, "\n".join(lines)
-    if answers is not None:
-        _check_answers(list(splits.values()), answers, findings)
+    _check_answers(list(splits.values()), answers, findings)
     if "test" in splits:
         _check_duplicates(splits["test"], keys["test"], findings)
         if "train" in splits:
-            _check_leaks(splits["test"], keys["test"], splits["train"], keys["train"], allow_leak, findings)
+            _check_leaks(splits["test"], keys["test"], splits["train"], keys["train"], most_leaks, findings)
     return findings, "\n".join(lines)
 
 
 # --------------------------------------------------------------------------------------------------
-# Files, shapes, indices
+# Files, groups, names
 
 
 def _open_splits(path: Path, findings: Findings) -> dict[SplitName, Split]:
-    """Open the splits that have a readable dataset.json."""
+    """Open the splits that have no faults."""
     described = [name for name in SPLITS if (path / name / "dataset.json").is_file()]
     if not described:
-        if (path / "dataset.json").is_file():
-            raise UserError(f"{path} is a split of a dataset; give the folder above it, {path.parent}")
-        what = "holds neither train/dataset.json nor test/dataset.json" if path.exists() else "does not exist"
-        raise UserError(f"no dataset at {path}: it {what}; correct the path")
+        open_split(path, "train")  # raises an error that says what is there
     if "train" not in described:
         findings.errors.append(f"{path}: has no train/dataset.json; rebuild the dataset")
     if "test" not in described:
         findings.warnings.append(f"{path}: has no test split, so nothing can be evaluated on it")
-    splits = {name: findings.collect(partial(_open, path, name, findings)) for name in described}
-    return {name: split for name, split in splits.items() if split is not None}
+    splits: dict[SplitName, Split] = {}
+    for name in described:
+        with findings.collecting():
+            split, faults = read_split(path, name)
+            findings.errors += faults
+            if split is not None:
+                splits[name] = split
+    return splits
 
 
-def _open(path: Path, name: SplitName, findings: Findings) -> Split:
-    """Open as much of a split as possible, and add its faults to the findings.
-
-    Raises:
-        UserError: dataset.json is wrong.
-    """
-    folder = path / name
-    split = Split(name, folder, read_metadata(path, folder), {}, whole=True)
-    num_before = len(findings.errors)
-    for set_name in dict.fromkeys(split.metadata.sets):
-        split.sets[set_name] = _open_set(split, set_name, findings)
-    if len(findings.errors) == num_before:
-        # The function with which training opens a split decides. It also compares the sets.
-        findings.collect(partial(open_split, path, name))
-    split.whole = len(findings.errors) == num_before
-    return split
+def _num_puzzles(split: Split) -> int:
+    return sum(len(puzzle_set.puzzle_identifiers) for puzzle_set in split.sets.values())
 
 
-def _open_set(split: Split, set_name: str, findings: Findings) -> dict[str, np.ndarray]:
-    arrays: dict[str, np.ndarray] = {}
-    for array, num_axes in _ARRAYS.items():
-        opened = findings.collect(partial(open_array, split.file(set_name, array), num_axes))
-        if opened is not None:
-            arrays[array] = opened if num_axes == 2 else opened.astype(np.int64)
-
-    def disagree(array: str, what: str) -> None:
-        findings.errors.append(f"{split.file(set_name, array)}: {what}; rebuild the dataset")
-
-    for array in ("inputs", "labels"):
-        if array in arrays and arrays[array].shape[1] != split.metadata.seq_len:
-            num_tokens = arrays.pop(array).shape[1]
-            disagree(array, f"rows have {num_tokens} tokens, but seq_len in dataset.json is {split.metadata.seq_len}")
-    if "inputs" in arrays and "labels" in arrays and len(arrays["inputs"]) != len(arrays["labels"]):
-        disagree("labels", f"{len(arrays.pop('labels'))} rows, but inputs has {len(arrays['inputs'])}")
-    for array, counted, what in (
-        ("puzzle_indices", "inputs", "rows in inputs"),
-        ("group_indices", "puzzle_identifiers", "puzzles in puzzle_identifiers"),
-    ):
-        if array in arrays and counted in arrays:
-            check = partial(check_indices, split.file(set_name, array), arrays[array], len(arrays[counted]), what)
-            findings.collect(check)
-    if "puzzle_indices" in arrays and "puzzle_identifiers" in arrays:
-        num, num_puzzles = len(arrays["puzzle_identifiers"]), len(arrays["puzzle_indices"]) - 1
-        if num != num_puzzles:
-            disagree("puzzle_identifiers", f"{num} entries, but puzzle_indices has {num_puzzles} puzzles")
-    return arrays
-
-
-def _fingerprint(path: Path, name: SplitName) -> str:
-    return check_contents(open_split(path, name))
-
-
-def _check_puzzles(split: Split, findings: Findings) -> None:
-    """Check the identifiers, the groups, and the counts that decide the length of an epoch."""
-    limit = split.metadata.num_puzzle_identifiers
-    for set_name, arrays in split.sets.items():
-        identifiers_P = arrays.get("puzzle_identifiers", np.zeros(0, np.int64))
-        (wrong,) = np.nonzero((identifiers_P < 0) | (identifiers_P >= limit))
-        if len(wrong):
-            findings.errors.append(
-                f"{split.file(set_name, 'puzzle_identifiers')}: puzzle {wrong[0]} has identifier "
-                f"{identifiers_P[wrong[0]]}, but 0 to {limit - 1} are possible{_others(len(wrong))}; rebuild the "
-                "dataset or correct num_puzzle_identifiers in dataset.json"
-            )
-            split.whole = False
-    if not split.whole:
-        return
-    num_examples, num_puzzles = split.num_rows("inputs"), split.num_rows("puzzle_identifiers")
+def _check_groups(split: Split, findings: Findings) -> None:
+    """Check the counts that decide the length of an epoch."""
+    num_examples, num_puzzles = sum(split.num_examples(None).values()), _num_puzzles(split)
     mean = num_examples / num_puzzles
     if not math.isclose(mean, split.metadata.mean_puzzle_examples, rel_tol=1e-3):
         findings.warnings.append(
-            f"{split.folder / 'dataset.json'}: mean_puzzle_examples is {split.metadata.mean_puzzle_examples:.6g}, but "
+            f"{split.path / 'dataset.json'}: mean_puzzle_examples is {split.metadata.mean_puzzle_examples:.6g}, but "
             f"{num_examples:,} examples of {num_puzzles:,} puzzles are {mean:.6g}; other trainers count steps by it"
         )
-    if split.name == "train" and split.metadata.total_groups == 1 and num_puzzles > 1:
+    if split.path.name == "train" and split.metadata.total_groups == 1 and num_puzzles > 1:
         findings.warnings.append(
-            f"{split.folder}: one group holds all {num_puzzles:,} puzzles, but an epoch visits one of each group; "
+            f"{split.path}: one group holds all {num_puzzles:,} puzzles, but an epoch visits one of each group; "
             "give a group to each puzzle and its augmentations"
         )
 
@@ -302,43 +200,39 @@ def _compare(train: Split, test: Split, findings: Findings) -> None:
         value, expected = getattr(test.metadata, key), getattr(train.metadata, key)
         if value != expected:
             findings.errors.append(
-                f"{test.folder / 'dataset.json'}: {key} is {value}, but {expected} in train; build both splits alike"
+                f"{test.path / 'dataset.json'}: {key} is {value}, but {expected} in train; build both splits alike"
             )
-    if train.whole and test.whole and train.metadata.num_puzzle_identifiers > 1:
-        known = np.unique(np.concatenate([arrays["puzzle_identifiers"] for arrays in train.sets.values()]))
-        for set_name, arrays in test.sets.items():
-            (new,) = np.nonzero(~np.isin(arrays["puzzle_identifiers"], known))
+    if train.metadata.num_puzzle_identifiers > 1:
+        known = np.unique(np.concatenate([puzzle_set.puzzle_identifiers for puzzle_set in train.sets.values()]))
+        for set_name, puzzle_set in test.sets.items():
+            (new,) = np.nonzero(~np.isin(puzzle_set.puzzle_identifiers, known))
             if len(new):
+                others = f" (and so {len(new) - 1:,} others)" if len(new) > 1 else ""
                 findings.warnings.append(
                     f"{test.file(set_name, 'puzzle_identifiers')}: puzzle {new[0]} has identifier "
-                    f"{arrays['puzzle_identifiers'][new[0]]}, which no training puzzle has{_others(len(new))}; its "
-                    "embedding is never trained"
+                    f"{puzzle_set.puzzle_identifiers[new[0]]}, which no training puzzle has{others}; its embedding is "
+                    "never trained"
                 )
 
 
 def _check_names(file: Path, metadata: DatasetMetadata, findings: Findings) -> None:
     """Check identifiers.json, which holds the name of each identifier."""
-    try:
-        names = read_names(file.parent)
-    except FileNotFoundError:
+    if not file.exists():
         findings.warnings.append(f"{file}: is missing, so nobody can tell which puzzle an identifier means")
         return
-    except UserError as error:
-        findings.errors.append(str(error))
+    names: list[str] | None = None
+    with findings.collecting():
+        names = read_names(file.parent)
+    if names is None:
         return
     num = metadata.num_puzzle_identifiers
     if len(names) != num:
         findings.errors.append(
             f"{file}: holds {len(names):,} names, but num_puzzle_identifiers is {num:,}; rebuild the dataset"
         )
-    if len(set(names)) < len(names):
-        seen: set[str] = set()
-        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        findings.warnings.append(f"{file}: names {twice!r} twice; puzzles are told apart by it")
-
-
-def _others(num: int) -> str:
-    return "" if num == 1 else f" (and so {num - 1:,} others)"
+    name, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        findings.warnings.append(f"{file}: names {name!r} twice; puzzles are told apart by it")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -365,24 +259,13 @@ def _scan_set(
     Returns:
         A key for each example, (N,) uint64. Equal examples have equal keys.
     """
-    arrays, metadata = split.sets[set_name], split.metadata
-    if "inputs" not in arrays or "labels" not in arrays:
-        return np.zeros(0, np.uint64)
-    inputs, labels = arrays["inputs"], arrays["labels"]
+    metadata, inputs = split.metadata, split.sets[set_name].inputs
     first: dict[Fault, str] = {}  # the message about the first row with each fault
     num: Counter[Fault] = Counter()  # the number of rows with each fault
-
-    def note(kind: Fault, rows_N: np.ndarray, detail: str = "") -> None:
-        if rows_N.any():
-            array, what = kind
-            where = f"{split.file(set_name, array)}: row {start + int(rows_N.argmax())}"
-            first.setdefault(kind, f"{where} {what}{detail}")
-            num[kind] += int(np.count_nonzero(rows_N))
-
     unlabelled, same = ("labels", "has no label that counts"), ("labels", "is the same as its input")
     keys = []
     dtype = np.uint8 if metadata.vocab_size <= 256 else np.int32
-    num_rows = max(1, CHUNK_BYTES // max(array.nbytes // len(array) for array in (inputs, labels)))
+    num_rows = max(1, CHUNK_BYTES // (inputs.nbytes // len(inputs)))
     for start in range(0, len(inputs), num_rows):
         # The files are mapped again for every chunk, because pages that were read stay with the
         # process as long as their map does.
@@ -392,24 +275,14 @@ def _scan_set(
         if metadata.ignore_label_id is not None:
             labelled_NS = labels_NS != metadata.ignore_label_id
             labels_NS = np.where(labelled_NS, labels_NS, 0)
-        right_N1 = np.ones((len(inputs_NS), 1), bool)
-        for array, tokens_NS in (("inputs", inputs_NS), ("labels", labels_NS)):
-            if tokens_NS.min() >= 0 and tokens_NS.max() < metadata.vocab_size:
-                continue
-            wrong_NS = (tokens_NS < 0) | (tokens_NS >= metadata.vocab_size)
-            value = tokens_NS.flat[int(wrong_NS.argmax())]
-            what = f"has a token outside of 0 to {metadata.vocab_size - 1}"
-            note((array, what), np.logical_or.reduce(wrong_NS, axis=1), f", {value}")
-            right_N1 &= ~wrong_NS.any(axis=1, keepdims=True)
-            split.whole = False
-        if not right_N1.all():
-            # The checks below look up tokens in tables, so wrong rows become zeros.
-            inputs_NS, labels_NS, labelled_NS = inputs_NS * right_N1, labels_NS * right_N1, labelled_NS & right_N1
-        note(unlabelled, right_N1[:, 0] & (~labelled_NS).all(axis=1))
-        note(same, right_N1[:, 0] & np.logical_and.reduce(inputs_NS == labels_NS, axis=1))
+        found = {unlabelled: (~labelled_NS).all(axis=1), same: (inputs_NS == labels_NS).all(axis=1)}
         if task is not None:
-            for kind, rows_N in task.faults(inputs_NS, labels_NS, labelled_NS).items():
-                note(kind, right_N1[:, 0] & rows_N)
+            found |= task.faults(inputs_NS, labels_NS, labelled_NS)
+        for kind, rows_N in found.items():
+            if rows_N.any():
+                array, what = kind
+                first.setdefault(kind, f"{split.file(set_name, array)}: row {start + int(rows_N.argmax())} {what}")
+                num[kind] += int(np.count_nonzero(rows_N))
         inputs_NS, labels_NS = (tokens_NS.astype(dtype, copy=False) for tokens_NS in (inputs_NS, labels_NS))
         keys.append(_keys(inputs_NS, labels_NS, metadata, task))
         if metadata.num_puzzle_identifiers == 1:
@@ -418,7 +291,7 @@ def _scan_set(
         advance(len(inputs_NS))
 
     for kind, line in first.items():
-        harmless = (kind == unlabelled and split.name == "test") or (kind == same and num[kind] < len(inputs))
+        harmless = (kind == unlabelled and split.path.name == "test") or (kind == same and num[kind] < len(inputs))
         others = f" ({num[kind]:,} rows of {len(inputs):,} in all)" if num[kind] > 1 else ""
         (findings.warnings if harmless else findings.errors).append(line + others)
     return np.concatenate(keys)
@@ -434,13 +307,10 @@ def _keys(
     """
     # Without identifiers the input is the whole question, so the label does not matter.
     parts = (inputs_NS,) if metadata.num_puzzle_identifiers == 1 else (inputs_NS, labels_NS)
-    texts = zip(*(_texts(part_NS, task) for part_NS in parts), strict=True)
-    return digests(map(b"\xff".join, texts))
-
-
-def _texts(tokens_NS: np.ndarray, task: BoardTask | None) -> list[bytes]:
-    texts = row_texts(tokens_NS)
-    return texts if task is None else [task.identity(text) for text in texts]
+    texts = [row_texts(part_NS) for part_NS in parts]
+    if task is not None:
+        texts = [list(map(task.identity, of_part)) for of_part in texts]
+    return digests(map(b"\xff".join, zip(*texts, strict=True)))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -450,7 +320,7 @@ def _texts(tokens_NS: np.ndarray, task: BoardTask | None) -> list[bytes]:
 def _find(splits: Sequence[Split], example: int) -> tuple[Split, str, int]:
     """Return the split, the set and the row of an example, by its number through all sets."""
     sets = [(split, set_name) for split in splits for set_name in split.sets]
-    ends = np.cumsum([len(split.sets[set_name]["inputs"]) for split, set_name in sets])
+    ends = np.cumsum([len(split.sets[set_name].inputs) for split, set_name in sets])
     number = int(np.searchsorted(ends, example, side="right"))
     return *sets[number], example - int(ends[number - 1] if number else 0)
 
@@ -465,7 +335,7 @@ def _check_answers(splits: Sequence[Split], answers: Answers, findings: Findings
 
     def example(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         split, set_name, row = _find(splits, number)
-        input_S, labels_S = (np.asarray(split.sets[set_name][array][row]) for array in ("inputs", "labels"))
+        input_S, labels_S = (array[row] for array in (split.sets[set_name].inputs, split.sets[set_name].labels))
         ignored = split.metadata.ignore_label_id
         return input_S, labels_S, np.ones(len(labels_S), bool) if ignored is None else labels_S != ignored
 
@@ -485,7 +355,7 @@ def _check_duplicates(test: Split, keys_N: np.ndarray, findings: Findings) -> No
     own vote.
     """
     identifiers_N = np.concatenate(
-        [np.repeat(arrays["puzzle_identifiers"], np.diff(arrays["puzzle_indices"])) for arrays in test.sets.values()]
+        [np.repeat(each.puzzle_identifiers, np.diff(each.puzzle_indices)) for each in test.sets.values()]
     )
     order_N = np.lexsort((identifiers_N, keys_N))  # stable, so duplicates stay in the order of rows
     same_N = (np.diff(keys_N[order_N]) == 0) & (np.diff(identifiers_N[order_N]) == 0)
@@ -498,7 +368,7 @@ def _check_duplicates(test: Split, keys_N: np.ndarray, findings: Findings) -> No
 
 
 def _check_leaks(
-    test: Split, test_keys_N: np.ndarray, train: Split, train_keys_N: np.ndarray, allowed: bool, findings: Findings
+    test: Split, test_keys_N: np.ndarray, train: Split, train_keys_N: np.ndarray, most: float, findings: Findings
 ) -> None:
     leaked_N = np.isin(test_keys_N, train_keys_N)
     if not leaked_N.any():
@@ -510,34 +380,24 @@ def _check_leaks(
         f"{_place([test], in_test)} is in the training data too, {_place([train], in_train)} "
         f"({int(leaked_N.sum()):,} of {len(leaked_N):,} test examples are, {share:.2%})"
     )
-    if share > MAX_LEAK and not allowed:
-        findings.errors.append(f"{line}; leave them out of train or test, or add --allow-leak")
-    else:
-        findings.warnings.append(line)
+    findings.add_leak(line, share > most)
 
 
 # --------------------------------------------------------------------------------------------------
 # The report
 
 
-def _describe(split: Split, task: BoardTask | None, fingerprint: str | None) -> list[str]:
+def _describe(split: Split, task: BoardTask | None) -> list[str]:
     metadata = split.metadata
     sizes = [
-        _count(split.num_rows("inputs"), "example"),
-        _count(split.num_rows("puzzle_identifiers"), "puzzle"),
-        _count(metadata.total_groups, "group"),
-        _count(metadata.num_puzzle_identifiers, "identifier"),
+        count(sum(split.num_examples(None).values()), "example"),
+        count(_num_puzzles(split), "puzzle"),
+        count(metadata.total_groups, "group"),
+        count(metadata.num_puzzle_identifiers, "identifier"),
         f"{metadata.seq_len} tokens of {metadata.vocab_size} kinds",
     ]
     known = "" if task is None else f" ({task.title})"
-    return [
-        f"{split.name:<6} {', '.join(sizes)}{known}",
-        *([] if fingerprint is None else [f"       sha256 {fingerprint}"]),
-    ]
-
-
-def _count(num: int, what: str) -> str:
-    return f"{num:,} {what}{'' if num == 1 else 's'}"
+    return [f"{split.path.name:<6} {', '.join(sizes)}{known}"]
 
 
 def _program(argv: list[str] | None) -> tuple[str, int]:
@@ -554,7 +414,7 @@ def _program(argv: list[str] | None) -> tuple[str, int]:
     findings, summary = validate(args.path, allow_leak=args.allow_leak, any_task=args.any_task)
     lines = [f"error: {line}" for line in findings.errors] + [f"warning: {line}" for line in findings.warnings]
     num_errors, num_warnings = len(findings.errors), len(findings.warnings)
-    verdict = f"{'wrong' if num_errors else 'ok'}: {_count(num_errors, 'error')}, {_count(num_warnings, 'warning')}"
+    verdict = f"{'wrong' if num_errors else 'ok'}: {count(num_errors, 'error')}, {count(num_warnings, 'warning')}"
     return "\n".join([*lines, summary, verdict]), 1 if findings.errors else 0
 
 

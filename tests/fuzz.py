@@ -42,7 +42,7 @@ import psutil
 import torch
 import yaml
 
-from dataset import build_arc_dataset, build_maze_dataset, build_sudoku_dataset, maze, show
+from dataset import build_arc_dataset, build_maze_dataset, build_sudoku_dataset, maze, puzzle_csv, show
 from dataset.arc import read_tasks
 from dataset.arc_votes import ArcVotes
 from dataset.augment import BOXES
@@ -228,15 +228,16 @@ def _write_csv(folder: Path) -> None:
 
 
 def _read_csvs(folder: Path, rng: Random) -> None:
-    name, builder = rng.choice([("sudoku", build_sudoku_dataset), ("maze", build_maze_dataset)])
+    name = rng.choice(["sudoku", "maze"])
     for altered in _altered(folder):
-        name, builder = ("maze", build_maze_dataset) if "maze" in altered.parts else ("sudoku", build_sudoku_dataset)
+        name = "maze" if "maze" in altered.parts else "sudoku"
     task = SudokuTask(BOXES["2x2"]) if name == "sudoku" else MazeTask(6)
     for file in sorted((folder / name).iterdir()):
         if rng.random() < 0.5:
             PuzzleReader(task, lambda _: task, False, "", PuzzleTable([], "", 0)).of_csv(file)
         else:
-            builder.read_csv(file)
+            to_boards = build_sudoku_dataset.to_boards if name == "sudoku" else build_maze_dataset.to_mazes
+            puzzle_csv.read_boards(file, to_boards)
 
 
 def _write_outputs(folder: Path) -> None:

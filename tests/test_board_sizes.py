@@ -143,13 +143,6 @@ def test_smaller_boards_are_solved_on_the_canvas(one_rank: Path, monkeypatch: py
         solver.solve(["." * 81])
 
 
-def test_a_model_of_one_size_refuses_others(one_rank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("reads_boards_of_any_size", "is_free_of_sizes"):
-        monkeypatch.setattr(SEMixerConfig, name, property(lambda self: False))
-    with pytest.raises(ValueError, match=r"puzzle 1 has 16 characters, this model's puzzles have 36"):
-        Solver.from_checkpoint(one_rank, device="cpu").solve([FOUR])
-
-
 def test_each_size_is_opened_once(one_rank: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     opened: list[tuple[int, int]] = []
     load = Trained.load_puzzle_model

@@ -297,7 +297,7 @@ STEP_PATH = {
     "dataset/loader.py": ("TrainLoader._device_part", "_Resident.rows"),
     "dataset/online.py": ("OnlineAugmentation.apply", "_FurtherClues.apply"),
     "dataset/tasks/base.py": ("Symmetries.apply", "move", "rename"),
-    "dataset/tasks/arc.py": ("ArcSymmetries.apply", "_transform_grid", "_box_sources"),
+    "dataset/tasks/arc.py": ("ArcSymmetries.apply", "_transform_grid"),
     "dataset/tasks/sudoku.py": ("SudokuTask.judge",),
     "dataset/evaluators.py": ("Evaluators.judge",),
     "utils/ranks/world.py": ("World.sum_", "World.gather_rows"),

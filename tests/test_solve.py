@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import solve as program
-from dataset import arc, maze, sudoku
+from dataset import arc, maze
 from dataset.augment import BOXES
 from dataset.builder import SPLITS, SplitWriter
 from dataset.puzzle_input import PuzzleReader, PuzzleTable
@@ -31,6 +31,8 @@ from models.trajectories import Trajectories
 from sharing import export
 from solve import Solver, Source, Step
 from tests import runs
+from tests.dataset.mazes import to_tokens as maze_tokens
+from tests.dataset.shapes import solved_sudoku
 from tests.in_process import load_run, train_here
 from training import more_compute
 from training.trained import Trained
@@ -113,7 +115,7 @@ def solved_by_search(model: object, batch: Batch, num_steps: int | None) -> Trac
     At the first step it copies the input.
     """
     inputs_NS = batch["inputs"].numpy().astype(np.uint8)
-    solutions = [sudoku.solve(inputs_S - 1, BOXES["2x2"]) for inputs_S in inputs_NS]
+    solutions = [solved_sudoku(inputs_S - 1, BOXES["2x2"]) for inputs_S in inputs_NS]
     answers = [np.ones(16, np.uint8) if solution_S is None else solution_S + 1 for solution_S in solutions]
     return _answering(list(inputs_NS), answers, answers)(model, batch, num_steps)
 
@@ -413,14 +415,14 @@ def test_a_puzzle_is_taken_exactly_as_typed(typed: str) -> None:
 
 def test_a_maze_can_be_typed_in_rows(maze_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     astray = PATH[:-1] + "o"
-    monkeypatch.setattr(more_compute, "trace", _answering(*([maze.to_tokens(text)] for text in (astray, PATH))))
+    monkeypatch.setattr(more_compute, "trace", _answering(*([maze_tokens(text)] for text in (astray, PATH))))
     rows = "\n".join(MAZE[start : start + MAZE_SIDE] for start in range(0, len(MAZE), MAZE_SIDE))
     for typed, stdin in ((MAZE, ""), (rows, ""), ("-", rows + "\n"), ("-", MAZE)):
         status, text = call(f"checkpoint={maze_run}", f"puzzle={typed}", stdin=stdin)
         assert status == 0
         assert "│S o o o G │" in text and "step 2: 1 cell changed" in text and "│         *│" in text
         assert "solved: a path of 4 steps, and there is no shorter one" in text
-    monkeypatch.setattr(more_compute, "trace", _answering([maze.to_tokens(astray)]))
+    monkeypatch.setattr(more_compute, "trace", _answering([maze_tokens(astray)]))
     status, text = call(f"checkpoint={maze_run}", f"puzzle={MAZE}", "--json")
     found = json.loads(text)
     assert (status, found["solved"], found["question"], found["answer"]) == (1, False, MAZE, astray)
@@ -435,7 +437,7 @@ def test_the_puzzles_of_a_csv_are_solved(
     monkeypatch.setattr(more_compute, "trace", solved_by_search)
     file = tmp_path / "puzzles.csv"
     unsolvable = "12....3" + "." * 9  # the first row can't have a 3
-    assert sudoku.solve(_tokens(unsolvable) - 1, BOXES["2x2"]) is None
+    assert solved_sudoku(_tokens(unsolvable) - 1, BOXES["2x2"]) is None
     file.write_text(f"question\n{QUESTION}\n\n{unsolvable}\n{OTHER}\n{QUESTION}\n{OTHER}\n")
     status, text = call(f"checkpoint={run}", f"csv={file}", "batch_size=2")
     assert status == 1

@@ -599,9 +599,9 @@ def test_the_solved_puzzle_with_the_most_changes_is_drawn(tmp_path: Path, monkey
         *(f"step {t + 1}: {16 - num_wrong} of 16 right" for t, num_wrong in enumerate(NUM_WRONG_NT[4])),
     ]
     assert boards[1].title.endswith("\nhalting confidence 5%")
-    marked = [int(board.wrong_S.sum()) for board in boards if board.wrong_S is not None]
+    marked = [int(board.wrong_RC.sum()) for board in boards if board.wrong_RC is not None]
     assert marked == NUM_WRONG_NT[4]
-    givens = [{s for s, cell in enumerate(board.cells) if cell.is_given} for board in boards]
+    givens = [{s for s, cell in enumerate(board.cells_RC.flat) if cell.is_given} for board in boards]
     assert givens == [set(GIVEN)] * 5
 
 
@@ -632,7 +632,7 @@ def test_a_picture_leaves_out_steps_without_changes_and_has_the_solution(
     assert title == "run: row 3 of all"
     titles = [board.title.split("\n")[0] for board in boards]
     assert titles == ["puzzle", "step 1: 12 of 16 right", "step 4: 12 of 16 right", "solution"]
-    assert [cell.text for cell in boards[-1].cells] == [str(token - 1) for token in SOLUTION_S]
+    assert [cell.text for cell in boards[-1].cells_RC.flat] == [str(token - 1) for token in SOLUTION_S]
 
 
 def test_the_picture_of_a_dataset_is_written_beside_the_page(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from dataset.transforms import NUM_TRANSFORMS
 if TYPE_CHECKING:
     import torch
 
-    from dataset.arc_votes import ArcVotes
     from utils.batch import Batch
 
 # All colours but black, which is never permuted.
@@ -111,12 +110,6 @@ class ArcTask(BoardTask):
         # builders lack.
         return (split.path.parent / "test_puzzles.json").is_file()
 
-    @classmethod
-    def votes(cls, split: Split) -> ArcVotes:
-        from dataset.arc_votes import ArcVotes  # imported only here, because it imports PyTorch
-
-        return ArcVotes(split)
-
     def faults(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray) -> dict[Fault, np.ndarray]:
         labelled_N = labelled_NS.any(axis=1)
         inputs_right_N, inputs_corner_N = _grids(inputs_NS)
@@ -206,15 +199,22 @@ def _transform_grid(tokens_BS: torch.Tensor, transform_B: torch.Tensor, names_BV
     # a grid all sizes are 0.
     top_B, height_B = in_row_BL.int().argmax(1), in_row_BL.sum(1)
     left_B, width_B = in_column_BL.int().argmax(1), in_column_BL.sum(1)
-    transposed_B, _, _ = _transform_bits(transform_B)
+    transposed_B, upside_down_B, mirrored_B = ((transform_B & bit).bool() for bit in (4, 2, 1))
+    # A transposed box has its row and column exchanged, so that it stays on the canvas.
     top_B, left_B = torch.where(transposed_B, left_B, top_B), torch.where(transposed_B, top_B, left_B)
     height_B, width_B = torch.where(transposed_B, width_B, height_B), torch.where(transposed_B, height_B, width_B)
 
-    sources_BS = _box_sources(transform_B, top_B, left_B, height_B, width_B, side)
-    grid_BS = rename(tokens_BS.gather(1, sources_BS), names_BV)
-
+    # The number of the original cell that each cell of the canvas shows inside of the box.
     places = torch.arange(side, device=tokens_BS.device)
     down_BL, across_BL = places - top_B[:, None], places - left_B[:, None]
+    from_down_BL = torch.where(upside_down_B[:, None], height_B[:, None] - 1 - down_BL, down_BL) + top_B[:, None]
+    from_across_BL = torch.where(mirrored_B[:, None], width_B[:, None] - 1 - across_BL, across_BL) + left_B[:, None]
+    swap_B1 = transposed_B[:, None]
+    sources_BLL = torch.where(swap_B1, from_down_BL, from_down_BL * side)[:, :, None]
+    sources_BLL = sources_BLL + torch.where(swap_B1, from_across_BL * side, from_across_BL)[:, None, :]
+    sources_BS = sources_BLL.flatten(1).clamp(0, side * side - 1)
+    grid_BS = rename(tokens_BS.gather(1, sources_BS), names_BV)
+
     in_row_BL = (down_BL >= 0) & (down_BL < height_B[:, None])
     in_column_BL = (across_BL >= 0) & (across_BL < width_B[:, None])
     below_BL, right_BL = down_BL == height_B[:, None], across_BL == width_B[:, None]
@@ -224,40 +224,3 @@ def _transform_grid(tokens_BS: torch.Tensor, transform_B: torch.Tensor, names_BV
     # ignored labels. Both are the smallest token of the canvas.
     around_B1 = tokens_BS.amin(1, keepdim=True).clamp(max=arc.PADDING)
     return torch.where(inside_BS, grid_BS, torch.where(end_BLL.flatten(1), arc.END, around_B1))
-
-
-def _transform_bits(transforms_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return whether each transform transposes, turns upside down, and mirrors, (B,) bool each."""
-    return transforms_B // 4 % 2 == 1, transforms_B // 2 % 2 == 1, transforms_B % 2 == 1
-
-
-def _box_sources(
-    transform_B: torch.Tensor,
-    top_B: torch.Tensor,
-    left_B: torch.Tensor,
-    height_B: torch.Tensor,
-    width_B: torch.Tensor,
-    side: int,
-) -> torch.Tensor:
-    """Return for each cell of a transformed canvas the number of the original cell, (B, S) int64.
-
-    Only the cells inside the grid's box are transformed. The values outside of it mean nothing.
-
-    Args:
-        transform_B: the number of the transform, int64.
-        top_B, left_B, height_B, width_B: the box after the transform, int64. A transposed box has
-            its row and column exchanged, so that it stays on the canvas.
-        side: of the canvas.
-    """
-    import torch
-
-    transposed_B, upside_down_B, mirrored_B = _transform_bits(transform_B)
-    places = torch.arange(side, device=transform_B.device)
-    down_BL = places - top_B[:, None]
-    across_BL = places - left_B[:, None]
-    down_BL = torch.where(upside_down_B[:, None], height_B[:, None] - 1 - down_BL, down_BL) + top_B[:, None]
-    across_BL = torch.where(mirrored_B[:, None], width_B[:, None] - 1 - across_BL, across_BL) + left_B[:, None]
-    swap_B1 = transposed_B[:, None]
-    sources_BLL = torch.where(swap_B1, down_BL, down_BL * side)[:, :, None]
-    sources_BLL = sources_BLL + torch.where(swap_B1, across_BL * side, across_BL)[:, None, :]
-    return sources_BLL.flatten(1).clamp(0, side * side - 1)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     import torch
 
     from utils.batch import Batch
-    from utils.ranks.world import World
 
 Plain = str | list[list[int]]
 """A board for programs: a text with a character for each cell, or the rows of a grid of numbers."""
@@ -113,23 +111,6 @@ def rename(tokens_BS: torch.Tensor, names_BV: torch.Tensor) -> torch.Tensor:
     return renamed_BS.where(tokens_BS >= 0, tokens_BS)
 
 
-class Votes(Protocol):
-    """Counts the answers to several versions of a puzzle as votes, as dataset/arc_votes.py does."""
-
-    metrics: tuple[str, ...]
-
-    @property
-    def num_tasks(self) -> int: ...
-
-    def clear(self) -> None: ...
-
-    def add(
-        self, identifiers_N: np.ndarray, inputs_NS: np.ndarray, predictions_NS: np.ndarray, confidence_N: np.ndarray
-    ) -> None: ...
-
-    def result(self, world: World, save_to: Path | None = None) -> dict[str, float]: ...
-
-
 class BoardTask(ABC):
     """A task with boards of one size. Boards are arrays of tokens (S,), row by row."""
 
@@ -145,7 +126,7 @@ class BoardTask(ABC):
     same_examples: ClassVar[str] = ""
     metrics: ClassVar[tuple[str, ...]] = ()  # the names of the metrics that `judge` returns
     most_variations: ClassVar[float] = 0  # the largest number of `variations` of a puzzle
-    lets_vote: ClassVar[bool] = False  # true: `votes` counts the answers, and `judge` is not called
+    lets_vote: ClassVar[bool] = False  # true: dataset/arc_votes.py counts answers; `judge` is not called
 
     name: str  # such as "sudoku 3x3"
     title: str  # the name in reports, such as "Sudoku 3x3"
@@ -286,15 +267,6 @@ class BoardTask(ABC):
         """Return whether an evaluation of the split uses this task's evaluator by default."""
         return bool(self.metrics)
 
-    @classmethod
-    def votes(cls, split: Split) -> Votes:
-        """Return an object that counts the answers to a split as votes.
-
-        Raises:
-            UserError: Something in the dataset is missing or wrong.
-        """
-        raise NotImplementedError(f"answers of {cls.kind} don't vote")
-
     # ---- validation ----
 
     def faults(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray) -> dict[Fault, np.ndarray]:
@@ -362,12 +334,17 @@ class TextTask(BoardTask):
         Raises:
             UserError: The text is not a solution of the question. The message begins with `where`.
         """
-        token_of = {symbol: token for token, symbol in enumerate(self.symbols) if token}
-        solution_S = self._parse_cells(text, where, token_of, joined(list(token_of), "or"))
+        token_of, only = self._symbols_of_solutions()
+        solution_S = self._parse_cells(text, where, token_of, only)
         verdict = self.verdict(question_S, solution_S)
         if not verdict.solved:
             raise UserError(f"{where} is no solution of its question: {verdict.reason}; correct it")
         return solution_S
+
+    def _symbols_of_solutions(self) -> tuple[dict[str, int], str]:
+        """Return the token of each symbol of a solution, and words for these symbols."""
+        token_of = {symbol: token for token, symbol in enumerate(self.symbols) if token}
+        return token_of, joined(list(token_of), "or")
 
     def of_other_size(self, num_cells: int) -> BoardTask | None:
         """Return the same kind of task with boards of so many cells; None if there is none."""
@@ -446,4 +423,4 @@ def some(names: Sequence[str], most: int = 3) -> str:
 
 def count(number: int, what: str) -> str:
     """Return "1 cell" or "2 cells"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -65,13 +65,8 @@ class LightsOutTask(SquareTask):
             raise UserError(f"{where} has no solution: no presses turn all of these lamps off; correct the board")
         return tokens_S
 
-    def parse_solution(self, text: str, where: str, question_S: np.ndarray) -> np.ndarray:
-        token_of = {"-": LEAVE, "0": LEAVE, "x": PRESS, "1": PRESS}
-        solution_S = self._parse_cells(text, where, token_of, "x or 1 for a press, and - or 0 for none,")
-        verdict = self.verdict(question_S, solution_S)
-        if not verdict.solved:
-            raise UserError(f"{where} is no solution of its question: {verdict.reason}; correct it")
-        return solution_S
+    def _symbols_of_solutions(self) -> tuple[dict[str, int], str]:
+        return {"-": LEAVE, "0": LEAVE, "x": PRESS, "1": PRESS}, "x or 1 for a press, and - or 0 for none,"
 
     def verdict(self, question_S: np.ndarray, answer_S: np.ndarray, solution_S: np.ndarray | None = None) -> Verdict:
         if num_wrong := int((answer_S < LEAVE).sum()):

@@ -92,9 +92,6 @@ class MazeTask(SquareTask):
         return [*lines, f"└{edge}┘"]
 
     def _allowed_transforms(self, inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
-        # A maze can have millions of shortest paths. The label is the path that breadth-first
-        # search finds if it tries down, left, right and up in this order. A turned label is still
-        # a shortest path, but mostly not the path that the search finds in the turned maze.
         return maze.allowed_transforms(inputs_NS, labels_NS)
 
     def judge(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -75,12 +75,8 @@ class SudokuTask(TextTask):
             )
         return tokens_S
 
-    def parse_solution(self, text: str, where: str, question_S: np.ndarray) -> np.ndarray:
-        solution_S = self._parse_cells(text, where, self._token_of, digits_in_words(self.side))
-        verdict = self.verdict(question_S, solution_S)
-        if not verdict.solved:
-            raise UserError(f"{where} is no solution of its question: {verdict.reason}; correct it")
-        return solution_S
+    def _symbols_of_solutions(self) -> tuple[dict[str, int], str]:
+        return self._token_of, digits_in_words(self.side)
 
     def verdict(self, question_S: np.ndarray, answer_S: np.ndarray, solution_S: np.ndarray | None = None) -> Verdict:
         faults = []

@@ -207,8 +207,13 @@ class FileOrderSampler(TextSampler):
             rows_per_step=rows_per_step,
             repeat_first_batch=repeat_first_batch,
         )
-        self._drop_last_batch = drop_last_batch
-        self._steps = lru_cache(maxsize=2)(self._pack)
+        self._steps = lru_cache(maxsize=2)(
+            lambda number: list(
+                published_steps(
+                    split.epochs[number].lengths(), capacity, rows_per_step, drop_last_batch=drop_last_batch
+                )
+            )
+        )
         num_of = [len(self._steps(number)) for number in range(min(epochs, len(split.epochs)))]
         self._epoch_ends_E = np.cumsum([num_of[epoch % len(num_of)] for epoch in range(epochs)])
 
@@ -246,9 +251,3 @@ class FileOrderSampler(TextSampler):
         epoch = int(np.searchsorted(self._epoch_ends_E, step))
         before = int(self._epoch_ends_E[epoch - 1]) if epoch else 0
         return epoch, before, int(self._epoch_ends_E[epoch]) - before
-
-    def _pack(self, number: int) -> list[list[np.ndarray]]:
-        lengths_N = self.split.epochs[number].lengths()
-        return list(
-            published_steps(lengths_N, self.capacity, self.rows_per_step, drop_last_batch=self._drop_last_batch)
-        )

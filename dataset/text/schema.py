@@ -175,12 +175,6 @@ class TextSplit:
             file.require_unchanged()
 
 
-def build_command(data_path: Path) -> str:
-    """Return a command line that builds a dataset of text at this path."""
-    builder = " ".join(command_words("hrm-build-text"))
-    return f"{builder} --output-dir {shlex.quote(str(data_path))} --source FILE..."
-
-
 def is_text(data_path: str | Path) -> bool:
     """Return whether a folder holds text, in this format or in HRM-Text's."""
     folders = [Path(data_path), *(Path(data_path) / split for split in ("train", "test"))]
@@ -227,9 +221,10 @@ def open_text_split(data_path: str | Path, split: SplitName) -> TextSplit:
     try:
         metadata = read_described(file, TextMetadata)
     except FileNotFoundError:
+        builder = " ".join(command_words("hrm-build-text"))
         raise UserError(
-            f"no dataset of text at {data_path}: {file} is missing; build it ({build_command(data_path)}), "
-            "or set data_path to one that exists"
+            f"no dataset of text at {data_path}: {file} is missing; build it ({builder} --output-dir "
+            f"{shlex.quote(str(data_path))} --source FILE...), or set data_path to one that exists"
         ) from None
     if metadata.special_tokens and max(metadata.special_tokens.model_dump().values()) >= metadata.vocab_size:
         raise UserError(f"{file}: special_tokens are above vocab_size, {metadata.vocab_size}; {REBUILD}")
@@ -267,13 +262,9 @@ def require_same_tokens(first: TextSplit, other: TextSplit) -> None:
         value, expected = getattr(other.metadata, key), getattr(first.metadata, key)
         if value != expected:
             raise UserError(
-                f"{first.path} has {key} {_shown(expected)}, but {other.path} has {_shown(value)}; "
-                f"build both with one tokenizer"
+                f"{first.path} has {key} {str(expected)[:60]}, but {other.path} has {str(value)[:60]}; build both "
+                "with one tokenizer"
             )
-
-
-def _shown(value: object) -> str:
-    return value[:12] if isinstance(value, str) else str(value)
 
 
 # --------------------------------------------------------------------------------------------------

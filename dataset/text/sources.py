@@ -30,8 +30,6 @@ _TAB = "\t"
 _LINES, _TABLES = (".jsonl", ".ndjson"), (".csv", ".tsv")
 _REFUSED = (".json", ".parquet", ".arrow", ".zip", ".zst", ".xz", ".bz2", ".pdf")
 KEYS = "text, or instruction and response"
-# What JSON calls the values that are no text.
-_KINDS = {dict: "an object", list: "a list", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
 
 
 class Document(NamedTuple):
@@ -276,7 +274,7 @@ def _document(place: str, values: Mapping[str, object]) -> Document:
     encoded = []
     for key, value in [*((key, values[key]) for key in used), ("task", task)]:
         if not isinstance(value, str):
-            raise UserError(f"{place}: {key} is {_KINDS[type(value)]}, no text; correct or remove the line")
+            raise UserError(f"{place}: {key} is no text; correct or remove the line")
         try:
             encoded.append(value.encode("utf-8"))
         except UnicodeEncodeError as error:

@@ -42,7 +42,9 @@ class TextStream:
             return ""
         self._new.append(token)
         text = self._decode([*self._context, *self._new])
-        num_sure = max(self._num_told, len(text) - _num_open(text))
+        # So many characters at the end may change with the next token.
+        num_open = min(len(text) - len(text.rstrip(_REPLACEMENT)), _MOST_REPLACEMENTS)
+        num_sure = max(self._num_told, len(text) - num_open)
         piece, self._num_told = text[self._num_told : num_sure], num_sure
         if num_sure == len(text):
             # Tokens without text, such as special ones, must not hide the word before them.
@@ -69,11 +71,6 @@ class TextStream:
         num_held = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
-
-
-def _num_open(text: str) -> int:
-    """Return how many characters at the end may change with the next token."""
-    return min(len(text) - len(text.rstrip(_REPLACEMENT)), _MOST_REPLACEMENTS)
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -182,12 +182,7 @@ def open_tokenizer(split: TextSplit) -> Tokenizer:
         UserError: It is not known, or its library is missing.
     """
     metadata = split.metadata
-    if metadata.tokenizer == BYTES:
-        return ByteTokenizer()
-    file = _tokenizer_file([split.path, split.path.parent])
-    if metadata.tokenizer == UNKNOWN or file is None:
-        raise UserError(f"{split.path}: has no tokenizer.json, so its tokens can't be read; put the file there")
-    return FileTokenizer(file, metadata.special_tokens)
+    return find_tokenizer(metadata.tokenizer, metadata.special_tokens, [split.path, split.path.parent], f"{split.path}")
 
 
 def find_tokenizer(name: str, special_tokens: SpecialTokens | None, folders: Sequence[Path], whose: str) -> Tokenizer:
@@ -207,7 +202,7 @@ def find_tokenizer(name: str, special_tokens: SpecialTokens | None, folders: Seq
         raise UserError(
             f"{whose} does not say which tokenizer made its tokens; give data_path=<a dataset of that tokenizer>"
         )
-    file = _tokenizer_file(folders)
+    file = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
     if file is None:
         looked = ", ".join(map(str, folders)) or "no folder"
         raise UserError(
@@ -221,10 +216,6 @@ def find_tokenizer(name: str, special_tokens: SpecialTokens | None, folders: Seq
             "data_path=<the folder of its dataset>"
         )
     return tokenizer
-
-
-def _tokenizer_file(folders: Sequence[Path]) -> Path | None:
-    return next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
 
 
 def train_bpe(texts: Iterable[bytes], vocab_size: int, file: Path) -> None:

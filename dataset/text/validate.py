@@ -2,55 +2,47 @@
 # N = samples
 
 import hashlib
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dataset.builder import SPLITS
+from dataset.findings import Findings
 from dataset.schema import CHUNK_BYTES, SplitName
 from dataset.text.schema import TextSplit, check_text_contents, has_split, open_text_split, require_same_tokens
 
 
-def validate_text(
-    path: Path, *, most_leaks: float, collect: Callable[[Callable[[], Any]], Any], warn: Callable[[str], None]
-) -> tuple[str, list[str]]:
+def validate_text(path: Path, most_leaks: float, findings: Findings) -> str:
     """Check a dataset of text.
 
     Args:
         path: the folder that holds train and test, or a folder in HRM-Text's format.
         most_leaks: the largest share of test samples that may be in the training data.
-        collect: returns what a check returns, or notes its UserError and returns None.
-        warn: called with each warning.
 
     Returns:
-        Lines that describe the dataset, and the errors about the two splits together.
+        Lines that describe the dataset.
     """
     lines: list[str] = []
     splits: dict[SplitName, TextSplit] = {}
     for name in SPLITS:
         if name == "test" and not has_split(path, name):
-            warn(f"{path}: has no test split, so nothing can be evaluated on it")
+            findings.warnings.append(f"{path}: has no test split, so nothing can be evaluated on it")
             continue
-        split = collect(partial(open_text_split, path, name))
-        fingerprint = None if split is None else collect(partial(check_text_contents, split))
-        if fingerprint is not None:
+        with findings.collecting():
+            split = open_text_split(path, name)
+            lines += [f"{name:<6} {described(split)}", f"       sha256 {check_text_contents(split)}"]
             splits[name] = split
-            lines += [f"{name:<6} {described(split)}", f"       sha256 {fingerprint}"]
-    errors = []
-    if len(splits) == 2:
-        train, test = splits["train"], splits["test"]
-        collect(partial(require_same_tokens, train, test))
-        if train.metadata.tasks != test.metadata.tasks:
-            errors.append(f"{test.path / 'dataset.json'}: tasks are not those of train; build both splits together")
-        if leak := _leak(train, test, most_leaks):
-            line, is_error = leak
-            errors.append(line) if is_error else warn(line)
-    else:
-        lines.append("samples in both splits were not looked for; that takes two splits without errors")
-    return "\n".join(lines), errors
+    if len(splits) < len(SPLITS):
+        return "\n".join([*lines, "samples in both splits were not looked for; that takes two splits without errors"])
+    train, test = splits["train"], splits["test"]
+    with findings.collecting():
+        require_same_tokens(train, test)
+    if train.metadata.tasks != test.metadata.tasks:
+        findings.errors.append(
+            f"{test.path / 'dataset.json'}: tasks are not those of train; build both splits together"
+        )
+    _check_leaks(train, test, most_leaks, findings)
+    return "\n".join(lines)
 
 
 def described(split: TextSplit) -> str:
@@ -63,13 +55,12 @@ def described(split: TextSplit) -> str:
     )
 
 
-def _leak(train: TextSplit, test: TextSplit, most: float) -> tuple[str, bool] | None:
-    """Return a line about test samples that are in train, too, and whether they are too many."""
+def _check_leaks(train: TextSplit, test: TextSplit, most: float, findings: Findings) -> None:
     train_keys_N, train_numbers_N = _keys(train)
     test_keys_N, test_numbers_N = _keys(test)
     leaked_N = np.isin(test_keys_N, train_keys_N)
     if not leaked_N.any():
-        return None
+        return
     at = int(leaked_N.argmax())
     in_train = int(train_numbers_N[(train_keys_N == test_keys_N[at]).argmax()])
     share = float(leaked_N.mean())
@@ -77,8 +68,7 @@ def _leak(train: TextSplit, test: TextSplit, most: float) -> tuple[str, bool] | 
         f"{test.epochs[0].files[0]}: sample {int(test_numbers_N[at]):,} is in the training data too, as sample "
         f"{in_train:,} ({int(leaked_N.sum()):,} of {len(leaked_N):,} test documents are, {share:.2%})"
     )
-    is_error = share > most
-    return (f"{line}; leave them out of train or test, or add --allow-leak" if is_error else line), is_error
+    findings.add_leak(line, share > most)
 
 
 def _keys(split: TextSplit) -> tuple[np.ndarray, np.ndarray]:

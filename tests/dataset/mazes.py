@@ -5,6 +5,7 @@ from collections import deque
 
 import numpy as np
 
+from dataset import maze
 from dataset.maze import BLANK, GOAL, PATH, START, WALL
 
 Cell = tuple[int, int]
@@ -78,3 +79,11 @@ def turned(grid_LL: np.ndarray, transform: int) -> np.ndarray:
 def turned_row(grid_S: np.ndarray, transform: int) -> np.ndarray:
     side = int(len(grid_S) ** 0.5)
     return turned(grid_S.reshape(side, side), transform).ravel()
+
+
+def to_tokens(text: str) -> np.ndarray:
+    return np.array([maze.SYMBOLS.index(character, 1) for character in text], np.uint8)
+
+
+def to_text(tokens_S: np.ndarray) -> str:
+    return "".join(maze.SYMBOLS[token] for token in tokens_S)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dataset import sudoku
 from dataset.arc import SIDE
 from dataset.arc import VOCAB_SIZE as ARC_VOCAB
 from dataset.augment import Box
@@ -56,6 +57,13 @@ def sudoku_split(box: Box, num: int) -> Split:
     solutions_NS = np.concatenate([random_solution(box, rng)[None] for _ in range(num)])
     puzzles_NS = np.where(rng.random(solutions_NS.shape) < 0.6, 0, solutions_NS)
     return split_with((puzzles_NS + 1).astype(np.uint8), (solutions_NS + 1).astype(np.uint8), box.side + 2)
+
+
+def solved_sudoku(puzzle_S: np.ndarray, box: Box) -> np.ndarray | None:
+    """Return a solution (S,) of the puzzle by the slow search; None if there is none."""
+    search = sudoku._search(sudoku._candidates(puzzle_S, box), 0, sudoku._board(box))
+    solution = next(search, None)
+    return None if solution is None else sudoku._to_array(solution, box)
 
 
 def maze_split() -> Split:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from dataset.augment import (
     BOXES,
     Box,
-    box_of,
     cell_sources,
     column_orders,
     draw_symmetries,
@@ -107,17 +106,3 @@ def test_every_4x4_symmetry_is_drawn_about_equally_often() -> None:
         assert len(counts) == expected
         # The bound is six standard deviations of a binomial count.
         assert abs(counts - num / expected).max() < 6 * math.sqrt(num / expected)
-
-
-def test_boards_with_boxes_that_are_not_square_are_never_transposed() -> None:
-    box = BOXES["2x3"]
-    cells_NLL = draw_symmetries(np.random.default_rng(0), 200, box).cells_NS.reshape(-1, box.side, box.side)
-    rows_NLL = cells_NLL // box.side
-    assert (rows_NLL == rows_NLL[:, :, :1]).all()
-
-
-def test_the_shape_of_a_dataset_tells_its_boxes() -> None:
-    for box in BOXES.values():
-        assert box_of(box.num_cells, box.side + 2) == box
-    for shape in ((81, 10), (36, 6), (64, 11), (256, 17), (900, 12)):
-        assert box_of(*shape) is None

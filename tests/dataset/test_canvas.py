@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dataset.augment import BOXES
-from dataset.canvas import Corner, common_side, side_of
+from dataset.canvas import Corner
 from dataset.evaluators import build_evaluators, fitting_evaluators
 from dataset.loader import EvalLoader, TrainLoader
 from dataset.sampler import Sampler
@@ -24,7 +24,6 @@ from utils.errors import UserError
 from utils.ranks.world import World
 
 SINGLE = World.single()
-SIDES = {"four": 4, "six": 6, "nine": 9}
 
 
 def _mixed() -> Split:
@@ -48,23 +47,10 @@ def _side_of_example(batch: Batch, n: int) -> int:
     return int((batch["labels"][n].view(9, 9)[0] != IGNORE_LABEL).sum())
 
 
-def test_shapes_of_boards() -> None:
-    assert [side_of(shape) for shape in ((16, 6), (81, 11), (256, 18), (25, 7), (81, 12), (80, 10), (900, 12))] == [
-        *(4, 9, 16, 5),
-        *[None] * 3,
-    ]
-    assert common_side([(16, 6), (81, 11), (36, 8)]) == 9
-    assert common_side([(16, 6), (16, 6)]) is None and common_side([(16, 6), (900, 12)]) is None
-
-
-@pytest.mark.parametrize("as_tensor", [False, True])
-def test_a_board_is_placed_and_cropped(as_tensor: bool) -> None:
+def test_a_board_is_placed_and_cropped() -> None:
     corner = Corner(2, 3)
-    boards_NS = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.int32)
-    if as_tensor:
-        canvas_NC = corner.place_on_device(torch.from_numpy(boards_NS), -1)
-    else:
-        canvas_NC = torch.from_numpy(corner.place(boards_NS, -1))
+    boards_NS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    canvas_NC = corner.place(boards_NS, -1)
     assert canvas_NC[0].tolist() == [1, 2, -1, 3, 4, -1, -1, -1, -1]
     assert corner.crop(canvas_NC).tolist() == boards_NS.tolist()
     assert corner.crop_answers(canvas_NC[None])[0].tolist() == [[1, 2, 3, 0], [0] * 4]

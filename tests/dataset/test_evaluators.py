@@ -41,12 +41,6 @@ def test_a_run_that_names_no_evaluators_has_those_that_need_no_votes(tmp_path: P
         assert training_evaluators([], split).metrics == ()
 
 
-@pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 11), (24, 6), (900, 12), (16, 6)])
-def test_the_maze_evaluator_refuses_other_data(seq_len: int, vocab_size: int) -> None:
-    with pytest.raises(ValueError, match=f"data/test has {seq_len} tokens of {vocab_size} kinds, which is no maze"):
-        build_evaluators(["maze"], split_of(seq_len, vocab_size))
-
-
 @pytest.mark.parametrize(("seq_len", "vocab_size"), [(81, 10), (36, 6), (900, 6), (64, 11)])
 def test_the_sudoku_evaluator_refuses_other_data(seq_len: int, vocab_size: int) -> None:
     with pytest.raises(ValueError, match=f"data/test has {seq_len} tokens of {vocab_size} kinds, which is no Sudoku"):

@@ -141,11 +141,6 @@ def test_training_ignores_a_label_outside_of_the_vocabulary(data_on: DataOn, ign
     assert (batch["labels"] == IGNORE_LABEL).nonzero().tolist() == [[row, 2]]
 
 
-def test_on_a_cpu_the_default_is_data_on_host() -> None:
-    split = _split([[4]])
-    assert TrainLoader(split, _sampler(split, 4), World.single()).data_on == "host"
-
-
 @pytest.mark.parametrize(("free_bytes", "expected"), [(8 * 5 * 2 * 4 - 1, "host"), (8 * 5 * 2 * 4, "device")])
 def test_arrays_of_at_most_a_quarter_of_the_free_memory_go_to_the_device(
     monkeypatch: pytest.MonkeyPatch, free_bytes: int, expected: str
@@ -278,12 +273,6 @@ def test_an_evaluation_covers_every_row_exactly_once(puzzles: list[int], batch_s
                 assert row not in found and row > seen
                 found[row], seen = example, row
     assert [found[row] for row in sorted(found)] == expected
-
-
-def test_no_rank_gets_more_than_its_share_of_an_evaluation_batch() -> None:
-    split = _split([[1] * 10])
-    sizes = [[len(rows) for rows, _ in EvalLoader(split, "set0", 4).batches(world_of(rank, 3))] for rank in range(3)]
-    assert sizes == [[1, 1], [1, 1, 1], [2, 2, 1]]  # the batches have 4, 4 and 2 rows
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,10 @@ test_build_sudoku_dataset.py tests downloads.
 import gzip
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dataset import puzzle_csv
-from dataset.puzzle_csv import NO_TOKEN, Row, find_csv, read_rows, source_files, to_tokens
+from dataset.puzzle_csv import Row, find_csv, read_rows, source_files, to_tokens
 
 HEADER = "source,question,answer,rating"
 
@@ -90,12 +89,11 @@ def test_a_folder_has_one_file_for_a_split(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_characters_become_tokens(tmp_path: Path) -> None:
-    token_of = np.full(256, NO_TOKEN, np.uint8)
-    token_of[[ord("a"), ord(" ")]] = 4, 5
+    tokens = {"a": 4, " ": 5}
     rows = [Row(2, "a a", "aaa", 0), Row(7, "  a", "a\u0664a", 0)]
     file = Path("f.csv")
-    assert to_tokens(file, rows, "question", token_of, 3, "a").tolist() == [[4, 5, 4], [5, 5, 4]]
+    assert to_tokens(file, rows, "question", tokens, 3, "a").tolist() == [[4, 5, 4], [5, 5, 4]]
     with pytest.raises(ValueError, match="f\\.csv:7: the answer has '\u0664' in cell 2, where only a or blank can be"):
-        to_tokens(file, rows, "answer", token_of, 3, "a or blank")
+        to_tokens(file, rows, "answer", tokens, 3, "a or blank")
     with pytest.raises(ValueError, match=r"f\.csv:2: the question has 3 characters, not 4"):
-        to_tokens(file, rows, "question", token_of, 4, "a")
+        to_tokens(file, rows, "question", tokens, 4, "a")

@@ -78,11 +78,6 @@ def test_a_large_epoch_of_single_examples_is_only_shuffled(monkeypatch: pytest.M
     assert _stream(_sampler(single, seed=3, epochs=2)) == expected
 
 
-def test_groups_of_one_puzzle_draw_no_choice() -> None:
-    sampler = _sampler([[[1]] * 5, [[2]] * 3], seed=3)
-    assert sampler._choose(epoch=1) is sampler._group_first
-
-
 @given(data=DATA, seed=SEEDS, epochs=st.integers(1, 4), size=st.integers(1, 7))
 @settings(max_examples=60, deadline=None)
 def test_an_epoch_takes_every_group_once_and_one_whole_puzzle_of_it(
@@ -160,16 +155,6 @@ def test_earlier_calls_change_no_batch(data: list[Layout], seed: int, size: int,
         np.testing.assert_array_equal(shuffled.examples(step, slice(0, size)), expected[step])
 
 
-def test_global_random_state_is_neither_read_nor_changed() -> None:
-    data = [[[2, 3], [1]]]
-    np.random.seed(1)
-    before = np.random.get_state()[1].copy()  # type: ignore[index]
-    first = _stream(_sampler(data))
-    np.testing.assert_array_equal(before, np.random.get_state()[1])  # type: ignore[index]
-    np.random.seed(2)
-    assert _stream(_sampler(data)) == first
-
-
 def test_seeds_and_epochs_give_other_orders() -> None:
     data = [[[1]] * 50]
     streams = [_stream(_sampler(data, seed=seed, epochs=2)) for seed in range(5)]
@@ -183,12 +168,6 @@ def test_a_group_draws_its_puzzles_evenly() -> None:
     counts = Counter(_stream(sampler))
     assert sorted(counts) == [0, 1, 2]
     assert all(900 <= count <= 1100 for count in counts.values())  # expected: 1000, with a standard deviation of 26
-
-
-def test_the_order_of_examples_within_a_puzzle_is_random() -> None:
-    stream = _stream(_sampler([[[3]]], epochs=200))
-    orders = Counter(tuple(stream[i : i + 3]) for i in range(0, 600, 3))
-    assert len(orders) == 6
 
 
 @given(data=DATA, seed=SEEDS, old=st.integers(1, 5), new=st.integers(1, 5), share=st.floats(0, 1))
@@ -213,39 +192,10 @@ def test_a_resumed_run_with_another_batch_size_continues_at_the_same_draw(
         assert after.last_step == before.last_step
 
 
-@given(data=DATA, seed=SEEDS, epochs=st.integers(1, 5), size=st.integers(1, 6))
-@settings(max_examples=40, deadline=None)
-def test_an_epoch_is_done_after_its_last_draw(data: list[Layout], seed: int, epochs: int, size: int) -> None:
-    sampler = _sampler(data, seed=seed, epochs=epochs, global_batch_size=size)
-    ends = [_sampler(data, seed=seed, epochs=n + 1).num_draws for n in range(epochs)]
-    assert sampler.epochs_done(0) == 0
-    for step in range(1, sampler.last_step + 1):
-        assert sampler.epochs_done(step) == sum(end <= step * size for end in ends)
-
-
-def test_an_epoch_may_end_within_a_step_or_at_its_end() -> None:
-    sampler = _sampler([[[2], [2]]], epochs=3, global_batch_size=2)
-    assert [sampler.epochs_done(step) for step in range(7)] == [0, 0, 1, 1, 2, 2, 3]
-    assert (sampler.num_draws, sampler.last_step) == (12, 6)
-
-
 def test_more_epochs_only_lengthen_the_stream() -> None:
     data = [[[2, 3], [1, 4]], [[5]]]
     short, long = (_stream(_sampler(data, epochs=epochs, global_batch_size=3)) for epochs in (2, 5))
     assert long[: len(short)] == short
-
-
-def test_a_batch_may_span_several_epochs() -> None:
-    sampler = _sampler([[[1], [1]]], epochs=5, global_batch_size=7)
-    assert sampler.last_step == 1
-    batch = sampler.examples(1, slice(0, 7)).tolist()
-    assert [sorted(batch[i : i + 2]) for i in (0, 2, 4)] == [[0, 1]] * 3
-
-
-def test_draws_that_fill_no_batch_make_no_step() -> None:
-    assert _sampler([[[1]]], epochs=3, global_batch_size=4).last_step == 0
-    with pytest.raises(AssertionError, match="outside"):
-        _sampler([[[1]]], epochs=3, global_batch_size=4).examples(1, slice(0, 4))
 
 
 def test_repeat_first_batch_repeats_it_after_a_resume_too() -> None:

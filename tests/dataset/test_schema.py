@@ -5,7 +5,6 @@ An error about a malformed folder is one line, which names the file.
 
 import json
 import os
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ import numpy as np
 import pytest
 
 from dataset import schema
-from dataset.schema import check_contents, merge_splits, open_datasets, open_split
-from utils.errors import UserError
+from dataset.schema import check_contents, merge_splits, open_split
 
 NUM_GROUPS, GROUP_SIZE, EXAMPLES, SEQ_LEN, VOCAB = 3, 2, 2, 5, 7
 METADATA: dict[str, Any] = {
@@ -84,18 +82,6 @@ def test_published_folders_open(tmp_path: Path, dtype: type) -> None:
     assert len(check_contents(split)) == 64
 
 
-def test_a_split_may_have_several_sets(tmp_path: Path) -> None:
-    _write(tmp_path, sets=["all", "more"], total_groups=2 * NUM_GROUPS)
-    for file in list((tmp_path / "train").glob("all__*")):
-        file.with_name(file.name.replace("all", "more")).write_bytes(file.read_bytes())
-    assert list(open_split(tmp_path, "train").sets) == ["all", "more"]
-
-
-def test_the_sets_of_a_single_dataset_keep_their_names(tmp_path: Path) -> None:
-    path = str(_write(tmp_path))
-    assert list(open_datasets([path], "train", numbered_by=[path]).sets) == list(open_split(path, "train").sets)
-
-
 def test_merged_datasets_share_arrays_and_number_puzzles_anew(tmp_path: Path) -> None:
     splits = [
         open_split(_write(tmp_path / folder, np.uint8, num_puzzle_identifiers=num), "train")
@@ -117,14 +103,6 @@ def test_merged_datasets_share_arrays_and_number_puzzles_anew(tmp_path: Path) ->
     assert all(str(split.path) in str(merged.path) for split in splits)
 
 
-def test_one_test_split_keeps_the_identifiers_of_the_merged_training_data(tmp_path: Path) -> None:
-    split = open_split(_write(tmp_path / "two"), "train")
-    merged = merge_splits([split], [10])
-    np.testing.assert_array_equal(merged.sets["two.all"].puzzle_identifiers, split.sets["all"].puzzle_identifiers + 10)
-    assert merged.metadata.num_puzzle_identifiers == 14
-    assert merged.metadata.blank_identifier_id == 10
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -136,12 +114,6 @@ def test_one_test_split_keeps_the_identifiers_of_the_merged_training_data(tmp_pa
 def test_datasets_of_different_tasks_are_not_merged(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
     splits = [open_split(_write(tmp_path / "one"), "train"), open_split(_write(tmp_path / "two", **changes), "train")]
     with pytest.raises(ValueError, match=f"one/train has {expected}.*; train on"):
-        merge_splits(splits, [0, 4])
-
-
-def test_datasets_in_folders_of_equal_names_are_not_merged(tmp_path: Path) -> None:
-    splits = [open_split(_write(tmp_path / folder / "same"), "train") for folder in ("a", "b")]
-    with pytest.raises(ValueError, match=r"a/same/train and .*b/same/train would both be the set same\.all;"):
         merge_splits(splits, [0, 4])
 
 
@@ -189,41 +161,10 @@ def test_the_fingerprint_does_not_depend_on_the_chunks(tmp_path: Path, monkeypat
     assert "row 11 has token 7" in _error(tmp_path)
 
 
-def test_a_change_after_the_build_is_found(tmp_path: Path) -> None:
-    fingerprint = check_contents(open_split(_write(tmp_path), "train"))
-    (tmp_path / "fingerprint.json").write_text(json.dumps({"train": fingerprint}))
-    check_contents(open_split(tmp_path, "train"))
-    _edit(tmp_path, "labels", lambda array: array[::-1])
-    assert "changed after it was built" in _error(tmp_path)
-    (tmp_path / "fingerprint.json").write_text("{")
-    assert "fingerprint.json: is no JSON" in _error(tmp_path)
-
-
-def test_the_error_for_a_missing_dataset_names_the_command_that_builds_it(tmp_path: Path) -> None:
-    for folder in (tmp_path / "nowhere", tmp_path):
-        message = _error(folder)
-        assert "no dataset at" in message
-        assert f"python dataset/build_sudoku_dataset.py --output-dir {folder}" in message
-
-
-@pytest.mark.parametrize(
-    ("name", "builder"), [("my sudokus 1k", "build_sudoku_dataset"), ("mazes-30x30", "build_maze_dataset")]
-)
-def test_the_error_for_csv_files_names_the_command_that_reads_them(tmp_path: Path, name: str, builder: str) -> None:
-    folder = tmp_path / name
-    folder.mkdir()
-    (folder / "train.csv.gz").touch()
-    message = _error(folder)
-    command = message.partition("(")[2].partition(")")[0]
-    expected = ["python", f"dataset/{builder}.py", "--output-dir", f"data/{name}-built", "--source-dir", str(folder)]
-    assert shlex.split(command) == expected, message
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"vocab_size": "drop"}, "vocab_size: Field required"),
-        ({"vocab_size": "7"}, "vocab_size: Input should be a valid integer"),
         ({"seq_len": True}, "seq_len: Input should be a valid integer"),
         ({"seq_len": 6}, "rows have 5 tokens, but seq_len in dataset.json is 6"),
         ({"total_groups": 4}, "total_groups is 4, but the sets hold 3"),
@@ -231,7 +172,6 @@ def test_the_error_for_csv_files_names_the_command_that_reads_them(tmp_path: Pat
         ({"blank_identifier_id": 4}, "blank_identifier_id is 4, but num_puzzle_identifiers is 4"),
         ({"mean_puzzle_examples": float("nan")}, "mean_puzzle_examples: Input should be a finite number"),
         ({"ignore_label_id": 2**31}, "ignore_label_id: Input should be less than 2147483648"),
-        ({"sets": []}, "sets: List should have at least 1 item"),
         ({"sets": ["../all"]}, "sets.0: String should match pattern"),
         ({"sets": ["all", "all"]}, "names a set twice"),
         ({"sets": ["other"]}, "other__inputs.npy is missing"),
@@ -253,7 +193,6 @@ def test_a_malformed_dataset_json_is_named(tmp_path: Path, text: str) -> None:
     [
         ("inputs", _set((3, 1), VOCAB), "all__inputs.npy: row 3 has token 7, but 0 to 6 are possible"),
         ("inputs", _set((3, 1), -1), "all__inputs.npy: row 3 has token -1"),
-        ("labels", _set((4, 0), VOCAB), "all__labels.npy: row 4 has label 7"),
         ("labels", _set((4, 0), -100), "all__labels.npy: row 4 has label -100"),
         ("puzzle_identifiers", _set(5, 4), "all__puzzle_identifiers.npy: row 5 has puzzle identifier 4, but 0 to 3"),
         ("puzzle_identifiers", lambda a: a[:-1], "5 entries, but puzzle_indices has 6 puzzles"),
@@ -261,13 +200,11 @@ def test_a_malformed_dataset_json_is_named(tmp_path: Path, text: str) -> None:
         ("puzzle_indices", _set(2, 2), "entry 2 is 2, not above entry 1, 2"),
         ("puzzle_indices", _set(6, 11), "ends at 11, but there are 12 rows in inputs"),
         ("puzzle_indices", lambda a: _set(2, 1)(a.astype(np.uint8)), "entry 2 is 1, not above entry 1, 2"),
-        ("group_indices", _set(3, 7), "ends at 7, but there are 6 puzzles in puzzle_indices"),
+        ("group_indices", _set(3, 7), "ends at 7, but there are 6 puzzles in puzzle_identifiers"),
         ("group_indices", lambda a: a[:0], "all__group_indices.npy: is empty"),
         ("labels", lambda a: a[:-1], "all__labels.npy: 11 rows, but inputs has 12"),
-        ("labels", lambda a: a[:, :-1], "all__labels.npy: rows have 4 tokens"),
         ("inputs", lambda a: a.ravel(), "has shape (60,), but 2 axes are needed"),
         ("inputs", lambda a: a.astype(np.float32), "holds float32, not integers"),
-        ("inputs", lambda a: a > 2, "holds bool, not integers"),
     ],
 )
 def test_wrong_arrays_are_named(
@@ -284,22 +221,12 @@ def test_a_label_may_be_the_ignored_id(tmp_path: Path) -> None:
     assert "row 5 has label -99, but 0 to 6 or -100 (ignored) are possible" in _error(tmp_path)
 
 
-def test_ignore_label_id_may_be_null(tmp_path: Path) -> None:
-    assert open_split(_write(tmp_path, ignore_label_id=None), "train").metadata.ignore_label_id is None
-
-
 @pytest.mark.parametrize("name", ["inputs", "puzzle_indices"])
-@pytest.mark.parametrize("length", [0, 4, 40, 129, -1])
+@pytest.mark.parametrize("length", [0, 40, -1])
 def test_a_truncated_array_is_named(tmp_path: Path, name: str, length: int) -> None:
     file = _write(tmp_path) / "train" / f"all__{name}.npy"
     os.truncate(file, length if length >= 0 else file.stat().st_size + length)
     assert f"{file}: cannot be mapped as a plain array" in _error(tmp_path)
-
-
-def test_a_missing_array_is_named(tmp_path: Path) -> None:
-    file = _write(tmp_path) / "train" / "all__labels.npy"
-    file.unlink()
-    assert f"{file} is missing" in _error(tmp_path)
 
 
 class _Payload:
@@ -337,53 +264,30 @@ def test_a_garbled_header_is_named(tmp_path: Path, header: bytes) -> None:
 @pytest.mark.parametrize(
     ("name", "command"),
     [
-        ("maze-30x30-hard-1k", "build_maze_dataset.py --output-dir {path})"),
-        ("arc-2-aug-1000", "build_arc_dataset.py --output-dir {path} --num-aug 1000)"),
-        ("lights-out-5x5", "build_lights_out_dataset.py --output-dir {path})"),
-        (
-            "sudoku-extreme-1k-aug-1000",
-            "build_sudoku_dataset.py --output-dir {path} --subsample-size 1000 --num-aug 1000)",
-        ),
-        ("sudoku-6x6", "build_sudoku_dataset.py --output-dir {path} --generate 1000 --generate-test 500 --box 2x3)"),
-        ("research", "build_sudoku_dataset.py --output-dir {path} ...)"),
+        ("maze-30x30-hard-1k", "maze_dataset.py --output-dir {path}"),
+        ("arc-2-aug-1000", "arc_dataset.py --output-dir {path} --num-aug 1000"),
+        ("lights-out-5x5", "lights_out_dataset.py --output-dir {path}"),
+        ("sudoku-1k-aug-9", "sudoku_dataset.py --output-dir {path} --subsample-size 1000 --num-aug 9"),
+        ("research", "sudoku_dataset.py --output-dir {path}"),
     ],
 )
 def test_a_missing_dataset_names_its_builder(name: str, command: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        open_split(tmp_path / name, "train")
-    assert f"build it (python dataset/{command.format(path=tmp_path / name)} or set" in str(caught.value)
+    assert f"python dataset/build_{command.format(path=tmp_path / name)} (--help" in _error(tmp_path / name)
 
 
-@pytest.mark.parametrize("typed", ["sudoku-x", "data/sudoku-y"])
-def test_a_missing_dataset_names_a_similar_one(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_dataset_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     _write(tmp_path / "data" / "sudoku-x")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as caught:
-        open_split(Path(typed), "train")
-    assert f"there is no folder {typed}, but there is data/sudoku-x; build it (python" in str(caught.value)
-    assert str(caught.value).endswith(" or set data_path to data/sudoku-x")
-
-
-def test_a_missing_folder_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"there is no folder data/addition here in {tmp_path}; build it"):
-        open_split(Path("data/addition"), "train")
-
-
-@pytest.mark.parametrize(("names", "listed"), [("ab", "{0}/a, {0}/b"), ("abcdefg", "{0}/a, .*{0}/e and 2 more")])
-def test_a_folder_of_datasets_lists_them(names: str, listed: str, tmp_path: Path) -> None:
-    for name in names:
-        _write(tmp_path / name)
-    with pytest.raises(UserError, match=f"is a folder of datasets; give one of them: {listed.format(tmp_path)}$"):
-        open_split(tmp_path, "train")
-
-
-def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").touch()
-    with pytest.raises(UserError, match=f"it is a run; resume={tmp_path} goes on with it"):
-        open_split(tmp_path, "train")
-    split = tmp_path / "data" / "train"
-    split.mkdir(parents=True)
-    (split / "dataset.json").touch()
-    with pytest.raises(UserError, match=f"one split of a dataset; give the folder above it, {tmp_path}/data$"):
-        open_split(split, "train")
+    (tmp_path / "mazes of mine").mkdir()
+    (tmp_path / "mazes of mine" / "train.csv.gz").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    for path, said in (
+        ("data/sudoku-y", "there is no folder data/sudoku-y; give data/sudoku-x, or build one"),
+        ("data/addition", f"there is no folder data/addition here in {tmp_path}; build one"),
+        ("data", "data/train/dataset.json is missing; give a folder in it, such as data/sudoku-x"),
+        ("data/sudoku-x/train", "it is one split of a dataset; give the folder above it, data/sudoku-x"),
+        ("mazes of mine", "build_maze_dataset.py --output-dir 'data/mazes of mine-built' --source-dir 'mazes of"),
+        ("run", "it is a run; resume=run goes on with it"),
+    ):
+        assert said in _error(Path(path))

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from dataset import sudoku
 from dataset.augment import BOXES, Box, draw_symmetries
-from dataset.sudoku import count_solutions, generate, random_solution, solve, symmetry_class, unit_ids, valid_solutions
+from dataset.sudoku import count_solutions, generate, random_solution, symmetry_class, valid_solutions
+from tests.dataset.shapes import solved_sudoku
 
 REAL_PUZZLES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "sudoku-extreme-1k" / "train.csv.gz"
 
@@ -66,16 +67,6 @@ def test_valid_solutions_are_those_that_the_rules_allow(box: Box, seed: int, spo
     assert valid_solutions(board_S[None], box).tolist() == [_is_valid(board_S, box)]
 
 
-def test_latin_squares_with_bad_boxes_are_no_solutions() -> None:
-    for box in BOXES.values():
-        cyclic_NS = np.add.outer(np.arange(box.side), np.arange(box.side)).ravel()[None] % box.side + 1
-        assert not valid_solutions(cyclic_NS.astype(np.uint8), box)[0]
-
-
-def test_boxes_of_side_6_have_two_rows_and_three_columns() -> None:
-    assert unit_ids(BOXES["2x3"])[2].reshape(6, 6)[:3].tolist() == [[0, 0, 0, 1, 1, 1]] * 2 + [[2, 2, 2, 3, 3, 3]]
-
-
 @settings(deadline=None, max_examples=200)
 @given(seed=seeds, share=st.floats(0, 0.7))
 def test_counts_are_those_of_brute_force(seed: int, share: float) -> None:
@@ -85,37 +76,13 @@ def test_counts_are_those_of_brute_force(seed: int, share: float) -> None:
     assert count_solutions(puzzle_S[None], BOXES["2x2"]) == [min(expected, 2)]
 
 
-@settings(deadline=None)
-@given(box=boxes, seed=seeds, share=st.floats(0.3, 1))
-def test_solve_finds_a_solution_that_keeps_the_clues(box: Box, seed: int, share: float) -> None:
-    # With fewer clues, one of fifteen boards of 16x16 takes seconds to search, and some take hours.
-    puzzle_S = _random_puzzle(box, seed, share if box.side < 16 else max(share, 0.45))
-    solution_S = solve(puzzle_S, box)
-    assert solution_S is not None and _is_valid(solution_S, box)
-    assert ((puzzle_S == 0) | (puzzle_S == solution_S)).all()
-
-
-@pytest.mark.parametrize("box", BOXES.values(), ids=str)
-def test_contradictions_have_no_solution(box: Box) -> None:
-    twice_S = np.zeros(box.num_cells, dtype=np.uint8)
-    twice_S[:2] = 1
-    # The last cell of the first row has no candidate left: the row holds all digits but one, and
-    # the column holds the missing digit.
-    stuck_S = np.zeros(box.num_cells, dtype=np.uint8)
-    stuck_S[: box.side - 1] = np.arange(1, box.side)
-    stuck_S[-1] = box.side
-    for puzzle_S in (twice_S, stuck_S):
-        assert solve(puzzle_S, box) is None
-        assert count_solutions(puzzle_S[None], box) == [0]
-
-
 @pytest.mark.skipif(not REAL_PUZZLES.exists(), reason="the shared Sudoku-Extreme puzzles are not here")
 def test_real_hard_puzzles_have_one_solution() -> None:
     with gzip.open(REAL_PUZZLES, "rt") as stream:
         rows = list(itertools.islice(csv.DictReader(stream), 400))
     puzzles_NS = np.array([[int(c) for c in row["question"].replace(".", "0")] for row in rows], dtype=np.uint8)
     for row, puzzle_S in zip(rows[:40], puzzles_NS, strict=False):
-        solution_S = solve(puzzle_S, BOXES["3x3"])
+        solution_S = solved_sudoku(puzzle_S, BOXES["3x3"])
         assert solution_S is not None and "".join(map(str, solution_S)) == row["answer"]
     assert (count_solutions(puzzles_NS, BOXES["3x3"]) == 1).all()
 
@@ -143,7 +110,7 @@ def test_generated_puzzles_have_one_solution_and_differ(box: str, num: int) -> N
     assert len(pairs) == num
     for puzzle_S, solution_S in pairs:
         assert puzzle_S.dtype == solution_S.dtype == np.uint8
-        np.testing.assert_array_equal(solve(puzzle_S, shape), solution_S)
+        np.testing.assert_array_equal(solved_sudoku(puzzle_S, shape), solution_S)
     assert (count_solutions(np.stack([puzzle_S for puzzle_S, _ in pairs]), shape) == 1).all()
     assert len({symmetry_class(puzzle_S, shape) for puzzle_S, _ in pairs}) == num
     shares = [np.count_nonzero(puzzle_S) / shape.num_cells for puzzle_S, _ in pairs]
@@ -159,14 +126,6 @@ def test_large_puzzles_need_no_guesses(box: str, num: int) -> None:
         assert sudoku._deduce(sudoku._candidates(puzzle_S, shape), 0, board) == board.all_cells
         assert count_solutions(puzzle_S[None], shape) == [1]
         assert 0.39 < np.count_nonzero(puzzle_S) / shape.num_cells < 0.68
-
-
-def test_generation_is_a_function_of_the_seed() -> None:
-    def first_puzzles(seed: int) -> list[bytes]:
-        return [puzzle_S.tobytes() for puzzle_S, _ in generate(5, BOXES["2x3"], np.random.default_rng(seed))]
-
-    assert first_puzzles(1) == first_puzzles(1)
-    assert first_puzzles(1) != first_puzzles(2)
 
 
 def test_generate_refuses_more_puzzles_than_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,12 +168,3 @@ def test_keys_of_side_4_count_the_classes_of_solutions() -> None:
     """It is known that the 288 solutions of side 4 form two classes, of 96 and 192 boards."""
     keys = [symmetry_class(board_S, BOXES["2x2"]) for board_S in _all_4x4()]
     assert sorted(keys.count(key) for key in set(keys)) == [96, 192]
-
-
-@pytest.mark.skipif(not REAL_PUZZLES.exists(), reason="the shared Sudoku-Extreme puzzles are not here")
-def test_keys_of_side_9_tell_real_puzzles_apart() -> None:
-    """No two of these puzzles are symmetries of one another. A canonical form confirmed this."""
-    with gzip.open(REAL_PUZZLES, "rt") as stream:
-        questions = [row["question"].replace(".", "0") for row in csv.DictReader(stream)]
-    puzzles_NS = np.array([[int(c) for c in question] for question in questions], dtype=np.uint8)
-    assert len({symmetry_class(puzzle_S, BOXES["3x3"]) for puzzle_S in puzzles_NS}) == len(puzzles_NS)

@@ -16,7 +16,7 @@ from tests.dataset.shapes import split_of
     "sizes, count, expected",
     [
         ((900, 6), 9, "tta=9, but a maze has 8 symmetries; take 8 or fewer"),
-        ((900, 12), 4, "augmentations of an ARC dataset vote with evaluators="),
+        ((900, 12), 4, "augmentations of ARC need evaluators="),
         ((10, 3), 4, "10 tokens of 3 kinds, whose answers can't be turned back"),
     ],
 )

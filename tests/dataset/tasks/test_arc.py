@@ -12,7 +12,7 @@ from dataset import arc
 from dataset.schema import IGNORE_LABEL
 from dataset.tasks.arc import ArcSymmetries, ArcTask, _grids
 from tests.dataset.mazes import turned
-from tests.dataset.shapes import arc_grids, on_canvas, random_arc, tensors
+from tests.dataset.shapes import arc_grids, on_canvas, tensors
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -135,17 +135,6 @@ def test_grids_are_transformed_inside_their_boxes(transform: int, around: int) -
             if name == "labels":
                 expected_S[expected_S == 0] = around
             np.testing.assert_array_equal(batch[name][index].numpy(), expected_S, err_msg=f"{name} {index}")
-
-
-def test_an_example_without_an_answer_stays_without() -> None:
-    inputs_S, _ = random_arc(np.random.default_rng(0))
-    symmetries = ArcSymmetries()
-    chosen = symmetries.choose(np.random.default_rng(0).random((8, symmetries.num_draws)), np.arange(8))
-    batch = symmetries.apply(
-        tensors(np.tile(inputs_S, (8, 1)), np.full((8, 900), IGNORE_LABEL)),
-        {name: torch.from_numpy(array) for name, array in chosen.items()},
-    )
-    assert (batch["labels"] == IGNORE_LABEL).all()
 
 
 def test_an_ignored_cell_of_a_grid_stays_ignored() -> None:

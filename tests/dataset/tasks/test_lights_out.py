@@ -1,26 +1,16 @@
-"""Lights Out as a task: labels, text, verdicts, symmetries, the judge, and a run on two ranks."""
+"""Lights Out as a task: labels, text, verdicts, symmetries, and the judge."""
 # B, N = boards, S = cells of a board, L = side, T = transforms
 
 import itertools
-import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from dataset.build_lights_out_dataset import main as build
 from dataset.evaluators import build_evaluators, fitting_evaluators
-from dataset.schema import open_split
-from dataset.tasks import task_of_shape
 from dataset.tasks.lights_out import DARK, LEAVE, LIT, PRESS, LightsOutTask, allowed_transforms, solve, toggled
-from dataset.tta import Variations
-from tests import runs
 from tests.dataset.mazes import turned_row
 from tests.dataset.shapes import augmented_batches, split_of, split_with, tensors
-from tests.dataset.variations import spread
 from utils.ranks.world import World
 
 TASK = LightsOutTask(3)
@@ -80,23 +70,7 @@ def test_labels_are_the_first_of_the_fewest_presses(side: int) -> None:
     assert is_solved_N.all() == (side == 3) and is_solved_N.any()
 
 
-@pytest.mark.parametrize(("side", "share"), [(3, 1.0), (4, 1 / 16), (5, 1 / 4), (6, 1.0), (7, 1.0)])
-def test_labels_solve_their_boards(side: int, share: float) -> None:
-    """All boards of 3x3, 6x6 and 7x7 have a solution, but only 1 in 16 of 4x4 and 1 in 4 of 5x5."""
-    questions_NS, labels_NS = _boards(side, 5000)  # more boards than `solve` solves at a time
-    np.testing.assert_array_equal(toggled(labels_NS == PRESS), questions_NS == LIT)
-    is_solved_N = solve(np.random.default_rng(1).random((4000, side * side)) < 0.5)[1]
-    assert abs(is_solved_N.mean() - share) < 0.03
-
-
 # ---- boards as text ----------------------------------------------------------------------------
-
-
-def test_the_shape_tells_the_side_of_the_board() -> None:
-    for side in range(3, 8):
-        task = task_of_shape(side * side, 5)
-        assert isinstance(task, LightsOutTask) and task.side == side
-    assert [task_of_shape(*shape) for shape in ((4, 5), (64, 5), (24, 5), (25, 4))] == [None] * 4
 
 
 def test_text_and_tokens() -> None:
@@ -187,21 +161,6 @@ def test_augmented_labels_are_those_of_their_boards(side: int) -> None:
         np.testing.assert_array_equal(batch["labels"].numpy() == PRESS, solve(lit_BS)[0])
 
 
-def test_variations_are_the_eight_of_the_square() -> None:
-    inputs_NS = torch.from_numpy(_boards(5, 3)[0].astype(np.int64))
-    variations = Variations.of(split_of(25, 5), 8)
-    numbers, varied_NS = spread(variations, [4, 9, 2], inputs_NS)
-    for index, varied_S in enumerate(varied_NS.numpy()):
-        np.testing.assert_array_equal(varied_S, turned_row(inputs_NS[index // 8].numpy(), index % 8))
-    assert torch.equal(variations.undo(numbers, varied_NS), inputs_NS.repeat_interleave(8, 0))
-    # Solutions of variations, turned back, turn the lamps of the puzzle off.
-    answers_NS = torch.from_numpy(np.where(solve(varied_NS.numpy() == LIT)[0], PRESS, LEAVE))
-    judged = LightsOutTask(5).judge(inputs_NS.repeat_interleave(8, 0), variations.undo(numbers, answers_NS))
-    assert judged["lamps_off"].all() and judged["fewest_presses"].all()
-    with pytest.raises(ValueError, match="tta=9, but a Lights Out board has 8 symmetries"):
-        Variations.of(split_of(25, 5), 9)
-
-
 # ---- evaluation and validation -----------------------------------------------------------------
 
 
@@ -243,29 +202,3 @@ def test_faults() -> None:
         "has a cell that is neither pressed nor left alone": [1],
         "is not the first of the solutions with the fewest presses": [3],
     }
-
-
-def test_train_and_evaluate_on_two_ranks(tmp_path: Path) -> None:
-    """Training augments the boards. The evaluation judges the answers after eight votes.
-
-    The metrics must equal those of the saved answers.
-    """
-    data, run, log = tmp_path / "data", tmp_path / "run", tmp_path / "log"
-    assert build(["--output-dir", str(data), "--side", "4", "--generate", "24", "--generate-test", "20"]) == 0
-    arguments = runs.settings(data, run, augment="online", evaluators="[lights_out]", best_metric="lamps_off")
-    output = runs.train(arguments, log, ranks=2).ok()
-    assert "symmetries of Lights Out boards 4x4 (" in output
-    assert "eval/all/lamps_off" in runs.rows(run)[-1]
-    options = [f"checkpoint={run}", "device=cpu", "tta=8", "save_outputs=[inputs,labels,predictions]"]
-    output = runs.train(options, log, ranks=2, program="evaluate").ok()
-    assert "eval/all/tta/fewest_presses" in output
-    (folder,) = (run / "eval_outputs").iterdir()
-    metrics = json.loads((folder / "results.json").read_text())["metrics"]
-    saved = [load_file(path) for path in folder.glob("*.safetensors")]
-    answers_NS = torch.cat([shard["predictions"] for shard in saved]).numpy() == PRESS
-    lit_NS = torch.cat([shard["inputs"] for shard in saved]).numpy() == LIT
-    assert len(lit_NS) == len(open_split(data, "test").sets["all"].inputs) == 20
-    are_presses_N = (torch.cat([shard["predictions"] for shard in saved]) >= LEAVE).all(1).numpy()
-    is_off_N = np.array([_toggled(presses_S) for presses_S in answers_NS.tolist()]) == lit_NS
-    assert metrics["eval/all/lamps_off"] == (is_off_N.all(1) & are_presses_N).mean()
-    assert metrics["eval/all/exact_accuracy"] <= metrics["eval/all/fewest_presses"] <= metrics["eval/all/lamps_off"]

@@ -7,16 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from dataset import maze
-from dataset.evaluators import build_evaluators
 from dataset.maze import allowed_transforms
 from dataset.schema import PuzzleSet
 from dataset.tasks.maze import MazeTask
 from dataset.tasks.square import SquareSymmetries
-from dataset.tta import Variations
-from tests.dataset.mazes import solved, turned_row
-from tests.dataset.shapes import maze_split, split_of, tensors
-from tests.dataset.variations import spread
+from tests.dataset.mazes import solved, to_tokens, turned_row
+from tests.dataset.shapes import maze_split, tensors
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -29,11 +25,11 @@ MAZE_5 = MazeTask(5)
 
 def test_maze_text_and_tokens() -> None:
     tokens_S = MAZE_5.parse(MAZE, "puzzle")
-    np.testing.assert_array_equal(tokens_S, maze.to_tokens(MAZE))
+    np.testing.assert_array_equal(tokens_S, to_tokens(MAZE))
     rows = "\n".join(MAZE[start : start + 5] for start in range(0, 25, 5))
     np.testing.assert_array_equal(MAZE_5.parse(rows, "puzzle"), tokens_S)
     assert MAZE_5.plain(tokens_S) == MAZE
-    np.testing.assert_array_equal(MAZE_5.parse_solution(LONG, "answer", tokens_S), maze.to_tokens(LONG))
+    np.testing.assert_array_equal(MAZE_5.parse_solution(LONG, "answer", tokens_S), to_tokens(LONG))
     assert MAZE_5.plain(np.arange(6)) == "?# SGo"
 
 
@@ -64,16 +60,16 @@ def test_malformed_mazes_are_refused(text: str, expected: str) -> None:
     ],
 )
 def test_verdicts_on_mazes(answer: str, valid: bool, solved: bool, reason: str) -> None:
-    verdict = MAZE_5.verdict(maze.to_tokens(MAZE), maze.to_tokens(answer))
+    verdict = MAZE_5.verdict(to_tokens(MAZE), to_tokens(answer))
     assert (verdict.valid, verdict.solved, verdict.reason) == (valid, solved, reason)
     if not valid:
         with pytest.raises(ValueError, match="there is no solution of its question"):
-            MAZE_5.parse_solution(answer, "there", maze.to_tokens(MAZE))
+            MAZE_5.parse_solution(answer, "there", to_tokens(MAZE))
 
 
 def test_a_maze_as_text() -> None:
-    question_S, before_S = maze.to_tokens(MAZE), maze.to_tokens(LONG)
-    answer_S = maze.to_tokens("SoooG" + "o## o" + LONG[10:])
+    question_S, before_S = to_tokens(MAZE), to_tokens(LONG)
+    answer_S = to_tokens("SoooG" + "o## o" + LONG[10:])
     shown = MAZE_5.show(answer_S, question_S=question_S, previous_S=before_S, color=False)
     assert shown.splitlines() == [
         "┌──────────┐",
@@ -90,26 +86,6 @@ def test_a_maze_as_text() -> None:
 
 
 # ---- evaluation --------------------------------------------------------------------------------
-
-
-def test_mazes_are_judged_by_the_path_alone() -> None:
-    """The maze has two shortest paths. A label would be only one of them."""
-    question = "S   #   G"
-    answers = {
-        question: (False, False),  # no path is marked
-        "Soo #o  G": (True, True),
-        "S  o# ooG": (True, True),
-        "Soo #ooG ": (False, False),  # another cell is the goal
-        "Sooo#oooG": (False, False),  # both paths together form a ring
-        "Soo  o  G": (False, False),  # the wall is missing
-    }
-    inputs_BS = torch.from_numpy(np.stack([maze.to_tokens(question)] * len(answers))).int()
-    predictions_BS = torch.from_numpy(np.stack([maze.to_tokens(answer) for answer in answers])).long()
-    found = build_evaluators(["maze"], split_of(9, 6)).judge(inputs_BS, predictions_BS)
-    assert list(zip(found["path_valid"].tolist(), found["path_optimal"].tolist(), strict=True)) == list(
-        answers.values()
-    )
-    assert found["path_valid"].dtype == torch.bool
 
 
 # ---- symmetries --------------------------------------------------------------------------------
@@ -153,14 +129,3 @@ def test_examples_are_numbered_over_all_sets() -> None:
             together.choose(uniform_BU, np.arange(12) + shift)["cells"],
             _symmetries(one).choose(uniform_BU, np.arange(12))["cells"],
         )
-
-
-def test_variations_of_a_maze_are_the_eight_of_the_square() -> None:
-    board_S = torch.from_numpy(maze.to_tokens("S  ## # G").astype(np.int64))
-    variations = Variations.of(split_of(9, 6), 8)
-    numbers, varied_NS = spread(variations, [5], board_S[None])
-    grid = board_S.numpy().reshape(3, 3)
-    turned = [np.rot90(image, k) for image in (grid, grid.T) for k in range(4)]
-    assert {tuple(board) for board in varied_NS.tolist()} == {tuple(image.ravel()) for image in turned}
-    assert varied_NS[0].tolist() == board_S.tolist()
-    assert torch.equal(variations.undo(numbers, varied_NS), board_S[None].repeat(8, 1))

@@ -2,7 +2,6 @@
 # N = samples, C = tokens of a row
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -30,33 +29,6 @@ def test_the_recorded_cases_of_the_packer() -> None:
         assert steps == case["steps"], case["name"]
         assert sum(lengths[sample] for step in steps for row in step for sample in row) == case["tokens_used"]
         assert len(steps) * capacity * num_rows == case["token_slots"], case["name"]
-
-
-@recorded
-def test_the_recorded_cases_of_the_loader() -> None:
-    data = json.loads((RECORDED / "loader.json").read_text())
-    tokens = np.array(data["tokens"])
-    starts, lens, response_lens, response_starts = (
-        np.array(data[name]) for name in ("inst_start", "inst_len", "resp_len", "resp_start")
-    )
-    samples = Samples(starts, lens, response_lens, response_starts, None, files=())
-    assert data["cases"]
-    for case in data["cases"]:
-        capacity = case["batch_max_length"]
-        drop = case["drop_last_batch"]
-        steps = list(published_steps(samples.lengths(), capacity, case["num_replicas"], drop_last_batch=drop))
-        for ours, theirs in zip(steps, case["steps"], strict=False):
-            for indices, expected in zip(ours, theirs, strict=True):
-                row = packed_row(tokens, samples.take(indices), capacity, target_only=case["target_only"])
-                for name in ("inputs", "labels", "position_ids"):
-                    assert getattr(row, name).tolist() == expected[name], name
-                    assert getattr(row, name).dtype == np.int32
-                assert len(indices) == expected["numseqs"]
-                assert int((row.prefix_lens + row.response_lens).sum()) == expected["total_seqlen"]
-                assert int(row.prefix_lens.max()) == expected["max_seqlen_prefix"]
-                assert int(row.response_lens.max()) == expected["max_seqlen_causal"]
-                assert int((row.prefix_lens + row.response_lens).max()) == expected["max_seqlen_all"]
-        assert len(steps) >= len(case["steps"])
 
 
 @pytest.mark.parametrize(
@@ -116,17 +88,6 @@ def test_an_order_changes_the_samples_of_the_rows_but_not_their_number() -> None
     first, second = _filled(lengths_N, 200, seed=0), _filled(lengths_N, 200, seed=1)
     assert len(first) == len(second) and first != second
     assert _filled(lengths_N, 200, seed=0) == first
-
-
-def test_an_epoch_of_a_million_samples_is_packed_in_seconds() -> None:
-    """The limits are ten times what an idle core takes, so that only another algorithm fails."""
-    rng = np.random.default_rng(0)
-    lengths_N = np.minimum(rng.lognormal(5, 1, 1_000_000).astype(np.int64) + 1, 1024)
-    started = time.process_time()
-    shapes = Shapes(lengths_N, 8192)
-    shapes.fill(rng.permutation(len(lengths_N)))
-    assert time.process_time() - started < 10
-    assert lengths_N.sum() / (shapes.num_rows * 8192) > 0.99
 
 
 def test_a_packed_row_by_hand() -> None:

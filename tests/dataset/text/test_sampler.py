@@ -112,14 +112,20 @@ def test_the_labels_of_a_step_are_known_without_its_tokens(split: TextSplit) -> 
         assert sampler.num_labels(3, target_only=target_only) == sum(int((row.labels != -100).sum()) for row in rows)
 
 
-def test_the_first_batch_can_be_repeated(split: TextSplit) -> None:
+def test_the_first_batch_is_repeated_after_a_resume_too(split: TextSplit) -> None:
     in_order: dict[str, Any] = {"epochs": 1, "capacity": 64, "rows_per_step": 4, "drop_last_batch": True}
-    for usual, repeated in (
-        (_shuffled(split), _shuffled(split, repeat_first_batch=True)),
-        (FileOrderSampler(split, **in_order), FileOrderSampler(split, **in_order, repeat_first_batch=True)),
+    first = _shuffled(split).places(1, slice(0, 4))
+    resumed = _shuffled(split, repeat_first_batch=True, first_step=5, first_row=16)
+    for sampler, steps, expected in (
+        (_shuffled(split, repeat_first_batch=True), (1, 2, 5), first),
+        (resumed, (5, 6, 30), first),
+        (
+            FileOrderSampler(split, **in_order, repeat_first_batch=True),
+            (1, 2, 5),
+            FileOrderSampler(split, **in_order).places(1, slice(0, 4)),
+        ),
     ):
-        first = usual.places(1, slice(0, 4))
-        assert all((repeated.places(step, slice(0, 4)) == first).all() for step in (1, 2, 5))
+        assert all((sampler.places(step, slice(0, 4)) == expected).all() for step in steps)
 
 
 def test_the_published_order_of_a_split(split: TextSplit) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataset.schema import open_split
 from dataset.text.schema import TextSplit, check_text_contents, is_text, open_text_split, require_same_tokens
 from tests.dataset.text.samples import random_split, write_hrm_text
 from utils.errors import UserError
@@ -112,20 +111,6 @@ def test_a_damaged_split_is_refused(tmp_path: Path, damage: Callable[[Path], obj
     damage(tmp_path)
     with pytest.raises(UserError, match=message):
         open_text_split(tmp_path, "train")
-
-
-def test_a_missing_dataset_says_how_to_build_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no dataset of text at .*build it \(.*build.text.* --source FILE"):
-        open_text_split(tmp_path / "none", "train")
-    assert not is_text(tmp_path)
-    (tmp_path / "metadata.json").write_text("{}")
-    assert not is_text(tmp_path), "a folder of puzzles may hold such a file as well"
-
-
-def test_text_is_no_dataset_of_puzzles(tmp_path: Path) -> None:
-    random_split(tmp_path, num=20, longest=30)
-    with pytest.raises(UserError, match=r"dataset.json: holds 'text', not puzzles; give a dataset of puzzles instead"):
-        open_split(tmp_path, "train")
 
 
 def test_a_changed_tokenizer_is_refused(tmp_path: Path) -> None:

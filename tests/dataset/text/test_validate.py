@@ -8,7 +8,7 @@ import pytest
 
 from dataset import validate
 from dataset.build_text_dataset import main as build
-from tests.dataset.text.samples import random_split, write_hrm_text, write_split
+from tests.dataset.text.samples import write_hrm_text, write_split
 
 
 def _report(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> tuple[int, list[str]]:
@@ -78,12 +78,6 @@ def test_splits_that_do_not_fit_together(tmp_path: Path, capsys: pytest.CaptureF
     status, lines = _report(capsys, tmp_path)
     assert status == 1 and "has vocab_size 259, but " in lines[0] and "build both with one tokenizer" in lines[0]
     assert "dataset.json: tasks are not those of train; build both splits together" in lines[1]
-
-
-def test_a_dataset_without_test_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    random_split(tmp_path, num=20, longest=30)
-    status, lines = _report(capsys, tmp_path)
-    assert status == 0 and lines[0] == f"warning: {tmp_path}: has no test split, so nothing can be evaluated on it"
 
 
 def test_a_folder_of_hrm_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

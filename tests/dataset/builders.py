@@ -1,0 +1,52 @@
+"""Start builders of puzzles in this process, and read what they leave."""
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from dataset.schema import Split, SplitName, open_split
+
+HEADER = "source,question,answer,rating"
+Main = Callable[[list[str] | None], int]
+
+
+def build(main: Main, output_dir: Path, *options: object) -> dict[SplitName, Split]:
+    assert main(["--output-dir", str(output_dir), *map(str, options)]) == 0
+    return {"train": open_split(output_dir, "train"), "test": open_split(output_dir, "test")}
+
+
+def refused(main: Main, capsys: pytest.CaptureFixture[str], output_dir: Path, *options: object) -> str:
+    """Return the line with which the builder refuses the options.
+
+    The exit status must be 2, and the builder must leave no file behind.
+    """
+    before = sorted(output_dir.parent.iterdir())
+    assert main(["--output-dir", str(output_dir), *map(str, options)]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert ";" in line, "the error must say what to do"
+    assert sorted(output_dir.parent.iterdir()) == before
+    return line
+
+
+def write_source(folder: Path, rows: Sequence[str]) -> Path:
+    """Write 12 rows as train.csv, and the others as test.csv.gz."""
+    (folder / "train.csv").write_text("\n".join([HEADER, *rows[:12]]) + "\n")
+    with gzip.open(folder / "test.csv.gz", "wt") as stream:
+        stream.write("\n".join([HEADER, *rows[12:]]) + "\n")
+    return folder
+
+
+def assert_described(data: Path, **changes: object) -> None:
+    """Compare train/dataset.json with that of a dataset of puzzles of one example."""
+    expected: dict[str, object] = {
+        "pad_id": 0,
+        "ignore_label_id": 0,
+        "blank_identifier_id": 0,
+        "num_puzzle_identifiers": 1,
+    }
+    expected |= {"mean_puzzle_examples": 1.0, "sets": ["all"]} | changes
+    assert json.loads((data / "train" / "dataset.json").read_text()) == expected
+    assert json.loads((data / "identifiers.json").read_text()) == ["<blank>"]
