@@ -23,12 +23,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dataset.canvas import Corner, common_side, shape_of, side_of
-from utils.checkpoint.names import foreign_weights, kind_of
+from utils.checkpoint.names import is_run
 from utils.config import Float, Int
 from utils.errors import UserError
 from utils.files import file_errors, plain
 from utils.json_files import read_json
 from utils.programs import command_words
+from utils.safetensors_files import weights_in
 
 SplitName = Literal["train", "test"]
 
@@ -264,16 +265,10 @@ def _holds_csv(folder: Path) -> bool:
 
 def _why_none(data_path: Path, file: Path) -> str:
     """Say why there is no dataset at a path whose dataset.json is missing, and what to do."""
-    if (kind := kind_of(data_path)) != "other":
-        from utils.overrides import typed_override  # here, because few programs on data need Hydra
-
-        what, key, does = (
-            ("weights", "init_from", "starts a run") if kind == "weights" else ("a run", "resume", "goes on")
-        )
-        go_on, evaluates = (typed_override(each, str(data_path)) for each in (key, "checkpoint"))
-        return f"it is {what}; {go_on} {does} with it, and {evaluates} evaluates it"
-    if weights := foreign_weights(data_path):
-        return f"it is a folder with weights, of which init_from={weights} starts a run; give the folder of a dataset"
+    if is_run(data_path):
+        return f"it is a run; resume={data_path} goes on with it, and checkpoint={data_path} evaluates it"
+    if data_path.is_file() or weights_in(data_path) is not None:
+        return "it is no dataset; if it is weights, init_from takes them; give the folder of a dataset"
     if (data_path / "dataset.json").is_file():
         return f"it is one split of a dataset; give the folder above it, {data_path.parent}"
     if _holds_csv(data_path):

@@ -16,6 +16,7 @@ from models.base import RecursiveModel
 from pretrain import build_state, train
 from training.config import PretrainConfig
 from training.data import Data, open_data
+from training.resume import Start, read_start
 from training.state import TrainState
 from training.trained import open_trained
 from utils.checkpoint.reader import Checkpoint
@@ -23,7 +24,6 @@ from utils.errors import UserError
 from utils.ranks.launch import Launch
 from utils.ranks.world import World
 from utils.run.lock import RunLock
-from utils.run.resume import Start, read_start
 from utils.run.stop import StopSignal
 
 SINGLE = World.single()
@@ -38,7 +38,7 @@ LOSS_SCALE_GROWS_AFTER = "optim.loss_scale._STEPS_TO_GROW"
 class Begun:
     """A run before its first step. After `fit` it is the same run after its last step."""
 
-    start: Start[PretrainConfig]
+    start: Start
     data: Data
     state: TrainState
     lock: RunLock
@@ -52,7 +52,7 @@ class Begun:
 
 def begin(overrides: list[str], world: World = SINGLE) -> Begun:
     lock = RunLock()
-    start = read_start(PretrainConfig, "pretrain", overrides, lock, Launch())
+    start = read_start(overrides, lock, Launch())
     opened = open_data(start.config, world)
     return Begun(start, opened, build_state(start, opened, world), lock, world)
 

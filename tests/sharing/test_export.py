@@ -14,14 +14,13 @@ from torch import Tensor
 from models import ArchConfig
 from models.tokens import TokenConfig
 from sharing.export import main, overrides_of
-from sharing.exported import read_exported
+from sharing.exported import open_model
 from sharing.published import to_ours
 from sharing.weights_file import read_weights
 from tests.sharing.test_published import FOLDERS, build, reference
 from utils.checkpoint.format import RunState
 from utils.checkpoint.writer import Checkpointer, Snapshot
 from utils.command_line import read_config
-from utils.config_files import choices
 from utils.ranks.world import World
 
 GENERATED = ("hrm", "trm", "trm_mlp", "urm")
@@ -164,8 +163,8 @@ def test_a_run_of_urm_is_written_as_its_program_needs_it(tmp_path: Path, capsys:
     assert _export(tmp_path / "run", "-o", tmp_path / "out.pt", to="urm") == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
         f"  the published URM code: DISABLE_COMPILE=1 python pretrain.py +load_checkpoint={tmp_path}/out.pt arch=urm "
-        "arch.loops=8 arch.H_cycles=2 arch.L_cycles=6 arch.num_layers=4 arch.hidden_size=32 arch.num_heads=2 "
-        "+arch.rope_theta=50000.0"
+        "arch.loops=8 arch.H_cycles=2 arch.L_cycles=6 arch.num_layers=4 arch.hidden_size=32 arch.puzzle_emb_ndim=32 "
+        "arch.num_heads=2 +arch.rope_theta=50000.0"
     )
     written = torch.load(tmp_path / "out.pt", weights_only=True)
     assert written["step"] == 7
@@ -235,7 +234,7 @@ def test_the_printed_commands_find_the_data_from_another_folder(
         for command in (evaluate, train):
             typed = shlex.split(command)[-1].removeprefix("data_path=").strip("'")
             assert typed == str(data) and Path(typed).is_dir(), command
-    described = read_exported("m.safetensors")
+    described = open_model("m.safetensors").described
     assert described is not None and described.data == ["sudoku"], "the file names no folders of its author"
 
 
@@ -289,7 +288,7 @@ def test_a_file_describes_its_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     file, again = tmp_path / "a, model.safetensors", tmp_path / "again.safetensors"
     assert main([str(run), "-o", str(file)]) == 0
     _assert_same(read_weights(str(file)), weights)
-    described = read_exported(str(file))
+    described = open_model(str(file)).described
     assert described is not None and isinstance(described.arch, TokenConfig)
     assert described.arch.mlp == "normalized_swiglu" and described.arch.hidden_size == 32
     assert (described.run, described.step, described.data) == ("demo/happy otter", 7, ["sudoku"])
@@ -343,7 +342,7 @@ def test_the_printed_options_are_those_that_differ(typed: list[str], expected: l
         options = read_config("evaluate", ["checkpoint=_", *overrides])["arch"]
         return TypeAdapter(ArchConfig).validate_python(options)
 
-    printed = overrides_of(arch(typed), choices("arch"))
+    printed = overrides_of(arch(typed))
     assert arch(printed) == arch(typed)
     if expected is not None:
         assert printed == expected

@@ -20,14 +20,13 @@ from tests import runs
 from tests.in_process import SINGLE, Begun, begin, train_here
 from tests.runs import LAST_STEP, assert_same_run, rows, settings, train, with_arguments
 from tests.spawn import run_ranks
-from training.config import PretrainConfig
 from training.number_watch import BadStep, NumberWatch
 from training.recovery import Recovery
+from training.resume import Start
 from training.state import TrainState
 from utils.checkpoint.reader import Checkpoint
 from utils.errors import UserError
 from utils.ranks.world import World
-from utils.run.resume import Start
 
 pytestmark = pytest.mark.faults
 
@@ -350,7 +349,7 @@ def _bad(step: int) -> BadStep:
     return BadStep(step, f"step {step} is bad", "nothing is good")
 
 
-def _fails(recovery: Recovery, state: TrainState, error: Exception) -> Start[PretrainConfig]:
+def _fails(recovery: Recovery, state: TrainState, error: Exception) -> Start:
     """Make the run after a start end with an error. Return the start."""
     with recovery.next_start() as start:
         recovery.with_history(state)

@@ -9,11 +9,11 @@ from models.losses import METRICS
 from pretrain import build_state
 from tests.in_process import SINGLE, Begun, begin
 from tests.runs import settings
+from training.resume import Start
 from training.state import TrainState, require_same_run
 from utils.checkpoint.format import Progress
 from utils.checkpoint.reader import Checkpoint
 from utils.checkpoint.writer import Checkpointer
-from utils.run.resume import Start
 
 # Each value differs from the field's default.
 PROGRESS = Progress(

@@ -27,7 +27,7 @@ from utils.checkpoint.format import (
     sha256_of_file,
     step_folders,
 )
-from utils.checkpoint.names import no_checkpoint, step_named
+from utils.checkpoint.names import no_run, step_named
 from utils.errors import UserError
 from utils.files import file_errors, plain
 from utils.overrides import typed_override
@@ -292,7 +292,7 @@ def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
     step = step_named(path)
     checkpoint = find_checkpoint(path, warn) if step is None else Checkpoint.open(step)
     if checkpoint is None:
-        raise UserError(no_checkpoint(path))
+        raise UserError(no_run(path))
     return checkpoint
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.utils.run.helpers import all_bytes, prepare_run, read, set_attempt
+from tests.training.starts import all_bytes, prepare_run, read, set_attempt
 from utils.errors import UserError
 from utils.ranks.launch import Launch
 from utils.run.folder import mark_stopped
