@@ -374,7 +374,8 @@ def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
             anywhere, or another process holds the lock.
     """
     if run.is_dir():
-        refuse_links(run.iterdir())
+        written = [run / name for name in ("eval_outputs", "tensorboard", "profile")]
+        refuse_links([*run.iterdir(), *(file for folder in written for file in folder.rglob("*"))])
         lock.take(run, notes.append)
         put_back(run)
 

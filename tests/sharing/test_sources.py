@@ -27,7 +27,7 @@ def test_a_folder_with_weights_counts_as_their_file(tmp_path: Path, name: str) -
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        (["all_config.yaml", "step_117", "step_90", "step_20000000", "step_117_all_preds.0"], "{0}/step_20000000,"),
+        (["all_config.yaml", "step_117", "step_90", "step_117_all_preds.0"], "{0}/step_117,"),
         (["config.json", "pytorch_model.bin"], "{0}/pytorch_model.bin, and with it arch=... and data_path=..."),
         (["train/dataset.json"], "{0} is a dataset, which data_path takes"),
         ([], "there is no checkpoint at {0}"),

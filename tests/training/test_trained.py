@@ -88,9 +88,7 @@ def _source(kind: str, trained: Path, folder: Path) -> str:
 # ---- the same weights --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kind", ["run", "step", "best", "our file", "published", "published, compiled", "published safetensors"]
-)
+@pytest.mark.parametrize("kind", ["run", "best", "our file", "published, compiled", "published safetensors"])
 def test_a_run_starts_with_exactly_the_given_weights(
     puzzles: Path, trained: Path, raw: Tensors, average: Tensors, tmp_path: Path, kind: str
 ) -> None:
@@ -279,15 +277,6 @@ def test_puzzle_table_chooses_the_rows_for_other_puzzles(
     mean_KE = table("mean", more_puzzles)
     torch.testing.assert_close(mean_KE, own_KE.mean(0).expand(8, -1))
     assert not table("zero", more_puzzles).any()
-
-
-def test_without_puzzle_table_another_number_of_puzzles_is_a_mistake(
-    more_puzzles: Path, trained: Path, tmp_path: Path
-) -> None:
-    message = mistake(_typed(more_puzzles, tmp_path / "run", init_from=trained))
-    assert "has puzzle rows for 5 identifiers, the model for 8; choose what becomes of them" in message
-    assert "puzzle_table=keep" in message
-    assert not (tmp_path / "run").exists()
 
 
 # ---- what doesn't fit --------------------------------------------------------------------------

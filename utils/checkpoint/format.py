@@ -110,8 +110,7 @@ def step_folders(run: Path) -> list[Path]:
     if not run.is_dir():
         return []
     return sorted(
-        (path for path in run.iterdir() if STEP_FOLDER.fullmatch(path.name) and path.is_dir()),
-        key=lambda path: int(path.name[5:]),
+        (path for path in run.iterdir() if STEP_FOLDER.fullmatch(path.name)), key=lambda path: int(path.name[5:])
     )
 
 

@@ -83,11 +83,6 @@ class Checkpoint:
             raise
         except (OSError, ValidationError, UnicodeDecodeError) as error:
             raise UserError(f"checkpoint {path} is damaged: manifest.json can't be read") from error
-        if "optimizer.safetensors" in manifest.files:
-            raise UserError(
-                f"checkpoint {path} was written by an older version; start another run with "
-                f"{typed_override('init_from', str(path / FILE))}"
-            )
         for name, expected in manifest.files.items():
             file = path / name
             if not FILE_OF_A_STEP.fullmatch(name) or not file.is_file():
