@@ -114,7 +114,7 @@ def test_parts_in_several_files_are_joined(in_two_parts: Path) -> None:
 @pytest.mark.parametrize("payload", [Runs(), {"a": Runs()}, builtins.exec, torch.load, getattr, pickle.loads])
 def test_no_code_runs_that_a_file_names(folder: Path, payload: object) -> None:
     metadata = _metadata(folder)
-    metadata.planner_data = payload  # type: ignore[assignment]
+    metadata.planner_data = payload
     for contents in (metadata, payload):
         _write(folder, contents)
         assert re.search(r"it names [\w.]+: refused", _mistake(folder))

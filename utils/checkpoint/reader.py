@@ -30,7 +30,6 @@ from utils.checkpoint.format import (
 from utils.checkpoint.names import no_run, step_named
 from utils.errors import UserError
 from utils.files import file_errors, plain
-from utils.overrides import typed_override
 from utils.safetensors_files import FILE, INDEX, load_files, read_index
 from utils.shapes import compare_shapes, shapes_of
 
