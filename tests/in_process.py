@@ -5,6 +5,7 @@ This does what main() does after reading the command line.
 
 import json
 import shutil
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,10 +52,13 @@ class Begun:
 
 
 def begin(overrides: list[str], world: World = SINGLE) -> Begun:
-    lock = RunLock()
-    start = read_start(overrides, lock, Launch())
-    opened = open_data(start.config, world)
-    return Begun(start, opened, build_state(start, opened, world), lock, world)
+    with ExitStack() as held:  # a refused run leaves its folder to the next one
+        lock = held.enter_context(RunLock())
+        start = read_start(overrides, lock, Launch())
+        opened = open_data(start.config, world)
+        begun = Begun(start, opened, build_state(start, opened, world), lock, world)
+        held.pop_all()
+    return begun
 
 
 def train_here(overrides: list[str], world: World = SINGLE) -> TrainState:

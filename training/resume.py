@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from sharing.sources import folder_around, kind_of
-from sharing.stored_config import completed, name_in
+from sharing.stored_config import GONE, completed, name_in
 from training.config import PretrainConfig
 from training.run_config import RunConfig, claim_fresh, note_name, place_of_run, with_names
 from training.trained import read_config_of_new_run
@@ -29,6 +29,7 @@ from utils.command_line import (
     with_changes,
 )
 from utils.composing import Origin
+from utils.config import flatten
 from utils.config_files import Container, Place, default_groups, lines_of
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
@@ -145,6 +146,8 @@ def _resumed(
     whole = completed(stored)
     if newer := sorted(whole.keys() - stored.keys() - _OF_THIS_START):
         notes.append(f"not known when the run began: {', '.join(f'{key}={whole[key]}' for key in newer)}")
+    if gone := [f"{key}={value}" for key, value in flatten(stored) if key in GONE]:
+        notes.append(f"stored keys that no longer exist are dropped: {', '.join(gone)}")
     stored, changes = _merged(whole, overrides)
     changes |= {
         "resume": where.resume,

@@ -288,6 +288,17 @@ def test_a_stored_switch_gets_its_options(tmp_path: Path, stored: bool) -> None:
     assert f"changed on the command line: profile.enabled: {stored} -> {not stored}" in start.notes
 
 
+def test_a_stored_key_that_is_gone_is_dropped_with_a_note(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    prepare_run(read(f"checkpoint_path={run}"))
+    stored = yaml.safe_load((run / "config.yaml").read_text())
+    stored["parallel"] |= {"static_graph": False, "compression": "none"}
+    (run / "config.yaml").write_text(yaml.safe_dump(stored))
+    start = read("resume=auto", f"checkpoint_path={run}")
+    (note,) = (note for note in start.notes if "no longer exist" in note)
+    assert "parallel.static_graph=False" in note and "parallel.compression=none" in note
+
+
 def test_allow_changed_data_applies_only_to_one_start(tmp_path: Path) -> None:
     run = tmp_path / "run"
     prepare_run(read(f"checkpoint_path={run}", "allow_changed_data=true"))
