@@ -31,6 +31,7 @@ from dataset.tta import Variations
 from models.base import RecursiveModel
 from models.metric_sums import NUM_BINS
 from models.text.model import TextModel
+from sharing.sources import kind_of
 from training.config import PretrainConfig, require_keys_of
 from training.data import Sizes, TextSizes, open_own, require_own_tokens
 from training.evaluation import EvalOptions, evaluate, evaluate_votes
@@ -39,7 +40,6 @@ from training.less_memory import smaller_evaluation
 from training.more_compute import Cost, MoreCompute, costs, evaluate_trajectories, has_state
 from training.synonyms import aliases
 from training.trained import Trained, TrainedConfig, open_trained
-from utils.checkpoint.names import kind_of
 from utils.checkpoint.reader import open_checkpoint
 from utils.command_line import CommandLine, read_config, validate
 from utils.composing import Origin

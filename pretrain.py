@@ -37,7 +37,6 @@ from optim.sparse_sign_sgd import sparse_sign_sgd_
 from training.arch_of_recipe import note_on_arch
 from training.attention_kernel import require_attention_kernel
 from training.compiling import with_compile
-from training.config import PretrainConfig
 from training.data import Data, open_data
 from training.dry_run import dry_run
 from training.less_memory import smaller_step
@@ -45,11 +44,11 @@ from training.number_watch import NumberWatch
 from training.plan import Plan
 from training.precision import require_fp8_products, with_forward_dtype
 from training.recovery import Recovery
+from training.resume import Start, read_start
 from training.session import Session
 from training.state import TrainState, require_same_run
 from training.trained import (
     initial_weights,
-    read_config_of_new_run,
     require_tokens_of,
     weights_from,
     weights_of,
@@ -68,7 +67,6 @@ from utils.run.folder import clear_stopped
 from utils.run.heading import heading
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
-from utils.run.resume import Start, read_start
 from utils.run.stop import StopSignal
 from utils.terminal import show, tell
 
@@ -142,25 +140,25 @@ def read_overrides(argv: list[str], world: World) -> list[str] | None:
     return world.broadcast_object(overrides)
 
 
-def read_config_and_checkpoint(overrides: list[str], lock: RunLock, world: World) -> Start[PretrainConfig]:
+def read_config_and_checkpoint(overrides: list[str], lock: RunLock, world: World) -> Start:
     """Read the config on rank 0, find the checkpoint to go on from, and broadcast both. Every rank.
 
-    utils/run/resume.py decides whether there is a checkpoint to go on from. A restart by torchrun,
+    training/resume.py decides whether there is a checkpoint to go on from. A restart by torchrun,
     which `world.launch` tells, resumes without being asked to.
 
     Raises:
         UserError: An override, the YAML or the checkpoint is wrong.
     """
-    start: Start[PretrainConfig] | None = None
+    start: Start | None = None
     with world.shared_errors():
         if world.is_main:
-            start = read_start(PretrainConfig, "pretrain", overrides, lock, world.launch, read_config_of_new_run)
+            start = read_start(overrides, lock, world.launch)
     start = world.broadcast_object(start)
     assert start is not None
     return start
 
 
-def open_run(start: Start[PretrainConfig], world: World) -> tuple[World, Data]:
+def open_run(start: Start, world: World) -> tuple[World, Data]:
     """Connect the devices of the ranks, and open the data. Every rank.
 
     Args:
@@ -179,7 +177,7 @@ def open_run(start: Start[PretrainConfig], world: World) -> tuple[World, Data]:
 # ---- the state ---------------------------------------------------------------------------------
 
 
-def build_state(start: Start[PretrainConfig], data: Data, world: World) -> TrainState:
+def build_state(start: Start, data: Data, world: World) -> TrainState:
     """Build a fresh state, or that of the checkpoint. Every rank.
 
     Args:
@@ -245,9 +243,7 @@ def build_state(start: Start[PretrainConfig], data: Data, world: World) -> Train
 # ---- the loop ----------------------------------------------------------------------------------
 
 
-def train(
-    start: Start[PretrainConfig], data: Data, state: TrainState, stop: StopSignal, lock: RunLock, world: World
-) -> None:
+def train(start: Start, data: Data, state: TrainState, stop: StopSignal, lock: RunLock, world: World) -> None:
     """Train from the step of the state to the last one, or until somebody asks to stop. Every rank.
 
     Raises:

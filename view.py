@@ -12,8 +12,9 @@ from pathlib import Path
 
 from dataset.builder import SPLITS
 from dataset.text.schema import is_text
+from sharing.sources import kind_of, no_checkpoint
 from utils.arguments import Parser, check_at_least, typed_path
-from utils.checkpoint.names import kind_of, no_checkpoint, step_named
+from utils.checkpoint.names import step_named
 from utils.drawing import pyplot
 from utils.errors import UserError
 from utils.overrides import typed_override

@@ -21,11 +21,11 @@ from dataset.sampler import Sampler
 from pretrain import open_run
 from training.config import PretrainConfig
 from training.plan import Plan, online_augmentation
+from training.resume import Start
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.command_line import read_config, validate
 from utils.ranks.setup import join_ranks
-from utils.run.resume import Start
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ from training.config import PretrainConfig
 from training.data import Sizes
 from training.flops import flops_of_parts, flops_of_step
 from training.plan import Plan
+from training.resume import Start
 from utils.checkpoint.writer import Snapshot
 from utils.command_line import read_config, validate
 from utils.perf.devices import max_memory_gb
@@ -50,7 +51,6 @@ from utils.perf.recording import (
     union,
 )
 from utils.ranks.setup import join_ranks
-from utils.run.resume import Start
 
 
 class OurTrainer:

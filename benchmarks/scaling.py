@@ -38,11 +38,11 @@ from models.act import initial_carry, segment
 from models.block import Block
 from training.config import PretrainConfig
 from training.data import Sizes
+from training.resume import read_start
 from utils.command_line import CommandLine
 from utils.ranks.config import Axes
 from utils.ranks.launch import Launch
 from utils.run.lock import RunLock
-from utils.run.resume import read_start
 
 _WARMUP = 5
 # A model that two CPU cores can train in minutes.
@@ -158,7 +158,7 @@ def bytes_in_theory(settings: list[str], num_ranks: int) -> float:
     (measured with torch 2.13).
     """
     overrides = CommandLine.parse(settings, "pretrain", "").overrides
-    config = read_start(PretrainConfig, "pretrain", overrides, RunLock(), Launch()).config
+    config = read_start(overrides, RunLock(), Launch()).config
     work, axes = count_work(config), config.parallel.axes(num_ranks) or Axes()
     shares = axes.replicate * axes.shard
 

@@ -23,12 +23,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dataset.canvas import Corner, common_side, shape_of, side_of
-from utils.checkpoint.names import foreign_weights, kind_of
+from utils.checkpoint.names import is_run
 from utils.config import Float, Int
 from utils.errors import UserError
 from utils.files import file_errors, plain
 from utils.json_files import read_json
 from utils.programs import command_words
+from utils.safetensors_files import weights_in
 
 SplitName = Literal["train", "test"]
 
@@ -272,11 +273,10 @@ def _holds_csv(folder: Path) -> bool:
 
 def _why_none(data_path: Path, file: Path) -> str:
     """Say why there is no dataset at a path whose dataset.json is missing, and what to do."""
-    kind, weights = kind_of(data_path), foreign_weights(data_path)
-    if kind in ("run", "step"):
+    if is_run(data_path):
         return f"it is a run; resume={data_path} goes on with it, and checkpoint={data_path} evaluates it"
-    if kind == "weights" or weights:
-        return f"it is weights; init_from={weights or data_path} starts a run with them"
+    if data_path.is_file() or weights_in(data_path) is not None:
+        return "it is no dataset; if it is weights, init_from takes them; give the folder of a dataset"
     if (data_path / "dataset.json").is_file():
         return f"it is one split of a dataset; give the folder above it, {data_path.parent}"
     build = f"build one: {build_command(data_path)} (--help shows all options)"

@@ -8,11 +8,11 @@ from pydantic import Field, field_validator
 
 from launch.ray_job import RayJob
 from training.config import PretrainConfig
+from training.resume import place_of_resumed
+from training.run_config import place_of_run, with_names
 from utils.command_line import read_config, validate
 from utils.config import Float, Int, StrictModel, page
 from utils.ranks.launch import Launch
-from utils.run.folder import with_names
-from utils.run.resume import place_of_resumed, place_of_run
 
 USAGE = """
 python -m launch.ray_train: run pretrain.py on workers of Ray.
@@ -89,7 +89,7 @@ def read_job(overrides: list[str]) -> RayJob:
     Raises:
         UserError: The config is wrong. pretrain.py finds the mistakes that it needs data for.
     """
-    place = place_of_run("pretrain", overrides)
+    place = place_of_run(overrides)
     path = place.resume if place.resume not in (None, "auto") else None
     run = (with_names(place, Launch()) if path is None else place_of_resumed(place, overrides)).run_path
     if place.resume is None:  # the config of a resumed run is stored in its checkpoint

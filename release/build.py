@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NAME = "hrm_trainer"
 DISTRIBUTION = "hrm-trainer"
 _NOT_SHIPPED = ("benchmarks", "release", "tests")
-_DATA = ("config/**/*.yaml", "launch/*job.yaml", "launch/pod.sh", "viewer/page/*")
+_DATA = ("config/**/*.yaml", "launch/*job.yaml", "launch/pod.sh", "sharing/*.jinja", "viewer/page/*")
 
 
 def shipped(root: Path = ROOT) -> dict[Path, Path]:

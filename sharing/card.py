@@ -1,14 +1,13 @@
-"""The folder that shares a model: its weights, the recipe of its training, and a card about it.
+"""The texts of a folder that shares a model: the recipe of its training, and a card about it.
 
 The card is a README.md in the form of the Hugging Face Hub: metadata in YAML, then text. It says
 what is known, and nothing of the machine: no paths, no names of runs.
 """
 
 import functools
-import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from sharing.exported import Exported, ExportedText
 from sharing.hub import is_address
 from sharing.published import PUZZLE_TABLE, Weights
 from sharing.recipe import differences_from_groups, recipe_text
+from sharing.stored_config import completed
 from utils.checkpoint.reader import Checkpoint
 from utils.command_line import read_config
 from utils.config_files import Container
@@ -29,11 +29,9 @@ from utils.errors import UserError
 from utils.files import plain
 from utils.overrides import typed_override
 from utils.run.history import METRICS_FILE, History
-from utils.run.resume import completed
 
 RECIPE, CARD = "recipe.yaml", "README.md"
 
-_LIBRARY = "hrm-trainer"
 # What every model of a name has in common, whatever its options are.
 _ABOUT = {
     "hrm": "A Hierarchical Reasoning Model (HRM, arXiv 2506.21734): a slow network above a fast one.",
@@ -105,72 +103,136 @@ class Results(BaseModel):
         return " ".join(f"{key}={value}" for key, value in settings.items() if value != defaults[key])
 
 
+@functools.cache
+def _defaults_of_evaluate() -> Container:
+    return read_config("evaluate", ["checkpoint=_"])
+
+
 @dataclass(frozen=True)
-class Facts:
-    """What is known of a model.
+class Shared:
+    """A model that is shared.
 
     Attributes:
-        fingerprint: the SHA-256 of each split of the data.
-        started_from: the weights that training started from: an address of the Hub, or "other
-            weights"; empty: none.
-        seconds: of training; None if nobody noted them.
-        logged: the metrics of evaluations that training logged after this step.
+        address: of the folder, as `checkpoint=` takes it.
     """
 
+    checkpoint: Checkpoint
     model: Exported
-    num_parameters: int
-    num_in_table: int
-    config: Container
-    fingerprint: dict[str, str]
-    started_from: str
-    seconds: float | None
-    results: Sequence[Results]
-    logged: dict[str, float]
+    weights: Weights
+    address: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.model.arch.name} on {self.data}"
 
     @property
     def data(self) -> str:
         return " and ".join(self.model.data) or "unknown data"
 
     @property
-    def title(self) -> str:
-        return f"{self.model.arch.name} on {self.data}"
+    def started_from(self) -> str:
+        """The weights that training started from: an address of the Hub, or "other weights"."""
+        sources = (str(self.checkpoint.state.config.get(key) or "") for key in _WEIGHTS_TO_START_FROM)
+        source = next(filter(None, sources), "")
+        return source if not source or is_address(source) else "other weights"
 
+    @property
+    def experiment(self) -> str:
+        """The override that takes the recipe. One on the Hub has to be downloaded before."""
+        return typed_override("experiment", RECIPE if is_address(self.address) else f"{self.address}/{RECIPE}")
 
-def facts_of(checkpoint: Checkpoint, model: Exported, weights: Weights) -> Facts:
-    """Collect what the folder of a run says about the model of one of its steps.
+    def recipe(self) -> str:
+        """Return the text of recipe.yaml: what differs from the defaults, with data/<name> as data.
 
-    Raises:
-        UserError: A file of the run is damaged.
-    """
-    run, state = checkpoint.path.absolute().parent, checkpoint.state
-    table = weights.get(PUZZLE_TABLE)
-    shapes = shapes_of(model.arch, **{name: model.sizes[name] for name in _SIZES if name in model.sizes})
-    history = History(run / METRICS_FILE)
-    history.refresh()
-    rows = [row for row in history.rows if row["step"] <= state.step]
-    sources = [str(state.config[key]) for key in _WEIGHTS_TO_START_FROM if state.config.get(key)]
-    return Facts(
-        model=model,
-        num_parameters=sum(parameter.numel() for parameter in shapes.parameters()),
-        num_in_table=0 if table is None else table.numel(),
-        config=completed(state.config, "pretrain"),
-        fingerprint=state.fingerprint,
-        started_from=next((source if is_address(source) else "other weights" for source in sources), ""),
-        seconds=next((row["time_s"] for row in reversed(rows) if isinstance(row.get("time_s"), float)), None),
-        results=[read_results(file) for file in sorted(run.glob(f"eval_outputs/{checkpoint.path.name}*/results.json"))],
-        logged={
-            name: value
-            for row in rows
-            if row["step"] == state.step
-            for name, value in row.items()
-            if name.startswith("eval/") and isinstance(value, float)
-        },
-    )
+        Weights to start from are left out unless they are on the Hub, because a path says nothing.
+        """
+        defaults = read_config("pretrain", [])
+        config = completed(self.checkpoint.state.config) | {key: defaults[key] for key in _OF_ONE_RUN}
+        comment = [f"How the {self.title} was trained.", "", f"  python pretrain.py {self.experiment}"]
+        if self.started_from and not is_address(self.started_from):
+            config |= {key: defaults[key] for key in (*_WEIGHTS_TO_START_FROM, *_NEED_WEIGHTS)}
+            comment[0] += f" The run started from {self.started_from}, which this recipe does not name."
+        for key in ("data_paths", "data_paths_test"):
+            config[key] = [_public(path) for path in config[key]]
+        config["data_path"] = defaults["data_path"] if config["data_paths"] else _public(config["data_path"])
+        return recipe_text(comment, *differences_from_groups(config))
 
+    def card(self) -> str:
+        """Return the text of README.md.
 
-@functools.cache
-def _defaults_of_evaluate() -> Container:
-    return read_config("evaluate", ["checkpoint=_"])
+        Raises:
+            UserError: huggingface_hub, which writes the card, is missing; or a file of the run is
+                damaged.
+        """
+        try:
+            from huggingface_hub import EvalResult, ModelCard, ModelCardData
+        except ImportError:
+            raise UserError(
+                "a card needs huggingface_hub, which is missing; pip install it, or give -o NAME.safetensors"
+            ) from None
+        run, state, arch = self.checkpoint.path.absolute().parent, self.checkpoint.state, self.model.arch
+        is_text = isinstance(self.model, ExportedText)
+        config, history = completed(state.config), History(run / METRICS_FILE)
+        history.refresh()
+        past = [row for row in history.rows if row["step"] <= state.step]
+        seconds = next((row["time_s"] for row in reversed(past) if isinstance(row.get("time_s"), float)), None)
+        all_results = [
+            read_results(file) for file in sorted(run.glob(f"eval_outputs/{self.checkpoint.path.name}*/results.json"))
+        ]
+        measured = [
+            EvalResult(
+                task_type="text-generation" if is_text else "reasoning",
+                dataset_type=results.name,
+                dataset_name=results.name,
+                dataset_split="test",
+                metric_type="exact_match",
+                metric_name=f"{name.removeprefix('eval/')} {results.typed(name)}".rstrip(),
+                metric_value=round(results.metrics[name], 4),
+            )
+            for results in all_results
+            for name in results.intervals
+            if name.endswith("/exact_accuracy")
+        ]
+        words = {word for name in self.model.data for word in re.split(r"[^a-z]+", name.lower())}
+        data = ModelCardData(
+            library_name="hrm-trainer",
+            tags=["recursive-reasoning", arch.name, *sorted(words.intersection(_TASKS))],
+            # The Hub's form of results needs a name of the model beside them.
+            model_name=self.title if measured else None,
+            eval_results=measured or None,
+        )
+        sizes = {name: self.model.sizes[name] for name in _SIZES if name in self.model.sizes}
+        card = ModelCard.from_template(
+            data,
+            str(Path(__file__).with_name("card.jinja")),
+            title=self.title,
+            about=_ABOUT[arch.name],
+            options=[*_said_of(arch)],
+            num_parameters=sum(parameter.numel() for parameter in shapes_of(arch, **sizes).parameters()),
+            num_in_table=self.weights[PUZZLE_TABLE].numel() if PUZZLE_TABLE in self.weights else 0,
+            checkpoint=typed_override("checkpoint", self.address),
+            init_from=typed_override("init_from", self.address),
+            asked="prompt=..." if is_text else "puzzle=...",
+            rows=[row for results in all_results for row in _rows(results, is_text=is_text)],
+            methods=[row for results in all_results for row in _methods(results)],
+            logged={
+                name.removeprefix("eval/"): value
+                for row in past
+                if row["step"] == state.step
+                for name, value in row.items()
+                if name.startswith("eval/") and isinstance(value, float) and _is_shown(name)
+            },
+            started_from=self.started_from,
+            step=self.model.step,
+            global_batch_size=config["global_batch_size"],
+            unit="tokens" if is_text else "sequences",
+            duration="" if seconds is None else _duration(seconds),
+            seed=config["seed"],
+            experiment=self.experiment,
+            data=self.data,
+            fingerprint=state.fingerprint,
+        )
+        return f"{card.content.rstrip()}\n"
 
 
 def read_results(file: Path) -> Results:
@@ -185,134 +247,28 @@ def read_results(file: Path) -> Results:
         raise UserError(f"{file} holds no results of evaluate.py; evaluate again, or remove it") from error
 
 
-def recipe_of(facts: Facts, address: str) -> str:
-    """Return the text of recipe.yaml: what differs from the defaults, with data/<name> as the data.
-
-    Weights to start from are left out unless they are on the Hub, because a path says nothing.
-
-    Args:
-        address: of the folder, as `checkpoint=` takes it.
-    """
-    defaults = read_config("pretrain", [])
-    config = facts.config | {key: defaults[key] for key in _OF_ONE_RUN}
-    comment = [f"How the {facts.title} was trained.", "", f"  python pretrain.py {_experiment(address)}"]
-    if facts.started_from and not is_address(facts.started_from):
-        config |= {key: defaults[key] for key in (*_WEIGHTS_TO_START_FROM, *_NEED_WEIGHTS)}
-        comment[0] += f" The run started from {facts.started_from}, which this recipe does not name."
-    for key in ("data_paths", "data_paths_test"):
-        config[key] = [_public(path) for path in config[key]]
-    config["data_path"] = defaults["data_path"] if config["data_paths"] else _public(config["data_path"])
-    return recipe_text(comment, *differences_from_groups(config))
-
-
-def _experiment(address: str) -> str:
-    """Return the override that takes the recipe. One on the Hub has to be downloaded before."""
-    return typed_override("experiment", RECIPE if is_address(address) else f"{address}/{RECIPE}")
-
-
 def _public(path: str) -> str:
     return f"data/{os.path.basename(os.path.abspath(path))}"
 
 
-def card_of(facts: Facts, address: str) -> str:
-    """Return the text of README.md.
-
-    Args:
-        address: of the folder, as `checkpoint=` takes it.
-
-    Raises:
-        UserError: huggingface_hub, which writes the metadata, is missing.
-    """
-    sections = [_heading(facts), _use(facts.model, address), _accuracy(facts), _training(facts, address)]
-    body = "\n\n".join("\n".join(section) for section in sections)
-    return f"---\n{_metadata(facts)}\n---\n\n{body}\n"
-
-
-def _metadata(facts: Facts) -> str:
-    try:
-        from huggingface_hub import EvalResult, ModelCardData
-    except ImportError:
-        raise UserError(
-            "a card needs huggingface_hub, which is missing; pip install it, or give -o NAME.safetensors"
-        ) from None
-    measured = [
-        EvalResult(
-            task_type="text-generation" if isinstance(facts.model, ExportedText) else "reasoning",
-            dataset_type=results.name,
-            dataset_name=results.name,
-            dataset_split="test",
-            metric_type="exact_match",
-            metric_name=f"{name.removeprefix('eval/')} {results.typed(name)}".rstrip(),
-            metric_value=round(results.metrics.get(name, math.nan), 4),
-        )
-        for results in facts.results
-        for name in results.intervals
-        if name.endswith("/exact_accuracy")
-    ]
-    words = {word for name in facts.model.data for word in re.split(r"[^a-z]+", name.lower())}
-    data = ModelCardData(
-        library_name=_LIBRARY,
-        tags=["recursive-reasoning", facts.model.arch.name, *sorted(words.intersection(_TASKS))],
-        # The Hub's form of results needs a name of the model beside them.
-        model_name=facts.title if measured else None,
-        eval_results=measured or None,
-    )
-    return str(data.to_yaml())
-
-
-def _heading(facts: Facts) -> Iterator[str]:
-    arch = facts.model.arch
-    yield f"# {facts.title}"
-    yield ""
-    yield _ABOUT[arch.name]
+def _said_of(arch: Any) -> Iterator[str]:
+    """Return what a person has to know of a model that was told something of its task."""
     if isinstance(arch, SEMixerConfig) and arch.cells == "units":
         yield "It is told the rows, columns and boxes of a Sudoku (`arch.cells=units`)."
     if isinstance(arch, TokenConfig) and arch.conv_2d:
         yield "It is told which cells of a board are neighbours (`arch.conv_2d=true`)."
-    table = f", and {facts.num_in_table:,} numbers in its puzzle table" if facts.num_in_table else ""
-    yield f"It has {facts.num_parameters:,} parameters{table}."
 
 
-def _use(model: Exported, address: str) -> Iterator[str]:
-    asked = "prompt=..." if isinstance(model, ExportedText) else "puzzle=..."
-    yield from ("## Use it", "")
-    yield f"The commands are those of {_LIBRARY}, which trains hierarchical reasoning models."
-    yield from ("", "```bash")
-    yield f"python solve.py {typed_override('checkpoint', address)} {asked}"
-    yield f"python evaluate.py {typed_override('checkpoint', address)} data_path=..."
-    yield f"python pretrain.py {typed_override('init_from', address)} data_path=..."
-    yield "```"
-
-
-def _accuracy(facts: Facts) -> Iterator[str]:
-    yield from ("## Accuracy", "")
-    if facts.results:
-        yield "`evaluate.py` measured it. The intervals are those of 95 %."
-        yield ""
-        yield from _table(["data", "examples", "typed", "metric", "value", "interval"], _rows(facts))
-        if methods := [method for results in facts.results for method in _methods(results)]:
-            yield from ("", "More compute for an example:", "")
-            yield from _table(["data", "set", "method", "segments of an example", "exact accuracy"], methods)
-    elif shown := {name: value for name, value in facts.logged.items() if _is_shown(name)}:
-        yield "Training logged it after the last step. `evaluate.py` has not measured it."
-        yield ""
-        rows = ((name.removeprefix("eval/"), f"{value:.4f}") for name, value in shown.items())
-        yield from _table(["metric", "value"], rows)
-    else:
-        yield "Nobody measured it."
-
-
-def _rows(facts: Facts) -> Iterator[tuple[str, ...]]:
-    is_text = isinstance(facts.model, ExportedText)  # its loss says more than the scores of puzzles do
-    for results in facts.results:
-        for name, value in results.metrics.items():
-            if _is_shown(name) and (is_text or name in results.intervals):
-                set_name, found = name.split("/")[1], results.intervals.get(name)
-                # Scores of ARC are shares of tasks, and those of text of the samples with answers.
-                is_of_examples = not is_text and "pass@" not in name
-                count = f"{results.num_examples.get(set_name, 0):,}" if is_of_examples else ""
-                interval = "" if found is None else f"{found[0]:.4f} to {found[1]:.4f}"
-                yield results.name, count, results.typed(name), name.removeprefix("eval/"), f"{value:.4f}", interval
+def _rows(results: Results, *, is_text: bool) -> Iterator[tuple[str, ...]]:
+    """Return the rows of the table of metrics. The loss of text says more than that of puzzles."""
+    for name, value in results.metrics.items():
+        if _is_shown(name) and (is_text or name in results.intervals):
+            set_name, found = name.split("/")[1], results.intervals.get(name)
+            # Scores of ARC are shares of tasks, and those of text of the samples with answers.
+            is_of_examples = not is_text and "pass@" not in name
+            count = f"{results.num_examples.get(set_name, 0):,}" if is_of_examples else ""
+            interval = "" if found is None else f"{found[0]:.4f} to {found[1]:.4f}"
+            yield results.name, count, results.typed(name), name.removeprefix("eval/"), f"{value:.4f}", interval
 
 
 def _methods(results: Results) -> Iterator[tuple[str, ...]]:
@@ -325,27 +281,7 @@ def _is_shown(name: str) -> bool:
     return not any(part in name for part in _NOT_IN_TABLE)
 
 
-def _training(facts: Facts, address: str) -> Iterator[str]:
-    config, model = facts.config, facts.model
-    unit = "tokens" if isinstance(model, ExportedText) else "sequences"
-    yield from ("## Training", "")
-    start = f"It started from {facts.started_from}. " if facts.started_from else ""
-    time = "" if facts.seconds is None else f", and {_duration(facts.seconds)} with the evaluations between them"
-    yield f"{start}Training took {model.step:,} steps of {config['global_batch_size']:,} {unit}{time}. The seed was"
-    yield f"{config['seed']}. `{RECIPE}` has all other options that differ from the defaults:"
-    yield from ("", "```bash", f"python pretrain.py {_experiment(address)}", "```", "")
-    yield f"Data: {facts.data}."
-    yield ""
-    for split, sha256 in facts.fingerprint.items():
-        yield f"- {split}: SHA-256 {sha256}"
-
-
 def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    for row in (head, ["---"] * len(head), *rows):
-        yield f"| {' | '.join(row)} |"

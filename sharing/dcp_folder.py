@@ -1,11 +1,13 @@
 """Read tensors from a folder of torch.distributed.checkpoint (DCP), as other programs write it.
 
-PyTorch's own reader runs the code that the file .metadata names. This one takes the file for plain
-data, and reads the tensors with the same checks as any file of weights.
+PyTorch's own reader runs the code that the pickle .metadata names. This module looks up only the
+names of a short list, and reads the tensors with the same checks as any file of weights.
 """
 
+import io
 import math
 import os
+import pickle
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,17 +17,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sharing.pickled_data import Made, Named, plain_data
 from sharing.weights_file import read_tensor
 from utils.errors import UserError
 from utils.files import file_errors, plain
 
 METADATA = ".metadata"
-# A model of 70 billion parameters on 1,000 ranks has less.
-_MOST_METADATA = 1 << 28
 _FILE = re.compile(r"__\d+_\d+\.distcp")
-_DTYPES = {f"torch.{name}": getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64", "int64")}
 _COPY = "copy or download it again"
+
+
+class _Made:
+    """An object of the index: only its state, whatever its class would do with that."""
+
+    state: Any = ()
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+_DCP = "torch.distributed.checkpoint"
+_ALLOWED: dict[str, Any] = {
+    **{f"{_DCP}.metadata.{name}": _Made for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties")},
+    **{f"{_DCP}.metadata.{kind}StorageMetadata": _Made for kind in ("Tensor", "Bytes", "Chunk")},
+    f"{_DCP}.metadata._MEM_FORMAT_ENCODING": _Made,
+    f"{_DCP}.filesystem._StorageInfo": _Made,
+    "torch.serialization._get_layout": _Made,
+    "pathlib.PosixPath": _Made,
+    "pathlib._local.PosixPath": _Made,
+    "torch.Size": tuple,
+    **{f"torch.{name}": getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64", "int64")},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what stands for a name in the list. Nothing is imported."""
+        if (found := _ALLOWED.get(f"{module}.{name}")) is None:
+            raise pickle.UnpicklingError(f"it names {module}.{name}: refused")
+        return found
 
 
 @dataclass(frozen=True)
@@ -60,65 +92,40 @@ def read_index(folder: Path) -> dict[str, Stored]:
         UserError: The folder is not as PyTorch writes it.
     """
     file = plain(folder / METADATA)
-    if file.stat().st_size > _MOST_METADATA:
-        raise UserError(f"{file} has {file.stat().st_size:,} bytes, too many for the index of a checkpoint; {_COPY}")
+    pickled = io.BytesIO(file.read_bytes())
     try:
-        metadata = _state(plain_data(file.read_bytes()), "Metadata")
-        stored: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
-        for index, info in metadata["storage_data"].items():
-            at = _state(index, "MetadataIndex")
-            if at.get("offset") is not None:  # a tensor
-                stored[at["fqn"], _sizes(at["offset"])] = _state(info, "_StorageInfo")
-        return {
-            name: _tensor(name, of.state, stored)
-            for name, of in metadata["state_dict_metadata"].items()
-            if isinstance(name, str) and isinstance(of, Made) and of.name.endswith(".TensorStorageMetadata")
+        metadata = _Unpickler(pickled).load().state
+        places = {
+            (index.state["fqn"], index.state.get("offset")): info.state
+            for index, info in metadata["storage_data"].items()
         }
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        return {
+            name: _stored(name, of.state, places)
+            for name, of in metadata["state_dict_metadata"].items()
+            if "chunks" in of.state
+        }
+    except Exception as error:  # the bytes of a damaged file can raise almost any error
         raise UserError(f"{file} is no index of a checkpoint that PyTorch wrote ({error}); {_COPY}") from error
 
 
-def _state(made: Any, name: str) -> dict[str, Any]:
-    """Return the attributes of an object of PyTorch. Raise ValueError if it is another."""
-    if not isinstance(made, Made) or not made.name.endswith(f".{name}") or not isinstance(made.state, dict):
-        raise ValueError(f"a {name} is missing")
-    return made.state
-
-
-def _sizes(made: Any) -> tuple[int, ...]:
-    """Return the numbers of a torch.Size."""
-    (sizes,) = made.arguments
-    if made.name != "torch.Size" or not all(type(size) is int and 0 <= size < 1 << 48 for size in sizes):
-        raise ValueError("a size is wrong")
-    return tuple(sizes)
-
-
-def _tensor(name: str, of: dict[str, Any], stored: dict[tuple[str, tuple[int, ...]], dict[str, Any]]) -> Stored:
-    dtype = of["properties"].state[0]
-    shape = _sizes(of["size"])
-    if not isinstance(dtype, Named) or dtype.name not in _DTYPES:
-        raise ValueError(f"{name} has a dtype that no weight has")
+def _stored(name: str, of: dict[str, Any], places: dict[tuple[str, tuple[int, ...]], dict[str, Any]]) -> Stored:
+    shape, dtype = of["size"], of["properties"].state[0]
     chunks = []
-    for chunk in of["chunks"]:
-        chunk = _state(chunk, "ChunkStorageMetadata")
-        offsets, sizes = _sizes(chunk["offsets"]), _sizes(chunk["sizes"])
-        info = stored[name, offsets]
-        if info.get("transform_descriptors"):
-            raise ValueError(f"{name} is compressed")
-        file, start, length = info["relative_path"], info["offset"], info["length"]
-        if not isinstance(file, str) or not _FILE.fullmatch(file) or type(start) is not int or type(length) is not int:
-            raise ValueError(f"{name} lies at no place of a file")
-        if not len(shape) == len(offsets) == len(sizes) or any(
-            offset + size > whole for offset, size, whole in zip(offsets, sizes, shape, strict=True)
-        ):
+    for part in of["chunks"]:
+        offsets, sizes = part.state["offsets"], part.state["sizes"]
+        place = places[name, offsets]
+        chunk = Chunk(offsets, sizes, place["relative_path"], place["offset"], place["length"])
+        if not _FILE.fullmatch(chunk.file) or place.get("transform_descriptors"):
+            raise ValueError(f"{name} lies at no place of a file, or is compressed")
+        if any(first + size > whole for first, size, whole in zip(offsets, sizes, shape, strict=True)):
             raise ValueError(f"a part of {name} lies outside of it")
         # Checked before memory is taken: the bytes of a part must be in the file.
-        if start < 0 or length < math.prod(sizes) * _DTYPES[dtype.name].itemsize:
+        if min(chunk.start, *sizes, 0) < 0 or chunk.length < math.prod(sizes) * dtype.itemsize:
             raise ValueError(f"a part of {name} has fewer bytes than elements")
-        chunks.append(Chunk(offsets, sizes, file, start, length))
+        chunks.append(chunk)
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
         raise ValueError(f"parts of {name} are missing")
-    return Stored(shape, _DTYPES[dtype.name], tuple(chunks))
+    return Stored(shape, dtype, tuple(chunks))
 
 
 @file_errors()
@@ -131,18 +138,14 @@ def read_tensors(folder: Path, index: dict[str, Stored], names: Iterable[str]) -
     Raises:
         UserError: A file is missing or damaged.
     """
-    tensors = {}
-    for name in names:
-        stored = index[name]
-        for chunk in stored.chunks:
-            file = plain(folder / chunk.file)
-            if not file.is_file() or file.stat().st_size < chunk.start + chunk.length:
-                raise UserError(f"{file} is missing or was cut short, and {name} is in it; {_COPY}")
-        tensors[name] = _read(folder, name, stored)
-    return tensors
+    return {name: _read(folder, name, index[name]) for name in names}
 
 
 def _read(folder: Path, name: str, stored: Stored) -> Tensor:
+    for chunk in stored.chunks:
+        file = plain(folder / chunk.file)
+        if not file.is_file() or file.stat().st_size < chunk.start + chunk.length:
+            raise UserError(f"{file} is missing or was cut short, and {name} is in it; {_COPY}")
     # What no part covers stays NaN and is found below. Integers can't be weights.
     tensor = torch.full(stored.shape, math.nan if stored.dtype.is_floating_point else 0, dtype=stored.dtype)
     for chunk in stored.chunks:

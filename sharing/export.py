@@ -21,9 +21,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -32,27 +32,18 @@ from models import ArchConfig
 from models.base import CommonConfig
 from models.text.config import TextConfig
 from models.tokens import TokenConfig
-from sharing.card import CARD, RECIPE, card_of, facts_of, recipe_of
-from sharing.exported import (
-    FORMAT,
-    Exported,
-    ExportedText,
-    exported_as,
-    read_exported,
-    read_foreign,
-    whole_arch,
-    why_not_described,
-)
+from sharing.card import CARD, RECIPE, Shared
+from sharing.exported import FORMAT, Exported, ExportedText, exported_as, open_model, whole_arch
 from sharing.hub import require_account, upload
 from sharing.published import Weights, arch_of, to_published
-from sharing.published_text_export import write_for_transformers
-from sharing.weights_file import is_text, read_step, write_weights
+from sharing.published_text import write_for_transformers
+from sharing.recipe import typed_options
+from sharing.sources import folder_around, require_known
+from sharing.weights_file import write_weights
 from utils.arguments import Parser, typed_path
-from utils.checkpoint.names import folder_around, kind_of
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
 from utils.command_line import read_config
 from utils.config import flatten
-from utils.config_files import choices
 from utils.errors import UserError
 from utils.files import INCOMPLETE
 from utils.overrides import as_override, typed_override
@@ -65,28 +56,62 @@ from utils.text import for_shell
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-# Options that the published code lacks. They change nothing in what a trained model computes.
+# Options that no published program has. They change nothing in what a trained model computes.
 _NOT_PUBLISHED = {
     *("backprop", "backprop_warmup_steps", "activation_checkpointing", "depth_curriculum", "fp8_no_grad"),
-    "num_states",
-    *("loss.label_smoothing", "loss.halt_weight"),
+    *("num_states", "loss.label_smoothing", "loss.halt_weight"),
 }
-# The published HRM has no such options. The first changes only when a slot halts in training. The
-# prefix has the length that the puzzle embedding needs.
-_NOT_IN_HRM = {"no_ACT_continue", "puzzle_emb_len"}
-# Options that URM's code does not have. Its prefix has the length that the puzzle embedding needs.
-_NOT_IN_URM = {
-    "no_ACT_continue",
-    "puzzle_emb_len",
-    "halt_exploration_prob",
-    "conv_bias",
-    "mlp_t",
-    "conv_2d",
-    "num_registers",
+
+
+@dataclass(frozen=True)
+class Program:
+    """A published program: how a person chooses a model there, and which models it computes.
+
+    Attributes:
+        chosen: the override of its architecture.
+        load: the key of the file; None: the options stand in all_config.yaml beside the file.
+        only: the values of our options that it computes.
+        lacks: further options that it lacks and that change nothing, as in _NOT_PUBLISHED.
+        plus: options that its classes know, and its YAML lacks.
+        named: options whose defaults differ there, and their names.
+    """
+
+    title: str
+    chosen: str
+    load: str | None
+    only: dict[str, tuple[Any, ...]]
+    lacks: set[str] = field(default_factory=set)
+    plus: set[str] = field(default_factory=lambda: {"rope_theta"})
+    named: dict[str, str] = field(default_factory=dict)
+
+
+_SWIGLU = {"mlp": ("swiglu",), "conv_2d": (False,)}
+PROGRAMS = {
+    # `no_ACT_continue` changes only when a slot halts in training. The prefix has the length that
+    # the puzzle embedding needs.
+    "hrm": Program(
+        *("HRM", "arch=hrm_v1", None),
+        only=_SWIGLU | {"pos_encodings": ("rope", "learned")},
+        lacks={"no_ACT_continue", "puzzle_emb_len"},
+    ),
+    "trm": Program(
+        *("TRM", "arch=trm", "load_checkpoint"), only=_SWIGLU | {"pos_encodings": ("rope", "learned", "none")}
+    ),
+    "se_rrm": Program("SE-RRM", "arch=trm_equi", "load_checkpoint", only={}),
+    "urm": Program(
+        *("URM", "arch=urm", "+load_checkpoint"),
+        only={
+            **{"mlp": ("conv_swiglu",), "pos_encodings": ("rope",), "mlp_t": (False,), "conv_2d": (False,)},
+            "num_registers": (0,),
+        },
+        lacks={
+            *("no_ACT_continue", "puzzle_emb_len", "halt_exploration_prob", "conv_bias", "mlp_t", "conv_2d"),
+            "num_registers",
+        },
+        plus={"rope_theta", "forward_dtype"},
+        named={"halt_max_steps": "loops", "H_cycles": "H_cycles", "L_cycles": "L_cycles", "num_layers": "num_layers"},
+    ),
 }
-# Options whose defaults in URM's code differ from those of config/arch/urm.yaml, or that have
-# another name there.
-_TYPED_FOR_URM = {"halt_max_steps": "loops", "H_cycles": "H_cycles", "L_cycles": "L_cycles", "num_layers": "num_layers"}
 
 
 @dataclass(frozen=True)
@@ -203,18 +228,14 @@ def load_source(checkpoint: str, *, raw: bool) -> Source:
     Raises:
         UserError: The checkpoint can't be read.
     """
-    path = Path(checkpoint)
-    if kind_of(checkpoint) == "weights":
+    if require_known(checkpoint) == "weights":
         if raw:
             raise UserError(f"--raw applies to the checkpoint of a run, but {checkpoint} is not one; leave it out")
-        if is_text(checkpoint):
-            raise UserError(why_not_described(checkpoint))
-        model = read_exported(checkpoint)
-        step = model.step if model is not None else read_step(checkpoint)
-        return Source(read_foreign(checkpoint), model, None, (), step or 0)
-    opened = open_checkpoint(path, lambda warning: tell(f"warning: {warning}"))
+        file = open_model(checkpoint)
+        return Source(file.read_weights(), file.described, None, (), file.step)
+    opened = open_checkpoint(Path(checkpoint), lambda warning: tell(f"warning: {warning}"))
     config = opened.state.config
-    data_paths = tuple(located_paths(config, config.get("data_paths") or [config.get("data_path")]))
+    data_paths = tuple(located_paths(config.get("started_in"), config.get("data_paths") or [config.get("data_path")]))
     weights = opened.weights() if raw else opened.trained_weights()
     return Source(weights, describe(opened, data_paths), opened, data_paths, opened.state.step)
 
@@ -227,9 +248,8 @@ def describe(checkpoint: Checkpoint, data_paths: tuple[str, ...]) -> Exported:
     """
     state = checkpoint.state
     run = checkpoint.path.absolute().parent
-    is_text_model = "tokenizer" in state.task
     of_text = {"kind": "text", "target_only": state.config.get("target_only", True)}
-    described = (of_text if is_text_model else {}) | {
+    described = (of_text if "tokenizer" in state.task else {}) | {
         "format": FORMAT,
         "arch": whole_arch(state.config),
         **state.task,
@@ -257,21 +277,15 @@ def export(settings: Settings) -> str:
         return _export_folder(settings, source, api)
     assert settings.output is not None
     if settings.format == "transformers":
-        return _export_for_transformers(settings, source)
+        return _export_for_transformers(settings.output, settings, source)
     metadata, step = None, None
     if settings.format == "native":
-        if source.model is None:
-            raise UserError(
-                folder_around(settings.checkpoint)
-                or f"{settings.checkpoint} is a file of weights, which does not say its architecture; export the run "
-                "that wrote it, or give --format hrm or urm"
-            )
-        weights, metadata = source.weights, source.model.as_metadata()
+        weights, metadata = source.weights, _model_of(settings, source).as_metadata()
     else:
         arch = arch_of(source.weights)
         if source.model is not None:
-            _require_published(_of_puzzles(source.model.arch), settings.checkpoint)
-        weights = to_published(source.weights, compiled=settings.compiled)
+            _require_published(source.model.arch, settings.checkpoint)
+        weights = to_published(source.weights, "puzzles", arch, compiled=settings.compiled)
         if (arch == "urm") != (settings.format == "urm"):
             raise UserError(
                 f"{settings.checkpoint} is a model of {arch.upper()}; give --format {'urm' if arch == 'urm' else 'hrm'}"
@@ -285,34 +299,41 @@ def export(settings: Settings) -> str:
     return "\n".join([_summary(settings.output, weights), *(f"  {line}" for line in lines)])
 
 
-def _export_folder(settings: Settings, source: Source, api: "HfApi | None") -> str:
-    if source.checkpoint is None or source.model is None:
+def _model_of(settings: Settings, source: Source) -> Exported:
+    if source.model is None:
         raise UserError(
             folder_around(settings.checkpoint)
-            or f"{settings.checkpoint} is a file of weights, which does not say how it was trained; export the run "
-            "that wrote it, or give -o NAME.safetensors"
+            or f"{settings.checkpoint} is a file of weights, which does not say its architecture; export the run "
+            "that wrote it, or give --format hrm or urm"
         )
-    facts = facts_of(source.checkpoint, source.model, source.weights)
+    return source.model
+
+
+def _export_folder(settings: Settings, source: Source, api: "HfApi | None") -> str:
+    model = _model_of(settings, source)
+    if source.checkpoint is None:
+        raise UserError(
+            f"{settings.checkpoint} is a file of weights, which does not say how it was trained; export the run that "
+            "wrote it, or give -o NAME.safetensors"
+        )
     address = str(settings.output) if settings.push is None else f"hf://{settings.push}"
     # A card names no folders of this machine.
-    shown = Path(address).name if os.path.isabs(address) else address
-    texts = {RECIPE: recipe_of(facts, shown), CARD: card_of(facts, shown)}
-    # The name of a run is its owner's matter.
-    metadata = source.model.model_copy(update={"run": ""}).as_metadata()
-    output = settings.output
+    shared = Shared(source.checkpoint, model, source.weights, Path(address).name if os.path.isabs(address) else address)
+    texts = {RECIPE: shared.recipe(), CARD: shared.card()}
     lines = []
-    with _new_folder(output) as folder:
+    with _new_folder(settings.output) as folder:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         if (tokenizer := source.tokenizer) is not None:
             shutil.copyfile(tokenizer, folder / tokenizer.name)
-        write_weights(folder / FILE, source.weights, metadata)
+        # The name of a run is its owner's matter.
+        write_weights(folder / FILE, source.weights, model.model_copy(update={"run": ""}).as_metadata())
         if api is not None and settings.push is not None:
-            message = f"Upload {facts.title} after step {source.step}"
+            message = f"Upload {shared.title} after step {source.step}"
             url = upload(api, folder, settings.push, private=settings.private, message=message)
             lines.append(f"uploaded to {url}")
-    if output is not None:
-        lines.insert(0, f"{_summary(output, source.weights)}, {RECIPE} and {CARD}")
+    if settings.output is not None:
+        lines.insert(0, f"{_summary(settings.output, source.weights)}, {RECIPE} and {CARD}")
     return "\n".join([*lines, *(f"  {line}" for line in commands(address, settings, source))])
 
 
@@ -337,21 +358,16 @@ def _new_folder(output: Path | None) -> Iterator[Path]:
         raise _not_written(output or Path("a temporary folder"), error) from error
 
 
-def _export_for_transformers(settings: Settings, source: Source) -> str:
-    if not isinstance(source.model, ExportedText):
+def _export_for_transformers(output: Path, settings: Settings, source: Source) -> str:
+    model = source.model
+    if not isinstance(model, ExportedText):
         raise UserError(f"{settings.checkpoint} is no model of text, and transformers has no other; leave --format out")
-    assert isinstance(source.model.arch, TextConfig)
-    assert settings.output is not None
-    with _new_folder(settings.output) as folder:
+    assert isinstance(model.arch, TextConfig)
+    with _new_folder(output) as folder:
         write_for_transformers(
-            folder,
-            source.weights,
-            source.model.arch,
-            max_len=source.model.max_len,
-            special_tokens=source.model.special_tokens,
-            tokenizer=source.tokenizer,
+            folder, source.weights, model.arch, model.max_len, model.special_tokens, source.tokenizer
         )
-    return f'{_summary(settings.output, source.weights)}\n  AutoModelForCausalLM.from_pretrained("{settings.output}")'
+    return f'{_summary(output, source.weights)}\n  AutoModelForCausalLM.from_pretrained("{output}")'
 
 
 def _not_written(output: Path, error: OSError) -> UserError:
@@ -369,8 +385,8 @@ def commands(address: str, settings: Settings, source: Source) -> list[str]:
         data = typed_override("data_path", source.data_paths[0])
     if settings.format == "native":
         asked = "puzzle=..."
-        if isinstance(source.model, ExportedText):  # the tokenizer.json lies with the data
-            # A folder has the tokenizer.json in it.
+        if isinstance(source.model, ExportedText):
+            # The tokenizer.json lies with the data, or in the folder.
             is_known = source.model.tokenizer == "bytes" or (settings.is_folder and source.tokenizer is not None)
             asked = "prompt=..." if is_known else f"{data} prompt=..."
         return [
@@ -381,97 +397,56 @@ def commands(address: str, settings: Settings, source: Source) -> list[str]:
     if source.model is None:
         return [f"python evaluate.py {file} {data} arch=...   # with the options that it was trained with"]
     arch = source.model.arch
+    assert isinstance(arch, CommonConfig)
     return [
-        f"python evaluate.py {file} {data} {for_shell(overrides_of(arch, choices('arch')))}",
-        _for_published_code(_of_puzzles(arch), address, compiled=settings.compiled),
+        f"python evaluate.py {file} {data} {for_shell(overrides_of(arch))}",
+        _for_published_code(arch, address, compiled=settings.compiled),
     ]
 
 
-def overrides_of(arch: ArchConfig, among: Sequence[str]) -> list[str]:
-    """Return the overrides that choose an architecture: a name of config/arch, and what differs.
-
-    Args:
-        among: the names to choose from. The one with the fewest differences is taken.
-    """
-    ours = arch.model_dump(mode="json")
-    same_name = [choice for choice in among if _arch([f"arch={choice}"])["name"] == arch.name]
-    closest = min(same_name, key=lambda choice: (len(_differing(ours, _arch([f"arch={choice}"]))), len(choice)))
-    overrides = [f"arch={closest}"]
-    # An option may set the default of another one, as hidden_size does. So they are added in turn.
-    while differing := _differing(ours, _arch(overrides)):
-        key, value = next(iter(differing.items()))
-        overrides.append(f"arch.{key}={as_override(value)}")
-    for override in overrides[1:]:
-        others = [other for other in overrides if other != override]
-        if not _differing(ours, _arch(others)):  # a later option has set it as well
-            overrides = others
-    return overrides
-
-
-def _of_puzzles(arch: ArchConfig) -> CommonConfig:
-    if not isinstance(arch, CommonConfig):
-        raise UserError(f"arch={arch.name} is a model of text, which the published code of puzzles can't load")
-    return arch
+def overrides_of(arch: ArchConfig) -> list[str]:
+    """Return the overrides that choose an architecture: a name of config/arch, and what differs."""
+    choice, options = typed_options("arch", dict(flatten(arch.model_dump(mode="json"))))
+    return [f"arch={choice}", *(f"arch.{key}={as_override(value)}" for key, value in options.items())]
 
 
 def _for_published_code(arch: CommonConfig, file: str, *, compiled: bool) -> str:
     """Return a line that says how the published code loads the file."""
     if file.endswith(".safetensors"):
         return "the published code reads only files of torch.save; name the file otherwise to load it there"
-    if arch.name == "urm":
-        return _for_urm_code(arch, file, compiled=compiled)
+    program = PROGRAMS[arch.name]
     # The published TRM builds a state of another length otherwise.
     if isinstance(arch, TokenConfig) and not arch.puzzle_emb_ndim:
         arch = arch.model_copy(update={"puzzle_emb_len": 0})
-    lacking = _NOT_PUBLISHED | (_NOT_IN_HRM if arch.name == "hrm" else set())
-    options = overrides_of(arch, [arch.name])[1:]
-    known = [typed for typed in options if typed.partition("=")[0].removeprefix("arch.") not in lacking]
-    # Its YAML lacks this key, which its classes know.
-    known = [typed.replace("arch.rope_theta", "+arch.rope_theta") for typed in known]
-    if arch.name in ("trm", "se_rrm"):
-        name, published_arch = ("TRM", "trm") if arch.name == "trm" else ("SE-RRM", "trm_equi")
-        typed = [typed_override("load_checkpoint", file), f"arch={published_arch}", *known]
-        # A model that it compiles, as it does by default, has other names.
-        uncompiled = "" if compiled else "DISABLE_COMPILE=1 "
-        return f"the published {name} code: {uncompiled}python pretrain.py {' '.join(typed)}"
-    typed = ["arch=hrm_v1", *known]
-    return f"the published HRM code: evaluate.py with these options in all_config.yaml beside it: {for_shell(typed)}"
-
-
-def _for_urm_code(arch: CommonConfig, file: str, *, compiled: bool) -> str:
-    """Return a line that says how URM's program loads the file."""
-    options = dict(typed.split("=", 1) for typed in overrides_of(arch, ["urm"])[1:])
-    lacking = _NOT_PUBLISHED | _NOT_IN_URM | _TYPED_FOR_URM.keys()
-    typed = [f"arch.{theirs}={getattr(arch, ours)}" for ours, theirs in _TYPED_FOR_URM.items()]
-    typed += [f"{key}={value}" for key, value in options.items() if key.removeprefix("arch.") not in lacking]
-    # Its YAML lacks these keys, which its class knows.
-    typed = [re.sub(r"^arch\.(rope_theta|forward_dtype)=", r"+arch.\1=", each) for each in typed]
-    command = " ".join([typed_override("+load_checkpoint", file), "arch=urm", *typed])
+    ours = dict(flatten(read_config("pretrain", [f"arch={arch.name}"])["arch"]))
+    lacking = _NOT_PUBLISHED | program.lacks | program.named.keys()
+    typed = [program.chosen, *(f"arch.{theirs}={getattr(arch, own)}" for own, theirs in program.named.items())]
+    for key, value in flatten(arch.model_dump(mode="json")):
+        if key not in lacking and ours.get(key, ...) != value:
+            typed.append(f"{'+' if key in program.plus else ''}arch.{key}={as_override(value)}")
+    if program.load is None:
+        return (
+            f"the published HRM code: evaluate.py with these options in all_config.yaml beside it: {for_shell(typed)}"
+        )
     # A model that it compiles, as it does by default, has other names.
     uncompiled = "" if compiled else "DISABLE_COMPILE=1 "
-    return f"the published URM code: {uncompiled}python pretrain.py {command}"
+    command = " ".join([typed_override(program.load, file), *typed])
+    return f"the published {program.title} code: {uncompiled}python pretrain.py {command}"
 
 
-def _require_published(arch: CommonConfig, where: str) -> None:
+def _require_published(arch: ArchConfig, where: str) -> None:
     """Raise UserError if the published code computes something else than this model.
 
     Names of tensors don't show these options. A width_multiple other than 256 gives shapes that the
     published code never builds.
     """
-    options: dict[str, tuple[Any, ...]] = {
-        "name": ("hrm", "trm", "urm", "se_rrm"),
-        "width_multiple": (256,),
-    }
-    if arch.name != "se_rrm":
-        options |= {"mlp": ("swiglu",), "pos_encodings": ("rope", "learned", "none"), "conv_2d": (False,)}
-    if arch.name == "hrm":
-        options["pos_encodings"] = ("rope", "learned")
-        if arch.puzzle_emb_ndim:
-            options["puzzle_emb_len"] = (0, math.ceil(arch.puzzle_emb_ndim / arch.hidden_size))
-    if arch.name == "urm":
-        options |= {"mlp": ("conv_swiglu",), "pos_encodings": ("rope",), "mlp_t": (False,), "num_registers": (0,)}
-        if arch.puzzle_emb_ndim:
-            options["puzzle_emb_len"] = (0, math.ceil(arch.puzzle_emb_ndim / arch.hidden_size))
+    if not isinstance(arch, CommonConfig):
+        raise UserError(f"arch={arch.name} is a model of text, which the published code of puzzles can't load")
+    program = PROGRAMS.get(arch.name)
+    options: dict[str, tuple[Any, ...]] = {"name": tuple(PROGRAMS), "width_multiple": (256,)}
+    options |= {} if program is None else program.only
+    if arch.name in ("hrm", "urm") and arch.puzzle_emb_ndim:
+        options["puzzle_emb_len"] = (0, math.ceil(arch.puzzle_emb_ndim / arch.hidden_size))
     for option, published in options.items():
         if (value := getattr(arch, option)) not in published:
             raise UserError(
@@ -479,17 +454,6 @@ def _require_published(arch: CommonConfig, where: str) -> None:
                 f"{' or '.join(map(str, published))} can be written for it; leave --format out for a file that this "
                 "project reads"
             )
-
-
-def _arch(overrides: list[str]) -> dict[str, Any]:
-    """Return the options, which need not suit one another before all overrides are there."""
-    arch: dict[str, Any] = read_config("evaluate", ["checkpoint=_", *overrides])["arch"]
-    return arch
-
-
-def _differing(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    leaves = dict(flatten(theirs))
-    return {key: value for key, value in flatten(ours) if leaves.get(key, ...) != value}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,6 +6,7 @@ Files come from strangers: the description is read like any config, and can't na
 """
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -13,14 +14,14 @@ from pydantic import Field, model_validator
 
 from models import ArchConfig
 from sharing.published import COMPILED, PREFIX, Weights, prefix_of, to_ours
-from sharing.published_text_files import find_published
-from sharing.weights_file import is_text, read_metadata, read_weights
-from utils.checkpoint.names import folder_around
+from sharing.published_text import PublishedModel, find_published
+from sharing.sources import folder_around
+from sharing.stored_config import completed
+from sharing.weights_file import WeightsFile, open_weights
 from utils.command_line import read_config, validate
 from utils.config import Int, StrictModel
 from utils.errors import UserError
 from utils.json_files import parse_json
-from utils.run.resume import completed
 from utils.safetensors_files import weights_in
 from utils.terminal import tell
 
@@ -45,7 +46,7 @@ class Exported(StrictModel):
     @property
     def sizes(self) -> dict[str, Any]:
         """Return the sizes of the data, as a checkpoint stores them."""
-        return self.model_dump(exclude={*Exported.model_fields, "kind"})
+        return self.model_dump(exclude={*Exported.model_fields, "kind", "target_only"})
 
     def as_metadata(self) -> dict[str, str]:
         """Return the metadata of the file."""
@@ -79,30 +80,108 @@ class ExportedText(Exported):
     form: Literal["instruction", "text"] | None = None
     target_only: bool = True  # whether the loss of its training was that of responses alone
 
+
+def exported_as(described: dict[str, Any]) -> Exported:
+    """Return the description of a model.
+
+    Raises:
+        UserError: A value is wrong.
+    """
+    return validate(ExportedText if described.get("kind") == "text" else ExportedPuzzles, described)
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A file of weights, or a published model of text, whose weights were not read.
+
+    Attributes:
+        where: as it was typed.
+        described: the description of its model; None if there is none.
+    """
+
+    where: str
+    described: Exported | None
+    _weights: WeightsFile | PublishedModel
+
     @property
-    def sizes(self) -> dict[str, Any]:
-        sizes = super().sizes
-        del sizes["target_only"]
-        return sizes
+    def step(self) -> int:
+        """Return the step that the weights were trained for; 0 if that is not known."""
+        if self.described is not None:
+            return self.described.step
+        return self._weights.step() or 0 if isinstance(self._weights, WeightsFile) else 0
+
+    def require_description(self) -> Exported:
+        """Return the description of the model.
+
+        Raises:
+            UserError: There is none; the message says what to give instead.
+        """
+        if self.described is None:
+            raise UserError(
+                folder_around(self.where)
+                or f"{self.where} is a file of weights, which says neither its architecture nor its data; give "
+                "arch=... (with the options that it was trained with) and data_path=..., or a file that "
+                "python -m sharing.export wrote"
+            )
+        return self.described
+
+    def read_weights(self) -> Weights:
+        """Return the weights by our names.
+
+        Raises:
+            UserError: They can't be read.
+        """
+        if isinstance(self._weights, PublishedModel):
+            return self._weights.read_weights()
+        weights = self._weights.read()
+        dropped = sorted({prefix_of(name) for name in weights} - {""})
+        if any(each.replace(COMPILED, "") != PREFIX for each in dropped):  # not as the published programs save
+            tell(f"{self.where}: dropped {' and '.join(dropped)} from the names of its weights")
+        return to_ours(weights)
 
 
-def _own_text(where: str) -> str | None:
-    """Return the text that describes the model in a file that was exported here."""
-    if os.path.isdir(where) and weights_in(Path(where)) is None:  # a folder of HRM-Text's training
-        return None
-    return read_metadata(where).get(_ENTRY)
+def open_model(where: str) -> ModelFile:
+    """Open a file of weights, and read the description of its model.
+
+    A published model of text describes itself in other files (sharing/published_text.py).
+
+    Args:
+        where: a path or hf://owner/repo[/path], as for `sharing.weights_file.open_weights`; or the
+            folder of a published model of text.
+
+    Raises:
+        UserError: The file can't be read, or its description is damaged, forged or of another
+            version.
+    """
+    is_training = os.path.isdir(where) and weights_in(Path(where)) is None  # a folder of HRM-Text's training
+    file = None if is_training else open_weights(where)
+    text = None if file is None else file.metadata().get(_ENTRY)
+    if text is not None and file is not None:
+        return ModelFile(where, _described(text, where), file)
+    if (published := find_published(where)) is not None:
+        return ModelFile(where, _of_published(published, where), published)
+    return ModelFile(where, None, file or open_weights(where))
 
 
-def _published(where: str) -> Exported | None:
-    """Return the description of a published model of text, which nobody exported here."""
-    published = find_published(where)
-    if published is None:
-        return None
-    defaults = read_config("pretrain", [f"arch={published.arch['name']}"])["arch"]
+def _described(text: str, where: str) -> Exported:
+    described = parse_json(text, f"{where}: its description", "copy or export it again")
+    if not isinstance(described, dict) or described.get("format") != FORMAT:
+        found = described.get("format") if isinstance(described, dict) else described
+        raise UserError(
+            f"{where} has a description of format {str(found)[:80]!r}, and this version reads {FORMAT}; update the "
+            "program, or export the model again"
+        )
+    try:
+        return exported_as(described | {"arch": whole_arch(described)})
+    except UserError as error:
+        raise UserError(f"{where} describes no model that is known here ({error}); export it again") from error
+
+
+def _of_published(published: PublishedModel, where: str) -> Exported:
     described = {
         "format": FORMAT,
         "kind": "text",
-        "arch": defaults | published.arch,
+        "arch": read_config("pretrain", [f"arch={published.arch['name']}"])["arch"] | published.arch,
         "vocab_size": published.vocab_size,
         "max_len": published.max_len,
         "mean_context": published.max_len,
@@ -118,80 +197,6 @@ def _published(where: str) -> Exported | None:
         raise UserError(f"{where} is no published model that is known here ({error}); copy it again") from error
 
 
-def exported_as(described: dict[str, Any]) -> Exported:
-    """Return the description of a model.
-
-    Raises:
-        UserError: A value is wrong.
-    """
-    return validate(ExportedText if described.get("kind") == "text" else ExportedPuzzles, described)
-
-
-def why_not_described(where: str) -> str:
-    """Return a line about a file without a description of its model, and what to give instead.
-
-    Args:
-        where: a path or hf://owner/repo[/path].
-
-    Raises:
-        UserError: The file can't be read.
-    """
-    if around := folder_around(where):
-        return around
-    if is_text(where):
-        return f"{where} is no checkpoint, but a file of text; give the folder of a run or of one of its steps"
-    return (
-        f"{where} is a file of weights, which says neither its architecture nor its data; give arch=... (with "
-        "the options that it was trained with) and data_path=..., or a file that python -m sharing.export wrote"
-    )
-
-
-def read_exported(where: str) -> Exported | None:
-    """Return the description in a file of weights; None if the file has none.
-
-    A published model of text describes itself in other files (sharing/published_text_files.py).
-
-    Args:
-        where: a path or hf://owner/repo[/path], as for `sharing.weights_file.read_weights`; or the
-            folder of a published model of text.
-
-    Raises:
-        UserError: The file can't be read, or its description is damaged, forged or of another
-            version.
-    """
-    text = _own_text(where)
-    if text is None:
-        return _published(where)
-    described = parse_json(text, f"{where}: its description", "copy or export it again")
-    if not isinstance(described, dict):
-        raise UserError(f"{where} is damaged: the description of its model is no JSON object; copy or export it again")
-    if described.get("format") != FORMAT:
-        raise UserError(
-            f"{where} has a description of format {described.get('format')!r}, and this version reads {FORMAT}; update "
-            "the program, or export the model again"
-        )
-    try:
-        return exported_as(described | {"arch": whole_arch(described)})
-    except UserError as error:
-        raise UserError(f"{where} describes no model that is known here ({error}); export it again") from error
-
-
-def read_foreign(where: str) -> Weights:
-    """Return the weights of a file, or of a published model of text, by our names.
-
-    Raises:
-        UserError: They can't be read.
-    """
-    published = find_published(where) if _own_text(where) is None else None
-    if published is not None:
-        return published.read_weights()
-    weights = read_weights(where)
-    dropped = sorted({prefix_of(name) for name in weights} - {""})
-    if any(each.replace(COMPILED, "") != PREFIX for each in dropped):  # not as the published programs save
-        tell(f"{where}: dropped {' and '.join(dropped)} from the names of its weights")
-    return to_ours(weights)
-
-
 def whole_arch(config: dict[str, Any]) -> Any:
     """Return the architecture of a stored config, with defaults for options that were added since.
 
@@ -199,4 +204,4 @@ def whole_arch(config: dict[str, Any]) -> Any:
         UserError: An option is an interpolation.
     """
     arch = config.get("arch")
-    return completed({"arch": arch}, "pretrain")["arch"] if isinstance(arch, dict) else arch
+    return completed({"arch": arch})["arch"] if isinstance(arch, dict) else arch

@@ -26,26 +26,16 @@ def with_file(address: str) -> str:
 
 
 def path_of(where: str) -> Path:
-    """Return the path of a file. One on the Hub is downloaded, unless it is here.
+    """Return the path of a file. A file on the Hub is downloaded, unless it is here.
 
     Args:
-        where: a path, or an address as for `download`.
+        where: a path, or hf://owner/repo[@revision]/path/in/repo.
 
     Raises:
         UserError: The file can't be downloaded.
     """
-    return download(where) if is_address(where) else Path(where)
-
-
-def download(where: str) -> Path:
-    """Return the path of a file of the Hub here, after downloading it if need be.
-
-    Args:
-        where: hf://owner/repo[@revision]/path/in/repo.
-
-    Raises:
-        UserError: The file can't be downloaded.
-    """
+    if not is_address(where):
+        return Path(where)
     parts = _ADDRESS.fullmatch(where)
     if parts is None:
         raise UserError(f"{where} names no file on the Hugging Face Hub; give hf://owner/repo, or hf://owner/repo/path")
@@ -84,10 +74,7 @@ def require_account(repo: str) -> "HfApi":
 
 
 def upload(api: "HfApi", folder: Path, repo: str, *, private: bool, message: str) -> str:
-    """Upload the files of a folder, and return the repository's address.
-
-    A repository that does not exist is made. One that exists gets a commit, which replaces files of
-    the same names.
+    """Upload the files of a folder as one commit, and return the repository's address.
 
     Args:
         private: the repository must be private; one that is made is.

@@ -1,73 +1,129 @@
 """Translate names of weights to and from published checkpoints; fit weights to a model.
 
-The published programs of HRM, TRM, URM and SE-RRM save the model inside its loss. So their names
-are `model.inner.` and a path, with `_orig_mod.` in front or in between if the model was compiled.
-DDP adds `module.`, and Lightning the name of its attribute, `model.`. All of these are dropped.
-The only network of TRM and SE-RRM is `L_level`, and URM's layers stand in the model itself. Fused
+The table FORMATS has the names of each published program. The programs of HRM, TRM, URM and SE-RRM
+save the model inside its loss, so that their names are `model.inner.` and a path. torch.compile
+adds `_orig_mod.`, DDP `module.` and Lightning `model.`, all of which are dropped. HRM-Text has two
+formats: the checkpoints of its training program, and the files for the transformers library. Fused
 projections have the same layout here, so that only names differ.
 """
 
 # K = puzzle identifiers, E = puzzle embedding size, W = width of an MLP
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from utils.checkpoint.names import folder_around
+from sharing.sources import folder_around
 from utils.errors import UserError
 from utils.shapes import compare_shapes, shapes_of
 
 Weights = dict[str, Tensor]
 PuzzleTable = Literal["keep", "mean", "zero"]
-PublishedArch = Literal["hrm", "trm", "urm", "se_rrm"]
+Kind = Literal["puzzles", "training", "transformers"]
+_T = TypeVar("_T")
 
 PREFIX = "model.inner."
-COMPILED = "_orig_mod."
+PUZZLE_TABLE = "puzzle_embedding.weight"
 _WRAPPERS = ("_orig_mod", "module")
 """What torch.compile and DDP add to a name, wherever the wrapped part stands in the model."""
-PUZZLE_TABLE = "puzzle_embedding.weight"
-_OUR_NAMES = {
-    "embed_tokens.embedding_weight": "embed_tokens.weight",
-    "embed_pos.embedding_weight": "embed_pos.weight",
-    "puzzle_emb.weights": PUZZLE_TABLE,
-}
-_PUBLISHED_NAMES = {ours: published for published, ours in _OUR_NAMES.items()}
-# The names that only URM has. `level` is its only network here.
-_LAYER, _OUR_LAYER = "layers.", "level.layers."
-_CONVOLUTION = {
-    "mlp.dwconv.weight": "mlp.conv_weight_W12",
-    "mlp.dwconv.bias": "mlp.conv_bias_W",
-}
-_START, _OUR_START = "init_hidden", "z_init"
-_OUTSIDE_LEVELS = r"[HL]_init|(embed_tokens|embed_pos|puzzle_embedding|lm_head)\.weight|q_head\.(weight|bias)"
-_ATTENTION = r"self_attn\.(qkv_proj|o_proj)"
-_AXIAL = r"attn(_t)?\.(qkv_proj|o_proj)"
-_MLP = r"mlp\.(gate_up_proj|down_proj)"
-_MLP_T = r"mlp_t\.(gate_up_proj|down_proj)"
-# TRM introduced token mixing; the published HRM has only attention.
-_KNOWN = {
-    "hrm": re.compile(rf"{_OUTSIDE_LEVELS}|[HL]_level\.layers\.\d+\.({_ATTENTION}|{_MLP})\.weight"),
-    "trm": re.compile(rf"{_OUTSIDE_LEVELS}|L_level\.layers\.\d+\.({_ATTENTION}|{_MLP}|{_MLP_T})\.weight"),
-    "se_rrm": re.compile(
-        r"Z_init|pos_embedding|embed_(special_tokens|symbol_tokens|symbols)|add_tokens(_special)?"
-        rf"|(puzzle_embedding|lm_head)\.weight|L_level\.layers\.\d+\.({_AXIAL}|{_MLP})\.weight"
-    ),
-    "urm": re.compile(
-        r"z_init|(embed_tokens|puzzle_embedding|lm_head)\.weight|q_head\.(weight|bias)"
-        rf"|level\.layers\.\d+\.(({_ATTENTION}|{_MLP})\.weight|mlp\.conv_(weight_W12|bias_W))"
-    ),
-}
+COMPILED = f"{_WRAPPERS[0]}."
 _EMBEDDING = "embed_tokens.weight"
 _CONV_WEIGHT, _CONV_BIAS = ".mlp.conv_weight_W12", ".mlp.conv_bias_W"
 _NUM_NAMED = 3  # most names that an error message lists
 
 
-def unwrapped(name: str) -> str:
-    """Return the name that a weight has in a model that is neither compiled nor in DDP."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+@dataclass(frozen=True)
+class Format:
+    """The names that a published program gives the weights of an architecture.
+
+    Attributes:
+        outside: our names of the weights outside of layers, and the published ones.
+        stacks: the beginnings of the names of layers, ours and the published ones.
+        layer: what a name in a layer may be, after the number of the layer.
+        renamed: ends of names in a layer that differ, ours and the published ones.
+    """
+
+    outside: dict[str, str]
+    stacks: dict[str, str]
+    layer: str
+    renamed: dict[str, str] = field(default_factory=dict)
+
+    def published(self, ours: str) -> str | None:
+        """Return the published name of one of our weights; None if it has none."""
+        for own, theirs in self.stacks.items():
+            inside = ours.removeprefix(own)
+            if inside != ours and re.fullmatch(rf"layers\.\d+\.({self.layer})", inside):
+                return theirs + _with_end(inside, self.renamed)
+        return self.outside.get(ours)
+
+    def ours(self, published: str) -> str | None:
+        """Return our name of a published weight; None if the program has no such weight."""
+        for own, theirs in self.stacks.items():
+            inside = _with_end(published.removeprefix(theirs), {there: here for here, there in self.renamed.items()})
+            if published.startswith(theirs) and re.fullmatch(rf"layers\.\d+\.({self.layer})", inside):
+                return own + inside
+        return next((own for own, theirs in self.outside.items() if theirs == published), None)
+
+
+def _with_end(name: str, ends: Mapping[str, str]) -> str:
+    return next((name.removesuffix(old) + new for old, new in ends.items() if name.endswith(old)), name)
+
+
+def _same(*names: str) -> dict[str, str]:
+    return dict(zip(names, names, strict=True))
+
+
+_ENDS = {PUZZLE_TABLE: "puzzle_emb.weights", **_same("lm_head.weight")}
+_TOKENS = {_EMBEDDING: "embed_tokens.embedding_weight", **_ENDS, **_same("q_head.weight", "q_head.bias")}
+_TWO_STATES = {**_TOKENS, "embed_pos.weight": "embed_pos.embedding_weight", **_same("H_init", "L_init")}
+_SE_RRM = _same(
+    *("Z_init", "pos_embedding", "embed_special_tokens", "embed_symbol_tokens", "embed_symbols"),
+    *("add_tokens", "add_tokens_special"),
+)
+_MLP = r"mlp\.(gate_up_proj|down_proj)\.weight"
+_LAYER = rf"self_attn\.(qkv_proj|o_proj)\.weight|{_MLP}"
+_CONV = r"mlp\.conv_(weight_W12|bias_W)"
+_LAYER_OF_TEXT = rf"attn\.(gqkv_proj|o_proj)\.weight|{_MLP}"
+_TEXT = {_EMBEDDING: "embed_tokens.embedding_weight", **_same("lm_head.weight")}
+_TEXT_WITH_STATE = _TEXT | {"zL_init": "model.zL_init"}
+_OF_TRANSFORMERS = {"zL_init": "model.z_L_init", _EMBEDDING: "model.embed_tokens.weight", **_same("lm_head.weight")}
+
+FORMATS: dict[Kind, dict[str, Format]] = {
+    "puzzles": {
+        "hrm": Format(_TWO_STATES, _same("H_level.", "L_level."), _LAYER),
+        # TRM introduced token mixing; the published HRM has only attention.
+        "trm": Format(_TWO_STATES, _same("L_level."), rf"{_LAYER}|{_MLP.replace('mlp', 'mlp_t', 1)}"),
+        "urm": Format(
+            {**_TOKENS, "z_init": "init_hidden"},
+            {"level.": ""},
+            rf"{_LAYER}|{_CONV}",
+            {_CONV_WEIGHT: ".mlp.dwconv.weight", _CONV_BIAS: ".mlp.dwconv.bias"},
+        ),
+        "se_rrm": Format(_ENDS | _SE_RRM, _same("L_level."), rf"attn(_t)?\.(qkv_proj|o_proj)\.weight|{_MLP}"),
+    },
+    "training": {
+        "hrm_text": Format(
+            _TEXT_WITH_STATE, {f"{stack}.": f"model.{stack}.core." for stack in ("H_level", "L_level")}, _LAYER_OF_TEXT
+        ),
+        "trm_text": Format(_TEXT_WITH_STATE, {"L_level.": "model.L_level.core."}, _LAYER_OF_TEXT),
+        "ut_text": Format(_TEXT_WITH_STATE, {"L_level.": "model.L_level.core."}, _LAYER_OF_TEXT),
+        "rins_text": Format(
+            _TEXT_WITH_STATE, {"H_level.": "model.H_level.", "L_level.": "model.L_level."}, _LAYER_OF_TEXT
+        ),
+        "transformer_text": Format(_TEXT, {"level.": "model."}, _LAYER_OF_TEXT),
+    },
+    "transformers": {
+        "hrm_text": Format(
+            _OF_TRANSFORMERS, {"H_level.": "model.H_module.", "L_level.": "model.L_module."}, _LAYER_OF_TEXT
+        ),
+    },
+}
+# Earlier versions of HRM-Text's program saved a state that it never reads.
+_UNUSED = {"model.zH_init"}
 
 
 def prefix_of(name: str) -> str:
@@ -77,82 +133,76 @@ def prefix_of(name: str) -> str:
     return match[0]
 
 
-def our_name(published: str) -> str:
-    """Return our name of a weight, whatever wrapped its model. Our names stay as they are."""
-    path = unwrapped(published.removeprefix(prefix_of(published)))
-    if path == _START:
-        return _OUR_START
-    if path.startswith(_LAYER):
-        for published_end, our_end in _CONVOLUTION.items():
-            if path.endswith(published_end):
-                path = path.removesuffix(published_end) + our_end
-        return _OUR_LAYER + path.removeprefix(_LAYER)
-    return _OUR_NAMES.get(path, path)
+def to_ours(weights: Mapping[str, _T], arch_of_text: str | None = None) -> dict[str, _T]:
+    """Return the weights of a published checkpoint under our names.
 
-
-def published_name(ours: str) -> str:
-    """Return the published name of one of our weights, as in a model that was not compiled.
-
-    The names of a stack `level` and of its state `z_init` are those of URM.
-    """
-    if ours == _OUR_START:
-        return PREFIX + _START
-    if ours.startswith(_OUR_LAYER):
-        path = _LAYER + ours.removeprefix(_OUR_LAYER)
-        for published_end, our_end in _CONVOLUTION.items():
-            if path.endswith(our_end):
-                path = path.removesuffix(our_end) + published_end
-        return PREFIX + path
-    return PREFIX + _PUBLISHED_NAMES.get(ours, ours)
-
-
-def to_ours(weights: Weights) -> Weights:
-    """Return the weights under our names.
+    Args:
+        weights: by their published names; or anything else that is known of each.
+        arch_of_text: such as hrm_text, whose names have to be known; None: a model of puzzles,
+            whose unknown names, such as ours, stay as they are.
 
     Raises:
-        UserError: Two names mean the same weight.
+        UserError: A name of text is unknown, or two names mean the same weight.
     """
     found: dict[str, str] = {}
     for name in weights:
-        ours = our_name(name)
+        kinds: tuple[Kind, ...] = ("puzzles",) if arch_of_text is None else ("training", "transformers")
+        start = prefix_of(name) if arch_of_text is None else ""
+        path = ".".join(part for part in name.removeprefix(start).split(".") if part not in _WRAPPERS)
+        if arch_of_text is not None and path in _UNUSED:
+            continue
+        formats = (
+            each
+            for kind in kinds
+            for arch, each in FORMATS[kind].items()
+            if arch_of_text is None or arch == arch_of_text
+        )
+        ours = next(filter(None, (each.ours(path) for each in formats)), None if arch_of_text else path)
+        if ours is None:
+            raise UserError(
+                f"{name} is no weight of a published {arch_of_text}; take the architecture of the checkpoint"
+            )
         if ours in found:
             raise UserError(f"{found[ours]} and {name} are both {ours}; remove one of them from the file")
         found[ours] = name
     return {ours: weights[name] for ours, name in found.items()}
 
 
-def to_published(weights: Weights, *, compiled: bool) -> Weights:
-    """Return the weights of our HRM, TRM, URM or SE-RRM as the published code has them.
+def to_published(weights: Weights, kind: Kind, arch: str, *, compiled: bool = False) -> Weights:
+    """Return the weights of our model under the names of a published checkpoint.
 
     URM's code loads a convolution in the dtype of the file, and needs that of the activations. So
     the convolution gets the dtype of `init_hidden`, which is forward_dtype. A convolution without a
     bias gets one of zeros.
 
     Raises:
-        UserError: Some weights have no published name.
+        UserError: The architecture or some weight has no published name.
     """
-    arch = arch_of(weights)
+    if arch not in FORMATS[kind]:
+        raise UserError(f"there are no published names ({kind}) of {arch}; take {' or '.join(FORMATS[kind])}")
     if arch == "urm":
         weights = _as_in_urm(weights)
-    if unknown := [name for name in weights if not _KNOWN[arch].fullmatch(name)]:
+    names = {name: FORMATS[kind][arch].published(name) for name in weights}
+    if unknown := [name for name, published in names.items() if published is None]:
         raise UserError(
             f"the published {arch.upper().replace('_', '-')} has no {_some(unknown)}; only a model without additions "
             "of this project's own can be exported"
         )
-    return {(COMPILED if compiled else "") + published_name(name): tensor for name, tensor in weights.items()}
+    start = (COMPILED if compiled else "") + (PREFIX if kind == "puzzles" else "")
+    return {f"{start}{published}": weights[name] for name, published in names.items()}
 
 
-def arch_of(weights: Weights) -> PublishedArch:
-    """Return the published architecture whose networks have these names."""
+def arch_of(weights: Weights) -> str:
+    """Return the published architecture of puzzles whose networks have these names."""
     if "Z_init" in weights:
         return "se_rrm"
-    if any(name.startswith(_OUR_LAYER) and name.endswith(_CONV_WEIGHT) for name in weights):
+    if any(name.startswith("level.") and name.endswith(_CONV_WEIGHT) for name in weights):
         return "urm"
     return "hrm" if any(name.startswith("H_level.") for name in weights) else "trm"
 
 
 def _as_in_urm(weights: Weights) -> Weights:
-    dtype = weights[_OUR_START].dtype if _OUR_START in weights else torch.float32
+    dtype = weights["z_init"].dtype if "z_init" in weights else torch.float32
     found: Weights = {}
     for name, tensor in weights.items():
         found[name] = tensor.to(dtype) if name.endswith((_CONV_WEIGHT, _CONV_BIAS)) else tensor
@@ -162,17 +212,12 @@ def _as_in_urm(weights: Weights) -> Weights:
     return found
 
 
-def fit_weights(weights: Weights, own: Mapping[str, Tensor], puzzle_table: PuzzleTable | None, source: str) -> Weights:
-    """As `fit_one_by_one`, for weights that are all in memory."""
-    return dict(fit_one_by_one(weights, own, puzzle_table, source, weights.__getitem__))
-
-
 def fit_one_by_one(
     weights: Weights,
     own: Mapping[str, Tensor],
     puzzle_table: PuzzleTable | None,
     source: str,
-    read: Callable[[str], Tensor],
+    read: Callable[[str], Tensor] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Return the weights in the dtypes of the model and with its puzzle table's size.
 
@@ -196,18 +241,25 @@ def fit_one_by_one(
     """
     weights = dict(weights)
     # Files that this project wrote before the convolution had a bias computed as with zeros.
-    of_old = {name for name in own if name.endswith(_CONV_BIAS) and name not in weights}
-    weights |= {name: torch.zeros(own[name].shape) for name in of_old if _weight_of(name) in weights}
+    for name in own.keys() - weights.keys():
+        if name.endswith(_CONV_BIAS) and name.removesuffix(_CONV_BIAS) + _CONV_WEIGHT in weights:
+            weights[name] = torch.zeros(own[name].shape)
 
     def whole(name: str) -> Tensor:
-        return read(name) if weights[name].is_meta else weights[name]
+        return read(name) if read is not None and weights[name].is_meta else weights[name]
 
     table_KE, own_KE = weights.get(PUZZLE_TABLE), own.get(PUZZLE_TABLE)
-    if own_KE is not None:
-        if puzzle_table == "zero":
-            weights[PUZZLE_TABLE] = torch.zeros(own_KE.shape)
-        elif table_KE is not None and _gets_other_rows(table_KE, own_KE, puzzle_table):
-            weights[PUZZLE_TABLE] = _resized(whole(PUZZLE_TABLE), len(own_KE), puzzle_table or "keep")
+    if own_KE is not None and puzzle_table == "zero":
+        weights[PUZZLE_TABLE] = torch.zeros(own_KE.shape)
+    elif own_KE is not None and table_KE is not None and len(table_KE) and table_KE.shape[1:] == own_KE.shape[1:]:
+        if puzzle_table == "mean":
+            mean_1E = whole(PUZZLE_TABLE).float().mean(dim=0, keepdim=True)
+            weights[PUZZLE_TABLE] = mean_1E.repeat(len(own_KE), 1)
+        elif len(table_KE) != len(own_KE):
+            resized_KE = torch.zeros(own_KE.shape, dtype=table_KE.dtype)
+            num_shared = min(len(own_KE), len(table_KE))
+            resized_KE[:num_shared] = whole(PUZZLE_TABLE)[:num_shared]
+            weights[PUZZLE_TABLE] = resized_KE
 
     theirs_VD, own_VD = weights.get(_EMBEDDING), own.get(_EMBEDDING)
     if (
@@ -233,46 +285,25 @@ def fit_one_by_one(
     return ((name, whole(name).to(own[name].dtype)) for name in weights)
 
 
-def _weight_of(conv_bias: str) -> str:
-    """Return the name of a convolution's weight."""
-    return conv_bias.removesuffix(_CONV_BIAS) + _CONV_WEIGHT
-
-
-def _gets_other_rows(table_KE: Tensor, own_KE: Tensor, puzzle_table: PuzzleTable | None) -> bool:
-    if table_KE.dim() != 2 or len(table_KE) == 0 or table_KE.shape[1] != own_KE.shape[1]:
-        return False
-    return puzzle_table == "mean" or len(table_KE) != len(own_KE)
-
-
-def _resized(table_KE: Tensor, num_rows: int, puzzle_table: Literal["keep", "mean"]) -> Tensor:
-    if puzzle_table == "mean":
-        return table_KE.float().mean(dim=0, keepdim=True).repeat(num_rows, 1)
-    resized_KE = table_KE.new_zeros(num_rows, table_KE.shape[1])
-    num_shared = min(num_rows, len(table_KE))
-    resized_KE[:num_shared] = table_KE[:num_shared]
-    return resized_KE
-
-
 def _mismatches(weights: Weights, own: Mapping[str, Tensor]) -> list[str]:
     def shape(tensor: Tensor) -> str:
         return str(tuple(tensor.shape))
 
     found = compare_shapes(shapes_of(weights), shapes_of(own))
-    missing = [f"{name} {shape(own[name])}" for name in found.missing]
-    unexpected = [f"{name} {shape(weights[name])}" for name in found.unexpected]
-    reshaped = [
-        f"{name} is {shape(weights[name])} there and {shape(own[name])} in the model" for name in found.reshaped
-    ]
-    # Without this check, integers would be cast silently, and quantized weights loaded as noise.
-    recast = [
-        f"{name} is {theirs.dtype} there and {ours.dtype} in the model"
-        for name, theirs in weights.items()
-        if (ours := own.get(name)) is not None and theirs.is_floating_point() != ours.is_floating_point()
-    ]
-    kinds = (("missing ", missing), ("unexpected ", unexpected), ("", reshaped), ("", recast))
-    return [prefix + _some(names) for prefix, names in kinds if names]
+    # Without the last check, integers would be cast silently, and quantized weights be noise.
+    kinds = {
+        "missing ": [f"{name} {shape(own[name])}" for name in found.missing],
+        "unexpected ": [f"{name} {shape(weights[name])}" for name in found.unexpected],
+        "": [f"{name} is {shape(weights[name])} there and {shape(own[name])} in the model" for name in found.reshaped],
+        " ": [
+            f"{name} is {theirs.dtype} there and {own[name].dtype} in the model"
+            for name, theirs in weights.items()
+            if name in own and theirs.is_floating_point() != own[name].is_floating_point()
+        ],
+    }
+    return [(prefix + _some(names)).lstrip() for prefix, names in kinds.items() if names]
 
 
-def _some(names: list[str]) -> str:
-    others = len(names) - _NUM_NAMED
-    return ", ".join(names[:_NUM_NAMED]) + (f" and {others} more" if others > 0 else "")
+def _some(names: Iterable[str]) -> str:
+    first, others = [*names][:_NUM_NAMED], len([*names]) - _NUM_NAMED
+    return ", ".join(first) + (f" and {others} more" if others > 0 else "")

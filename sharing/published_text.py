@@ -1,102 +1,345 @@
-"""Translate names of weights to and from published HRM-Text checkpoints.
+"""Read and write published HRM-Text models on the disk: the architecture, and the weights.
 
-There are two kinds: the checkpoints of its training program, and the files that it exports for the
-transformers library, of HRM-Text alone. Only names differ, so no bit of a weight changes.
+There are two formats. The training program writes a folder:
+
+    all_config.yaml         the options of the architecture
+    train_metadata.yaml     the sizes of the data
+    fsdp2_epoch_3/          weights and optimizer of an epoch, by torch.distributed.checkpoint
+
+The other is that of the transformers library, a folder as well, or its file model.safetensors on
+the Hugging Face Hub:
+
+    config.json
+    model.safetensors       the weights, or several files with an index
 """
 
+import json
+import math
+import os
 import re
-from collections.abc import Mapping
-from typing import Literal, TypeVar
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
 
-from torch import Tensor
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from sharing.published import unwrapped
+from models.layers import swiglu_width
+from models.text.config import HRMTextConfig, TextConfig
+from sharing.dcp_folder import is_dcp_folder, read_index, read_tensors
+from sharing.hub import is_address, path_of, with_file
+from sharing.published import Kind, Weights, to_ours, to_published
+from sharing.weights_file import open_weights, write_weights
+from utils.command_line import validate
+from utils.config import Float, Int
 from utils.errors import UserError
+from utils.files import file_errors, read_plain_yaml
+from utils.json_files import RepeatedKey, read_json
+from utils.safetensors_files import FILE, INDEX, INDEX_ENDING
 
-Weights = dict[str, Tensor]
-Kind = Literal["training", "transformers"]
-_T = TypeVar("_T")
+_TRAINING, _DATA, _TRANSFORMERS = "all_config.yaml", "train_metadata.yaml", "config.json"
+_EPOCH = re.compile(r"fsdp2_epoch_(\d+)")
+_MODEL, _STATE, _AVERAGE = "model.", "optim.state.", ".param_ema"
+_LAYER = re.compile(r"([HL]_level)\.layers\.(\d+)\..*")
 
-_OUTSIDE = {
-    "training": {
-        "embed_tokens.weight": "embed_tokens.embedding_weight",
-        "lm_head.weight": "lm_head.weight",
-        "zL_init": "model.zL_init",
-    },
-    "transformers": {
-        "embed_tokens.weight": "model.embed_tokens.weight",
-        "lm_head.weight": "lm_head.weight",
-        "zL_init": "model.z_L_init",
-    },
+# The class of a published model, and our name.
+_ARCHS = {
+    "HierarchicalReasoningModel": "hrm_text",
+    "TinyRecursiveModel": "trm_text",
+    "UniversalTransformer": "ut_text",
+    "RINS": "rins_text",
+    "TransformerWrapper": "transformer_text",
 }
-# The prefixes of the layers of each stack, by architecture.
-_STACKS: dict[Kind, dict[str, dict[str, str]]] = {
-    "training": {
-        "hrm_text": {"H_level.": "model.H_level.core.", "L_level.": "model.L_level.core."},
-        "trm_text": {"L_level.": "model.L_level.core."},
-        "ut_text": {"L_level.": "model.L_level.core."},
-        "rins_text": {"H_level.": "model.H_level.", "L_level.": "model.L_level."},
-        "transformer_text": {"level.": "model."},
-    },
-    "transformers": {"hrm_text": {"H_level.": "model.H_module.", "L_level.": "model.L_module."}},
+_RENAMED = {"n_layers": "num_layers", "pos_emb_type": "pos_encodings", "attn_type": "attention"}
+_OF_A_STACK = {
+    *("hidden_size", "num_layers", "num_heads", "expansion", "attention", "norm_type", "norm_eps"),
+    *("pos_encodings", "rope_theta", "init_type", "init_std"),
 }
-_LAYER = r"layers\.\d+\.(attn\.(gqkv_proj|o_proj)|mlp\.(gate_up_proj|down_proj))\.weight"
-# Earlier versions of the published program saved a state that it never reads.
-_UNUSED = {"model.zH_init"}
+_BACKPROP = {"bp_warmup_ratio", "bp_min_steps", "bp_max_steps"}
+_OF_A_MODEL = {
+    "hrm_text": {"half_layers", "H_cycles", "L_cycles", "H_override"} | _BACKPROP,
+    "trm_text": {"half_layers", "H_cycles", "L_cycles", "H_bp_steps", "L_bp_steps"},
+    "ut_text": {"cycles", "bp_cycles"},
+    "rins_text": {"half_layers", "H_override", "L_cycles", "L_bp_cycles"},
+    "transformer_text": set[str](),
+}
+# What the published classes take if the config does not say it.
+_DEFAULTS: dict[str, Any] = {
+    "attention": "prefixlm",
+    "init_std": None,
+    "half_layers": False,
+    "H_override": {},
+    "bp_warmup_ratio": 0.0,
+    "bp_min_steps": 2,
+    "bp_max_steps": 5,
+}
+_PUBLISHED_MULTIPLE = 256  # of the width of the MLP
 
 
-def to_ours(weights: Mapping[str, _T], arch: str) -> dict[str, _T]:
-    """Return the weights of a published checkpoint of either kind under our names.
+@dataclass(frozen=True)
+class PublishedModel:
+    """A published model whose weights have not been read.
+
+    Attributes:
+        kind: who wrote it.
+        arch: the options of our architecture, with its name. All others have no part in the model.
+        vocab_size: the number of rows of the embedding.
+        max_len: the most tokens of a sample in its training.
+    """
+
+    kind: Kind
+    arch: dict[str, Any]
+    vocab_size: int
+    max_len: int
+    _weights: str
+
+    def read_weights(self) -> Weights:
+        """Return the weights by our names: the moving average if the training kept one.
+
+        Raises:
+            UserError: The weights are damaged, or of another architecture.
+        """
+        if self.kind == "transformers":
+            return to_ours(open_weights(self._weights).read(), self.arch["name"])
+        epoch = Path(self._weights)
+        index = read_index(epoch)
+        stored_as = {name.removeprefix(_MODEL): name for name in index if name.startswith(_MODEL)}
+        if not stored_as:
+            raise UserError(f"{epoch} holds no weights of a model; give the folder of an epoch of HRM-Text")
+        stored_as |= {name: average for name in stored_as if (average := f"{_STATE}{name}{_AVERAGE}") in index}
+        tensors = read_tensors(epoch, index, stored_as.values())
+        return to_ours({name: tensors[stored] for name, stored in stored_as.items()}, self.arch["name"])
+
+
+class _Data(BaseModel):
+    """The keys of train_metadata.yaml that are read."""
+
+    vocab_size: Int = Field(ge=1)
+    max_seq_len: Int = Field(ge=1)
+
+
+class _Config(BaseModel):
+    """The keys of a config.json of transformers that decide what a HRM-Text computes."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    vocab_size: Int = Field(ge=1)
+    hidden_size: Int = Field(ge=1)
+    intermediate_size: Int = Field(ge=1)
+    num_attention_heads: Int = Field(ge=1)
+    num_key_value_heads: Int | None = None
+    head_dim: Int | None = None
+    H_cycles: Int = Field(ge=1)
+    L_cycles: Int = Field(ge=1)
+    max_position_embeddings: Int = Field(ge=1)
+    hidden_act: Literal["silu", None] = None
+    tie_word_embeddings: Literal[False, None] = None
+    attention_bias: Literal[False, None] = None
+    mlp_bias: Literal[False, None] = None
+    prefix_lm: bool = True
+    rms_norm_eps: Float = 1e-6
+    initializer_range: Float = Field(default=0.02, gt=0)
+    embedding_scale: Float | None = None
+    rope_theta: Float | None = None
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        return self.rope_parameters or self.rope_scaling or {}
+
+    @model_validator(mode="after")
+    def _is_computed_here(self) -> Self:
+        heads, scale = self.num_attention_heads, 1 / self.initializer_range
+        if self.num_key_value_heads not in (None, heads) or self.head_dim not in (None, self.hidden_size // heads):
+            raise ValueError("num_key_value_heads and head_dim are not those of full attention")
+        if self.embedding_scale is not None and not math.isclose(self.embedding_scale, scale, rel_tol=1e-6):
+            raise ValueError("embedding_scale is not 1 / initializer_range")
+        if self.rope.get("rope_type", "default") != "default":
+            raise ValueError("rope_parameters are not the default ones")
+        return self
+
+    def arch(self) -> dict[str, Any]:
+        """Return the options of our architecture, but for the layers."""
+        width = self.intermediate_size
+        has_published_width = swiglu_width(self.hidden_size, 4.0, _PUBLISHED_MULTIPLE) == width
+        is_lecun = math.isclose(self.initializer_range, 1 / math.sqrt(self.hidden_size), rel_tol=1e-6)
+        return {
+            "name": "hrm_text",
+            "hidden_size": self.hidden_size,
+            "num_heads": self.num_attention_heads,
+            "expansion": 4.0 if has_published_width else 1.5 * width / self.hidden_size,
+            "width_multiple": _PUBLISHED_MULTIPLE if width % _PUBLISHED_MULTIPLE == 0 else 1,
+            "attention": "prefixlm" if self.prefix_lm else "causal",
+            "norm_type": "pre",
+            "norm_eps": self.rms_norm_eps,
+            "pos_encodings": "rope",
+            "rope_theta": float(self.rope.get("rope_theta") or self.rope_theta or 10000.0),
+            "init_type": "lecun_normal" if is_lecun else "fixed_normal",
+            "init_std": None if is_lecun else self.initializer_range,
+            "H_cycles": self.H_cycles,
+            "L_cycles": self.L_cycles,
+        }
+
+
+@file_errors()
+def find_published(where: str) -> PublishedModel | None:
+    """Look at a published model of text without reading its weights; None if it is none.
 
     Args:
-        weights: by their published names; or anything else that is known of each.
-        arch: the name of the architecture, such as hrm_text.
+        where: the folder of a training run, of one of its epochs, or of an export for transformers;
+            or the file model.safetensors of the latter, or the index of several files, also as
+            hf://owner/repo/model.safetensors, or hf://owner/repo alone.
 
     Raises:
-        UserError: A name is unknown for the architecture, or two names mean the same weight.
+        UserError: It is such a model, but incomplete, or with options that no model here has.
     """
-    found: dict[str, str] = {}
-    for name in weights:
-        plain = unwrapped(name)
-        if plain in _UNUSED:
-            continue
-        ours = next(filter(None, (_our_name(plain, kind, arch) for kind in _STACKS if arch in _STACKS[kind])), None)
-        if ours is None:
-            raise UserError(f"{name} is no weight of a published {arch}; take the architecture of the checkpoint")
-        if ours in found:
-            raise UserError(f"{found[ours]} and {name} are both {ours}; remove one of them from the file")
-        found[ours] = name
-    return {ours: weights[name] for ours, name in found.items()}
+    where, folder = with_file(where), Path(where)
+    if not is_address(where) and os.path.isdir(folder):
+        if is_dcp_folder(folder) and os.path.isfile(folder.parent / _TRAINING):
+            return _of_epoch(folder)
+        if epochs := {int(found[1]): path for path in folder.iterdir() if (found := _EPOCH.fullmatch(path.name))}:
+            return _of_epoch(epochs[max(epochs)])
+        weights = folder / (INDEX if os.path.isfile(folder / INDEX) else FILE)
+        return _of_transformers(str(weights), folder / _TRANSFORMERS)
+    if not where.endswith((".safetensors", INDEX_ENDING)):
+        return None
+    beside = f"{where.rpartition('/')[0]}/" if "/" in where else ""
+    try:
+        file = path_of(f"{beside}{_TRANSFORMERS}")
+    except UserError:  # the repository has no config.json, or can't be reached
+        return None
+    return _of_transformers(where, file)
 
 
-def to_published(weights: Weights, arch: str, kind: Kind) -> Weights:
-    """Return the weights of our model under the names of a published checkpoint.
+def _of_epoch(epoch: Path) -> PublishedModel:
+    config, sizes = (_yaml(epoch.parent / name) for name in (_TRAINING, _DATA))
+    published = config.get("arch")
+    if not isinstance(published, dict):
+        published = {}
+    name = str(published.get("name")).rpartition("@")[2]
+    if name not in _ARCHS:
+        raise UserError(f"{epoch.parent / _TRAINING}: arch.name is {name!r}; known are {', '.join(_ARCHS)}")
+    data = validate(_Data, sizes)
+    return PublishedModel(
+        "training", _arch_of_training(_ARCHS[name], published), data.vocab_size, data.max_seq_len, str(epoch)
+    )
+
+
+def _arch_of_training(name: str, published: dict[str, Any]) -> dict[str, Any]:
+    known = _OF_A_STACK | _OF_A_MODEL[name]
+    options = {key: value for key, value in _renamed(published).items() if key in known}
+    if isinstance(options.get("H_override"), dict):
+        options["H_override"] = _renamed(options["H_override"])
+    if options.get("rope_theta") is None:  # without positions
+        options.pop("rope_theta", None)
+    defaults = {key: value for key, value in _DEFAULTS.items() if key in known}
+    return defaults | options | {"name": name, "width_multiple": _PUBLISHED_MULTIPLE}
+
+
+def _renamed(options: dict[str, Any]) -> dict[str, Any]:
+    return {_RENAMED.get(key, key): value for key, value in options.items()}
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(read_plain_yaml(file))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is no config ({' '.join(str(error).split())}); copy it again") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{file} has no keys; copy it again")
+    return values
+
+
+def _of_transformers(weights: str, file: Path) -> PublishedModel | None:
+    try:
+        values = read_json(file, "copy or download it again")
+    except RepeatedKey:
+        raise
+    except (FileNotFoundError, UserError):
+        return None
+    if not isinstance(values, dict) or values.get("model_type") != "hrm_text":
+        return None
+    try:
+        config = validate(_Config, values)
+    except UserError as error:
+        raise UserError(f"{file}: {error}; only an export of HRM-Text itself can be read") from error
+    # The programs that write this file do not agree on what num_hidden_layers counts.
+    layers = {"H_level": 0, "L_level": 0}
+    names = to_ours(dict.fromkeys(open_weights(weights).names()), "hrm_text")
+    for found in filter(None, map(_LAYER.fullmatch, names)):
+        layers[found[1]] = max(layers[found[1]], int(found[2]) + 1)
+    arch = config.arch() | {"half_layers": True, "num_layers": 2 * layers["L_level"]}
+    arch["H_override"] = {} if layers["H_level"] == layers["L_level"] else {"num_layers": layers["H_level"]}
+    return PublishedModel("transformers", arch, config.vocab_size, config.max_position_embeddings, weights)
+
+
+def write_for_transformers(
+    folder: Path,
+    weights: Weights,
+    arch: TextConfig,
+    max_len: int,
+    special_tokens: dict[str, int],
+    tokenizer: Path | None,
+) -> None:
+    """Write config.json and the weights, bit for bit, into an empty folder.
+
+    Args:
+        weights: by our names.
+        max_len: the most tokens of a sample in the training.
+        special_tokens: by name; empty if nobody knows them.
+        tokenizer: a tokenizer.json to copy; None: there is none.
 
     Raises:
-        UserError: The architecture or some weight has no published name.
+        UserError: transformers has no such model.
+        OSError: The folder can't be written.
     """
-    if arch not in _STACKS[kind]:
-        raise UserError(f"there are no published names ({kind}) of {arch}; take {' or '.join(_STACKS[kind])}")
-    names = {name: _published_name(name, kind, arch) for name in weights}
-    if unknown := [name for name, published in names.items() if published is None]:
-        raise UserError(f"a published {arch} has no {unknown[0]} ({len(unknown)} such in all)")
-    return {published: weights[name] for name, published in names.items() if published is not None}
+    config = transformers_config(arch, vocab_size=len(weights["embed_tokens.weight"]), max_len=max_len)
+    for key, name in (("bos_token_id", "start"), ("eos_token_id", "end")):
+        if name in special_tokens:
+            config[key] = special_tokens[name]
+    write_weights(folder / FILE, to_published(weights, "transformers", arch.name), {"format": "pt"})
+    if tokenizer is not None:
+        shutil.copyfile(tokenizer, folder / tokenizer.name)
+    (folder / _TRANSFORMERS).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _published_name(ours: str, kind: Kind, arch: str) -> str | None:
-    if ours in _OUTSIDE[kind]:
-        return _OUTSIDE[kind][ours]
-    for own, published in _STACKS[kind][arch].items():
-        if ours.startswith(own) and re.fullmatch(_LAYER, ours.removeprefix(own)):
-            return published + ours.removeprefix(own)
-    return None
+def transformers_config(arch: TextConfig, *, vocab_size: int, max_len: int) -> dict[str, Any]:
+    """Return the contents of config.json.
 
-
-def _our_name(published: str, kind: Kind, arch: str) -> str | None:
-    for ours, theirs in _OUTSIDE[kind].items():
-        if published == theirs:
-            return ours
-    for own, prefix in _STACKS[kind][arch].items():
-        if published.startswith(prefix) and re.fullmatch(_LAYER, published.removeprefix(prefix)):
-            return own + published.removeprefix(prefix)
-    return None
+    Raises:
+        UserError: transformers has no such model.
+    """
+    if not isinstance(arch, HRMTextConfig):
+        raise UserError(f"transformers has no model for arch={arch.name}; only hrm_text can be written for it")
+    H_stack, L_stack = arch.stacks["H_level"], arch.stacks["L_level"]
+    for option, suits in {
+        f"norm_type={arch.norm_type}": arch.norm_type == "pre",
+        f"pos_encodings={arch.pos_encodings}": arch.pos_encodings == "rope",
+        f"H_override={arch.H_override}": {**vars(H_stack), "stds": None} == {**vars(L_stack), "stds": None},
+    }.items():
+        if not suits:
+            raise UserError(f"transformers has no model with arch.{option}; leave --format out")
+    return {
+        "architectures": ["HrmTextForCausalLM"],
+        "model_type": "hrm_text",
+        "vocab_size": vocab_size,
+        "hidden_size": arch.hidden_size,
+        "intermediate_size": L_stack.width,
+        "num_hidden_layers": L_stack.num_layers,  # of a stack: the library counts the calls itself
+        "num_attention_heads": arch.num_heads,
+        "num_key_value_heads": arch.num_heads,
+        "head_dim": L_stack.head_dim,
+        "hidden_act": "silu",
+        "H_cycles": arch.H_cycles,
+        "L_cycles": arch.L_cycles,
+        "max_position_embeddings": max_len,
+        "rms_norm_eps": arch.norm_eps,
+        "rope_theta": arch.rope_theta,
+        "tie_word_embeddings": False,
+        "initializer_range": H_stack.stds.inner,
+        "embedding_scale": arch.embedding_scale,
+        "prefix_lm": arch.attention == "prefixlm",
+        "pad_token_id": 0,
+    }

@@ -9,30 +9,117 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from sharing.hub import is_address, path_of, with_file
+from sharing.sources import folder_around
 from utils.errors import UserError
-from utils.files import write_atomically
-from utils.safetensors_files import INDEX_ENDING, read_index, weights_in
+from utils.files import file_errors, write_atomically
+from utils.safetensors_files import INDEX_ENDING, joined, read_index, weights_in
 
-_ZIP = b"PK\x03\x04"
+_ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _STATE, _STEP = "model_state_dict", "step"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def read_weights(where: str) -> dict[str, Tensor]:
-    """Read the tensors of a file, by name, on the CPU.
+@dataclass(frozen=True)
+class WeightsFile:
+    """A file of weights, or the index of several, whose tensors were not read.
 
-    The contents, not the file's name, decide whether it is read as safetensors or as torch's
-    format. If it holds {"model": tensors, ...}, {"model_state_dict": tensors, ...} as URM's program
-    writes, or {"state_dict": tensors, ...} as Lightning does, the inner tensors are returned.
+    Attributes:
+        where: a path, or an address of the Hugging Face Hub.
+        path: of the file on this machine.
+        head: its first nine bytes.
+    """
+
+    where: str
+    path: Path
+    head: bytes
+
+    @property
+    def is_index(self) -> bool:
+        return self.where.endswith(INDEX_ENDING)
+
+    @property
+    def is_safetensors(self) -> bool:
+        # Safetensors start with eight bytes for the header's length, then the header as JSON.
+        return self.head[8:] == b"{"
+
+    def file_of(self) -> dict[str, str]:
+        """Return for each tensor of an index the file that holds it."""
+        folder = self.where[: self.where.rfind("/") + 1]
+        return {name: f"{folder}{file}" for name, file in read_index(self.path).items()}
+
+    def metadata(self) -> dict[str, str]:
+        """Return the texts in the header of safetensors. Files in torch's format have none."""
+        if self.is_index:  # all files of a model have the same texts
+            return open_weights(min(self.file_of().values())).metadata()
+        if not self.is_safetensors:
+            return {}
+        with self._safetensors() as file:
+            return file.metadata() or {}
+
+    def names(self) -> list[str]:
+        """Return the names of the tensors of safetensors, without reading them."""
+        if self.is_index:
+            return list(self.file_of())
+        with self._safetensors() as file:
+            return list(file.keys())
+
+    def read(self) -> dict[str, Tensor]:
+        """Read the tensors, by name, on the CPU.
+
+        If the file holds {"model": tensors, ...}, {"model_state_dict": tensors, ...} as URM's
+        program writes, or {"state_dict": tensors, ...} as Lightning does, the inner tensors are
+        returned.
+
+        Raises:
+            UserError: The file is damaged, or holds something else than tensors.
+        """
+        if self.is_index:
+            return joined(self.where, self.file_of(), lambda file: open_weights(file).read())
+        weights: Any
+        if self.is_safetensors:
+            with self._safetensors() as file:
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+        else:
+            weights = _read_torch(self.path, self.where, self.head)
+        for key in ("model", _STATE, "state_dict"):
+            if isinstance(weights, dict) and isinstance(weights.get(key), dict):
+                weights = weights[key]
+        if not isinstance(weights, dict) or not weights:
+            raise UserError(f"{self.where} holds no weights by name; give a file that holds a model's state dict")
+        for name, tensor in weights.items():
+            _check(name, tensor, self.where)
+        return {name: tensor.detach() for name, tensor in weights.items()}
+
+    def step(self) -> int | None:
+        """Return the step that URM's program stores in its checkpoints; None for any other file."""
+        found = None if self.is_index or self.is_safetensors else _read_torch(self.path, self.where, self.head)
+        step = found.get(_STEP) if isinstance(found, dict) and isinstance(found.get(_STATE), dict) else None
+        return step if type(step) is int and step >= 0 else None
+
+    @contextmanager
+    def _safetensors(self) -> Iterator[Any]:
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                yield file
+        except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch has no name for
+            raise UserError(
+                f"{self.where} is no whole safetensors file ({error}); copy or download it again"
+            ) from error
+
+
+@file_errors()
+def open_weights(where: str) -> WeightsFile:
+    """Find a file of weights. Its contents, not its name, tell safetensors from torch's format.
 
     Args:
         where: a path, or hf://owner/repo[@revision]/path/in/repo for a file on the Hugging Face
@@ -41,66 +128,27 @@ def read_weights(where: str) -> dict[str, Tensor]:
             model.safetensors there.
 
     Raises:
-        UserError: The file is missing or damaged, or holds something else than tensors.
+        UserError: The file is missing, or no file of weights.
     """
-    where = _file_at(where)
-    if where.endswith(INDEX_ENDING):
-        return _read_all(where)
-    with _opened(where) as (path, head):
-        weights = _read_safetensors(path, where) if _is_safetensors(head) else _read_torch(path, where, head)
-    for key in ("model", _STATE, "state_dict"):
-        if isinstance(weights, dict) and isinstance(weights.get(key), dict):
-            weights = weights[key]
-    if not isinstance(weights, dict) or not weights:
-        raise UserError(f"{where} holds no weights by name; give a file that holds a model's state dict")
-    for name, tensor in weights.items():
-        _check(name, tensor, where)
-    return {name: tensor.detach() for name, tensor in weights.items()}
+    if not is_address(where) and os.path.isdir(where):
+        where = str(weights_in(Path(where)) or where)
+    where = with_file(where)
+    path = path_of(where)
+    if not os.path.isfile(path):  # unlike path.is_file(), False where a folder may not be read
+        raise UserError(f"there is no file at {where}; give a file of weights (safetensors, or written by torch.save)")
+    with path.open("rb") as file:
+        opened = WeightsFile(where, path, file.read(9))
+    if not (opened.is_index or opened.is_safetensors or opened.head.startswith((_ZIP, _PICKLE))):
+        raise UserError(
+            folder_around(where)
+            or f"{where} is no file of weights (safetensors, or written by torch.save); give one, or a run"
+        )
+    return opened
 
 
-def read_step(where: str) -> int | None:
-    """Return the step that URM's program stores in its checkpoints; None for any other file.
-
-    Args:
-        where: as for `read_weights`.
-
-    Raises:
-        UserError: The file is missing or damaged.
-    """
-    where = _file_at(where)
-    if where.endswith(INDEX_ENDING):
-        return None
-    with _opened(where) as (path, head):
-        found = None if _is_safetensors(head) else _read_torch(path, where, head)
-    step = found.get(_STEP) if isinstance(found, dict) and isinstance(found.get(_STATE), dict) else None
-    return step if type(step) is int and step >= 0 else None
-
-
-def _read_all(index: str) -> dict[str, Tensor]:
-    """Return the tensors in the files of an index."""
-    file_of = _file_of(index)
-    tensors: dict[str, Tensor] = {}
-    for file in sorted({*file_of.values()}):
-        tensors |= read_weights(file)
-    if tensors.keys() != file_of.keys():
-        differing = min(tensors.keys() ^ file_of.keys())
-        raise UserError(f"{index} and its files differ in {differing}; copy or download them again")
-    return tensors
-
-
-def _file_at(where: str) -> str:
-    """Return the file of weights in a folder or a repository; any other path as it is."""
-    if is_address(where):
-        return with_file(where)
-    found = weights_in(Path(where)) if os.path.isdir(where) else None
-    return where if found is None else str(found)
-
-
-def _file_of(index: str) -> dict[str, str]:
-    """Return for each tensor of an index the file that holds it, as `read_weights` takes it."""
-    folder = index[: index.rfind("/") + 1]
-    with _opened(index) as (path, _):
-        return {name: f"{folder}{file}" for name, file in read_index(path).items()}
+def read_weights(where: str) -> dict[str, Tensor]:
+    """Return the tensors of a file by name (see `open_weights` and `WeightsFile.read`)."""
+    return open_weights(where).read()
 
 
 def read_tensor(saved: bytes, name: str, where: str) -> Tensor:
@@ -136,50 +184,6 @@ def _check(name: Any, tensor: Any, where: str) -> None:
         raise UserError(f"{where}: {name} holds NaN or infinity; give a file of another step")
 
 
-def read_metadata(where: str) -> dict[str, str]:
-    """Return the texts in the header of a safetensors file. Files in torch's format have none.
-
-    Args:
-        where: as for `read_weights`.
-
-    Raises:
-        UserError: The file is missing or damaged.
-    """
-    where = _file_at(where)
-    if where.endswith(INDEX_ENDING):  # all files of a model have the same texts
-        where = min(_file_of(where).values())
-    with _opened(where) as (path, head):
-        if not _is_safetensors(head):
-            return {}
-        try:
-            with safe_open(path, framework="pt") as file:
-                return file.metadata() or {}
-        except SafetensorError as error:
-            raise _damaged(where, error) from error
-
-
-def read_names(where: str) -> list[str]:
-    """Return the names of the tensors of a safetensors file, without reading them.
-
-    Args:
-        where: as for `read_weights`.
-
-    Raises:
-        UserError: The file is missing, damaged, or of another format.
-    """
-    where = _file_at(where)
-    if where.endswith(INDEX_ENDING):
-        return list(_file_of(where))
-    with _opened(where) as (path, head):
-        if not _is_safetensors(head):
-            raise UserError(f"{where} is no safetensors file; copy or download it again")
-        try:
-            with safe_open(path, framework="pt") as file:
-                return list(file.keys())
-        except SafetensorError as error:
-            raise _damaged(where, error) from error
-
-
 def write_weights(
     path: Path, weights: dict[str, Tensor], metadata: dict[str, str] | None = None, *, step: int | None = None
 ) -> None:
@@ -208,97 +212,22 @@ def write_weights(
     write_atomically(path, contents)
 
 
-def is_text(where: str) -> bool:
-    """Return whether a file begins with text, unlike a file of weights or the index of several.
-
-    Args:
-        where: as for `read_weights`.
-
-    Raises:
-        UserError: The file is missing or can't be read.
-    """
-    where = _file_at(where)
-    if os.path.isdir(where):  # of a published model of text
-        return False
-    with _opened(where) as (_, head):
-        return (
-            not where.endswith(INDEX_ENDING)
-            and head[0] < 0x80
-            and all(byte >= 32 or chr(byte).isspace() for byte in head)
-        )
-
-
-@contextmanager
-def _opened(where: str) -> Iterator[tuple[Path, bytes]]:
-    """Give the path of a file of weights and its first nine bytes.
-
-    Raises:
-        UserError: The file is missing, empty or can't be read.
-    """
-    path = path_of(where)
-    if not os.path.isfile(path):  # unlike path.is_file(), False where a folder may not be read
-        what = (
-            "is a folder"
-            if os.path.isdir(path)
-            else "does not exist"
-            if not os.path.exists(path)
-            else "is no regular file"
-        )
-        raise UserError(f"{where} {what}; give a file of weights (safetensors, or written by torch.save)")
-    try:
-        with path.open("rb") as file:
-            head = file.read(9)
-        if not head:
-            raise UserError(f"{where} is empty; copy or download it again")
-        yield path, head
-    except OSError as error:
-        raise UserError(f"{where} can't be read ({error.strerror or error}); check its permissions") from error
-
-
-def _is_safetensors(head: bytes) -> bool:
-    # Safetensors start with eight bytes for the header's length, then the header as JSON.
-    return head[8:] == b"{"
-
-
-def _read_safetensors(path: Path, where: str) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch has no name for
-        raise _damaged(where, error) from error
-
-
-def _damaged(where: str, error: Exception) -> UserError:
-    return UserError(f"{where} is no whole safetensors file ({error}); copy or download it again")
-
-
-class _Compressed(Exception):
-    """The zip file has compressed parts, which could expand to a thousand times their size."""
-
-
-def _require_stored(file: Path | BinaryIO) -> None:
-    with zipfile.ZipFile(file) as archive:
-        if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
-            raise _Compressed
-
-
 def _read_torch(source: Path | io.BytesIO, where: str, head: bytes) -> Any:
     # With mmap a large puzzle table takes no memory until its rows are read. But torch.load reads
     # any path that ends in .safetensors as safetensors. It gets such a file open and without mmap.
     use_mmap = isinstance(source, Path) and head.startswith(_ZIP) and source.suffix != ".safetensors"
+    file: BinaryIO
     try:
-        if head.startswith(_ZIP):
-            _require_stored(source)
-        opened = source.open("rb") if isinstance(source, Path) else source
-        with opened as file, warnings.catch_warnings(action="ignore"):
+        with (
+            source.open("rb") if isinstance(source, Path) else source as file,
+            warnings.catch_warnings(action="ignore"),
+        ):
+            if head.startswith(_ZIP):
+                _require_stored(file, where)
             file.seek(0)
             return torch.load(str(source) if use_mmap else file, weights_only=True, map_location="cpu", mmap=use_mmap)
-    except OSError:
+    except (OSError, UserError):
         raise
-    except _Compressed as error:
-        raise UserError(
-            f"{where} is compressed, as torch.jit.save writes programs (torch.save compresses nothing), and could "
-            "take any amount of memory: refused; give a file that holds a model's state dict and nothing else"
-        ) from error
     except Exception as error:  # the bytes of a damaged file can raise almost any error
         # Torch's own message is left out, because it advises to load the file without the check.
         if "weights_only" in str(error):
@@ -309,3 +238,13 @@ def _read_torch(source: Path | io.BytesIO, where: str, head: bytes) -> Any:
         raise UserError(
             f"{where} is neither a whole safetensors file nor a whole file of torch.save; copy or download it again"
         ) from error
+
+
+def _require_stored(file: BinaryIO, where: str) -> None:
+    """Raise UserError if a zip file has compressed parts: they could take any amount of memory."""
+    with zipfile.ZipFile(file) as archive:
+        if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+            raise UserError(
+                f"{where} is compressed, as torch.jit.save writes programs (torch.save compresses nothing): refused; "
+                "give a file that holds a model's state dict and nothing else"
+            )

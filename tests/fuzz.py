@@ -56,16 +56,16 @@ from models import build_on_meta
 from sharing.weights_file import write_weights
 from tests import runs
 from tests.in_process import SINGLE, begin, load_run
-from tests.test_view import write_arc, write_run
+from tests.viewer.samples import write_arc, write_run
 from training.config import PretrainConfig
 from training.data import Sizes
+from training.resume import prepare, read_start
 from training.trained import weights_from
 from utils.command_line import read_config, validate
 from utils.errors import UserError
 from utils.metrics.row_file import keep_rows
 from utils.ranks.launch import Launch
 from utils.run.lock import RunLock
-from utils.run.resume import prepare, read_start
 from view import view
 
 LIMIT_S = 5
@@ -106,15 +106,13 @@ def _read_checkpoint(folder: Path, rng: Random) -> None:
 def _write_config(folder: Path) -> None:
     with RunLock() as lock:
         overrides = _settings(_sudoku(folder.parent / "data of config"), folder / "run")
-        prepare(read_start(PretrainConfig, "pretrain", overrides, lock, Launch()), lock, Launch())
+        prepare(read_start(overrides, lock, Launch()), lock, Launch())
 
 
 def _read_config(folder: Path, rng: Random) -> None:
     run = folder / "run"
     with RunLock() as lock:
-        start = read_start(
-            PretrainConfig, "pretrain", [f"checkpoint_path={run}", "resume=auto", "device=cpu"], lock, Launch()
-        )
+        start = read_start([f"checkpoint_path={run}", "resume=auto", "device=cpu"], lock, Launch())
         assert start.config.run_path == run, "the run would go on in another folder"
         prepare(start, lock, Launch())
 

@@ -5,6 +5,7 @@ This does what main() does after reading the command line.
 
 import json
 import shutil
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from models.base import RecursiveModel
 from pretrain import build_state, train
 from training.config import PretrainConfig
 from training.data import Data, open_data
+from training.resume import Start, read_start
 from training.state import TrainState
 from training.trained import open_trained
 from utils.checkpoint.reader import Checkpoint
@@ -23,7 +25,6 @@ from utils.errors import UserError
 from utils.ranks.launch import Launch
 from utils.ranks.world import World
 from utils.run.lock import RunLock
-from utils.run.resume import Start, read_start
 from utils.run.stop import StopSignal
 
 SINGLE = World.single()
@@ -38,7 +39,7 @@ LOSS_SCALE_GROWS_AFTER = "optim.loss_scale._STEPS_TO_GROW"
 class Begun:
     """A run before its first step. After `fit` it is the same run after its last step."""
 
-    start: Start[PretrainConfig]
+    start: Start
     data: Data
     state: TrainState
     lock: RunLock
@@ -51,10 +52,13 @@ class Begun:
 
 
 def begin(overrides: list[str], world: World = SINGLE) -> Begun:
-    lock = RunLock()
-    start = read_start(PretrainConfig, "pretrain", overrides, lock, Launch())
-    opened = open_data(start.config, world)
-    return Begun(start, opened, build_state(start, opened, world), lock, world)
+    with ExitStack() as held:  # a refused run leaves its folder to the next one
+        lock = held.enter_context(RunLock())
+        start = read_start(overrides, lock, Launch())
+        opened = open_data(start.config, world)
+        begun = Begun(start, opened, build_state(start, opened, world), lock, world)
+        held.pop_all()
+    return begun
 
 
 def train_here(overrides: list[str], world: World = SINGLE) -> TrainState:

@@ -32,7 +32,7 @@ from models.trm import TRMConfig
 from models.urm import URMConfig
 from optim.build import AdamATan2Config, MuonConfig, OptimizerConfig, build_optimizers
 from pretrain import StepSettings, train_step
-from sharing.published import fit_weights, to_ours
+from sharing.published import fit_one_by_one, to_ours
 from tests import parity_text
 from tests.recordings import TOLERANCE, Report, expect_keys, number, read_json, read_tensors
 from training.number_watch import NumberWatch
@@ -187,7 +187,7 @@ def replay(recording: Recording) -> Report:
     report = Report(dict(recording.recorded), QUANTITIES)
     config, optim = recording.config, recording.optim
     model = build_puzzle_arch(config, **{name: recording.sizes[name] for name in SIZES if name != "batch_size"})
-    model.load_state_dict(fit_weights(recording.initial, model.state_dict(), None, "initial.safetensors"))
+    model.load_state_dict(dict(fit_one_by_one(recording.initial, model.state_dict(), None, "initial.safetensors")))
     world = World.single()
     layout = Layout(model, world)
     optimizers = build_optimizers(

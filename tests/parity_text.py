@@ -31,7 +31,7 @@ from optim.build import AdamATan2Config, build_optimizers
 from optim.ema import EMA
 from optim.schedule import lr_multiplier
 from pretrain import StepSettings, train_step
-from sharing.published_text import to_ours, to_published
+from sharing.published import to_ours, to_published
 from tests.recordings import Report, expect_keys, number, read_json, read_tensors
 from training.number_watch import NumberWatch
 from training.state import TrainState
@@ -178,7 +178,8 @@ def replay(recording: Recording) -> Report:
         betas=(optim["beta1"], optim["beta2"]),
         weight_decay=optim["weight_decay"],
     )
-    average, layout, world = EMA(model.trained_tensors()), Layout(model, World.single()), World.single()
+    average, world = EMA(model.trained_tensors()), World.single()
+    layout: Layout = Layout(model, world)
     watch = NumberWatch(TEXT_SUMS, world)
     state = TrainState(layout, optimizers, average, None, None, OpenSums(TEXT_SUMS, world), watch, Progress())
     total_steps, warmup_steps = int(optim["total_steps"]), int(optim["lr_warmup_steps"])
@@ -242,7 +243,7 @@ def _compare_pass(model: TextModel, recording: Recording, report: Report, t: int
             report.compare("metrics", f"train[{t}].{name}[{index}]", named[part], exact=part != "loss")
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
     without = {name: torch.empty(0) for name, grad in gradients.items() if grad is None}
-    names = sorted(to_published(without, recording.config.name, "training"))
+    names = sorted(to_published(without, "training", recording.config.name))
     report.compare_equal("no gradient", f"train[{t}].without_gradient", names)
 
 

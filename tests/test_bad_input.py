@@ -21,12 +21,12 @@ from tests.in_process import load_run
 from tests.spawn import world_of
 from training.config import PretrainConfig
 from training.data import Sizes, open_data, require_same_sizes, sizes_of_checkpoint
+from training.resume import read_start
 from utils.errors import UserError
 from utils.ranks.launch import Launch
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
 from utils.run.lock import RunLock
-from utils.run.resume import read_start
 from utils.run.stop import StopSignal
 
 SINGLE = World.single()
@@ -160,13 +160,13 @@ def test_no_rank_exits_before_the_line_is_printed(log: Path) -> None:
 
 
 def _start(data: Path, run: Path, **changes: object) -> PretrainConfig:
-    return read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes), RunLock(), Launch()).config
+    return read_start(runs.settings(data, run, **changes), RunLock(), Launch()).config
 
 
 def _run(data: Path, run: Path, world: World = SINGLE, **changes: object) -> None:
     """Run what main() does after reading the command line."""
     with RunLock() as lock:
-        start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes), lock, Launch())
+        start = read_start(runs.settings(data, run, **changes), lock, Launch())
         opened = open_data(start.config, world)
         train(start, opened, build_state(start, opened, world), StopSignal(), lock, world)
 

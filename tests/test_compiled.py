@@ -83,8 +83,8 @@ def _model(name: str) -> RecursiveModel:
 def _step(model: RecursiveModel, carry: Carry, batch: Batch, step: int) -> Carry:
     depth = model.config.depth_at(step, 10)
     settings = ActSettings(depth, model.config.loss, IGNORE_LABEL, NUM_SLOTS, min_halt_steps_B=None)
-    new_carry, _, _ = Layout(model, World.single()).forward_backward(carry, batch, settings)
-    assert new_carry is not None
+    layout = Layout[Carry, Batch, ActSettings](model, World.single())
+    new_carry, _, _ = layout.forward_backward(carry, batch, settings)
     model.zero_grad()
     return new_carry
 

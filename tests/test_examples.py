@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sharing.card import RECIPE
-from sharing.exported import read_exported
+from sharing.exported import open_model
 from solve import Solver
 from tests.runs import REPOSITORY
 from training.config import PretrainConfig
@@ -24,7 +24,7 @@ BOARDS = {
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
 def test_the_recipe_trains_this_model(folder: Path) -> None:
-    described = read_exported(str(folder))
+    described = open_model(str(folder)).described
     assert described is not None
     config = validate(PretrainConfig, read_config("pretrain", [f"experiment={folder / RECIPE}"]))
     assert config.arch == described.arch

@@ -25,11 +25,11 @@ from dataset.schema import open_array, open_split, read_metadata
 from sharing.weights_file import read_weights
 from tests import fuzz, runs
 from tests.in_process import SINGLE, begin, load_run, mistake, train_here
-from tests.test_view import write_run
+from tests.viewer.samples import write_run
+from training.resume import _config_of
 from utils.checkpoint.reader import Checkpoint
 from utils.errors import UserError
 from utils.files import write_atomically
-from utils.run.resume import _config_of
 from utils.saved_outputs import OutputWriter
 from viewer.pages import to_text
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from dataset.schema import IGNORE_LABEL
 from models.text.model import TextModel
-from sharing.published_text import to_published
+from sharing.published import to_published
 from tests import parity, parity_text
 from tests.models.text.helpers import NUM_TOKENS, SEQUENCES, VOCAB_SIZE, make_row
 from tests.recordings import Report, change_json, change_tensors
@@ -112,7 +112,7 @@ def _write(folder: Path, net: str) -> None:
         prefix = f"{file}."
         weights[file] = {name[len(prefix) :]: each for name, each in found.items() if name.startswith(prefix)}
     for file, of_file in weights.items():
-        published = to_published(of_file, config.name, "training")
+        published = to_published(of_file, "training", config.name)
         save_file({name: tensor.contiguous() for name, tensor in published.items()}, folder / f"{file}.safetensors")
 
 

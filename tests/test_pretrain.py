@@ -26,9 +26,9 @@ from optim.schedule import lr_multiplier
 from pretrain import StepResult, StepSettings, after_step, build_state, train, train_step
 from tests import runs
 from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START, begin
-from training.config import PretrainConfig
 from training.data import open_data
 from training.plan import Plan
+from training.resume import read_start
 from training.session import Evaluation
 from training.state import TrainState
 from utils.checkpoint.format import Progress
@@ -37,7 +37,6 @@ from utils.errors import UserError
 from utils.ranks.launch import Launch
 from utils.ranks.world import World
 from utils.run.lock import RunLock
-from utils.run.resume import read_start
 from utils.run.stop import StopSignal
 
 SINGLE = World.single()
@@ -47,7 +46,7 @@ Row = dict[str, float]
 def _run(data: Path, run: Path, **changes: object) -> tuple[TrainState, list[Row]]:
     """Train a whole run. Return its state and the rows that it logged."""
     with RunLock() as lock:
-        start = read_start(PretrainConfig, "pretrain", runs.settings(data, run, **changes), lock, Launch())
+        start = read_start(runs.settings(data, run, **changes), lock, Launch())
         opened = open_data(start.config, SINGLE)
         state = build_state(start, opened, SINGLE)
         train(start, opened, state, StopSignal(), lock, SINGLE)
@@ -109,7 +108,7 @@ def test_a_row_has_means_over_the_steps_since_the_last_log(quiet: Path, every_st
 def test_losses_and_rates_equal_those_of_a_loop_written_out(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
     """The loop of the test has no sums over steps, no log and no checkpoints."""
     typed = runs.settings(data, tmp_path / "run", log_interval=1)
-    config = read_start(PretrainConfig, "pretrain", typed, RunLock(), Launch()).config
+    config = read_start(typed, RunLock(), Launch()).config
     opened = open_data(config, SINGLE)
     model = build_puzzle_arch(config.arch, **opened.sizes.of_model())
     model.init_weights(torch.Generator().manual_seed(config.seed))

@@ -15,7 +15,7 @@ from dataset.text.schema import open_text_split
 from models.text.generation import generate
 from models.text.model import TextModel
 from sharing.export import export, parse_settings
-from sharing.exported import ExportedText, read_exported
+from sharing.exported import ExportedText, open_model
 from sharing.weights_file import read_weights
 from tests.text_runs import MAX_LEN, write_data, write_run
 from training.data import TextSizes, require_own_tokens
@@ -176,7 +176,7 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
 def test_an_exported_model_answers_without_its_data(folder: Path, tmp_path: Path, model: TextModel, call: Call) -> None:
     file = tmp_path / "model.safetensors"
     assert f"python solve.py checkpoint={file} prompt=..." in _export(folder / "run", "-o", file)
-    described = read_exported(str(file))
+    described = open_model(str(file)).described
     assert isinstance(described, ExportedText)
     assert (described.tokenizer, described.form, described.max_len) == ("bytes", "instruction", MAX_LEN)
     _same(read_weights(str(file)), model.state_dict())
@@ -209,7 +209,7 @@ def test_a_model_goes_to_transformers_and_back_without_losing_a_bit(
 
 def test_published_weights_start_a_run(folder: Path, tmp_path: Path, model: TextModel) -> None:
     _export(folder / "run", "--format", "transformers", "-o", tmp_path / "hf")
-    started = read_config_of_new_run("pretrain", [f"init_from={tmp_path / 'hf'}", f"data_path={folder / 'book'}"])
+    started = read_config_of_new_run([f"init_from={tmp_path / 'hf'}", f"data_path={folder / 'book'}"])
     of_run: Any = open_trained(folder / "run", SINGLE).arch
     ours = started["arch"] | {"forward_dtype": of_run.forward_dtype}
     assert type(of_run)(**ours).stacks == of_run.stacks and ours["L_cycles"] == of_run.L_cycles

@@ -167,7 +167,7 @@ def test_a_wrong_key_is_named(text: Path, tmp_path: Path, typed: list[str], said
 )
 def test_a_key_that_the_architecture_does_not_read_is_refused(typed: list[str], said: str) -> None:
     with pytest.raises(UserError) as error:
-        read_config_of_new_run("pretrain", typed)
+        read_config_of_new_run(typed)
     assert str(error.value).startswith(said)
 
 

@@ -17,6 +17,7 @@ from models.text.losses import TEXT_EVAL_METRICS
 from optim.build import OptimConfig
 from optim.schedule import BatchScaling
 from sharing.published import PuzzleTable
+from training.run_config import RunConfig
 from training.synonyms import aliases
 from utils.config import Bool, Float, Int, name_of, page
 from utils.config_files import CONFIG_DIR, Container
@@ -24,7 +25,6 @@ from utils.errors import UserError
 from utils.metrics import WandbConfig
 from utils.perf.trace import ProfileConfig
 from utils.ranks.config import DeviceName, DistConfig
-from utils.run.folder import RunConfig
 from utils.saved_outputs import SavedOutput
 
 Positive = Field(gt=0)

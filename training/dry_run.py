@@ -86,7 +86,7 @@ class Question:
         for key in (each.partition("=")[0] for each in overrides):
             if key not in PretrainConfig.model_fields and (close := difflib.get_close_matches(key, _OWN_KEYS, 1, 0.8)):
                 raise UserError(f"unknown key {key!r}; did you mean {close[0]}?")
-        config = validate(PretrainConfig, read_config_of_new_run("pretrain", overrides), Origin("pretrain", overrides))
+        config = validate(PretrainConfig, read_config_of_new_run(overrides), Origin("pretrain", overrides))
         if config.resume is not None:
             raise UserError(f"resume={config.resume}: --dry-run tells of a new run; leave resume out")
         is_auto_on_gpu = config.arch.forward_dtype == "auto" and config.device != "cpu"

@@ -30,6 +30,7 @@ from models.parallel.layout import Layout
 from models.text.config import LONGEST_RUN, CallCounts
 from models.text.model import TextModel
 from models.text.packing import Packing
+from sharing.stored_config import completed
 from training.config import PretrainConfig
 from training.data import AnySizes, Sizes, TextSizes, open_own, sizes_from, sizes_of
 from utils.batch import Batch
@@ -41,7 +42,6 @@ from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
 from utils.ranks.world import World
 from utils.run.history import read_run_config
 from utils.run.launched import Launched
-from utils.run.resume import completed
 
 
 def flops_until(run: Path, steps: list[int]) -> list[float]:
@@ -56,7 +56,7 @@ def flops_until(run: Path, steps: list[int]) -> list[float]:
     Raises:
         UserError: The config, the sizes of the data or the planned last step are not there to read.
     """
-    config = validate(PretrainConfig, completed(read_run_config(run), "pretrain"))
+    config = validate(PretrainConfig, completed(read_run_config(run)))
     state, launched = _newest_state(run, config.arch), Launched.read(run)
     flops = FlopsOfRun(config, sizes_of_run(run, config), launched.last_step if launched is not None else 0)
     if flops.depth_changes and launched is None:

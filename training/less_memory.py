@@ -10,21 +10,20 @@ from models import shapes_of
 from models.act import empty_batch
 from models.base import CommonConfig, RecursiveModel
 from models.inference import Slots
-from training.config import PretrainConfig
 from training.data import Data, Sizes
 from training.dry_run import FREE_SHARE, Question, Variants, gb, overrides_of, smallest_change
+from training.resume import Start
 from utils.out_of_memory import half
 from utils.perf.allocations import Allocations, fused_attention
 from utils.perf.devices import room_for
 from utils.ranks.world import World
-from utils.run.resume import Start
 
 # The share of the memory that the calculation may fill. Gaps in the heap of the host (glibc) may
 # take more than the tensors of small microbatches: 2.9 GB in all, where 1.3 were calculated.
 _USABLE_SHARES = {"cuda": 1 - FREE_SHARE, "cpu": 0.25}
 
 
-def smaller_step(start: Start[PretrainConfig], data: Data, world: World) -> str:
+def smaller_step(start: Start, data: Data, world: World) -> str:
     """Return the overrides with which a step of training fits, by the calculation of --dry-run.
 
     The strategy stays, and so does what the run learns.

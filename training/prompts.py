@@ -14,12 +14,11 @@ from dataset.text.tokenizer import Tokenizer, find_tokenizer
 from models.text.generation import generate
 from models.text.model import TextModel
 from models.text.sampling import Draws, Sampling
-from sharing.hub import download, is_address, with_file
+from sharing.hub import is_address, path_of, with_file
 from training.data import TextSizes, sizes_of_data, with_tokens_of
 from training.trained import Trained
 from utils.config import Float, Int, StrictModel
 from utils.errors import UserError
-from utils.run.folder import located_paths
 
 Reason = Literal["end", "stop", "max_new_tokens", "context"]
 """What ended an answer: the model, a stop, or the limit of its length or of the context."""
@@ -109,7 +108,7 @@ def _beside(weights: str) -> list[Path]:
     if not is_address(weights):
         return [Path(weights) if Path(weights).is_dir() else Path(weights).parent]
     try:
-        return [download(f"{with_file(weights).rpartition('/')[0]}/tokenizer.json").parent]
+        return [path_of(f"{with_file(weights).rpartition('/')[0]}/tokenizer.json").parent]
     except UserError:  # the repository has none
         return []
 
@@ -118,7 +117,7 @@ def _data_of(trained: Trained) -> list[str]:
     """Return the folders of the data of a run; none for a file."""
     if trained.checkpoint is None or trained.config is None:
         return []
-    return located_paths(trained.checkpoint.state.config, trained.config.train_paths)
+    return trained.config.train_paths
 
 
 def _form(sizes: TextSizes, paths: Sequence[str], config: PromptConfig, trained: Trained) -> Form:

@@ -5,14 +5,13 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from training.config import PretrainConfig
 from training.number_watch import BadStep
+from training.resume import Start
 from training.state import TrainState
 from utils.checkpoint.reader import find_checkpoint
 from utils.compiled_code import is_of_compiler
 from utils.errors import UserError
 from utils.ranks.world import World
-from utils.run.resume import Start
 
 
 class Recovery:
@@ -22,7 +21,7 @@ class Recovery:
     as a restart. The batches of the steps that went wrong are left out.
     """
 
-    def __init__(self, start: Start[PretrainConfig], world: World) -> None:
+    def __init__(self, start: Start, world: World) -> None:
         self._start, self._config, self._world = start, start.config, world
         self._skipped: list[int] = []
         self._failed_saves = 0
@@ -33,7 +32,7 @@ class Recovery:
         self.is_done = False
 
     @contextmanager
-    def next_start(self) -> Iterator[Start[PretrainConfig]]:
+    def next_start(self) -> Iterator[Start]:
         """Give the checkpoint and the config to go on from. The run goes on inside. Every rank.
 
         With on_nonfinite=rewind, a step that went wrong does not end the run: the caller asks for

@@ -32,6 +32,7 @@ from training.flops import FlopsGauge, FlopsOfRun
 from training.less_memory import smaller_evaluation
 from training.number_watch import BadStep
 from training.plan import Plan
+from training.resume import Start, prepare
 from training.saves import Saves
 from training.state import TrainState
 from training.text_loader import TextLoader
@@ -49,7 +50,6 @@ from utils.ranks.world import World, local_part
 from utils.run.folder import mark_stopped
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
-from utils.run.resume import Start, prepare
 from utils.run.status import in_words
 from utils.run.stop import StopSignal
 from utils.text import for_shell
@@ -77,7 +77,7 @@ class Session:
 
     def __init__(
         self,
-        start: Start[PretrainConfig],
+        start: Start,
         data: Data,
         state: TrainState,
         plan: Plan,

@@ -16,9 +16,10 @@ from models import ArchConfig, build_arch, build_on_meta
 from models.base import CommonConfig, RecursiveModel
 from models.model import Model
 from models.parallel.layout import Layout
-from sharing.exported import ExportedText, read_exported, read_foreign, why_not_described
+from sharing.exported import ExportedText, ModelFile, open_model
 from sharing.published import PuzzleTable, fit_one_by_one
-from sharing.weights_file import is_text
+from sharing.sources import Kind, kind_of, require_known
+from sharing.stored_config import completed
 from training.config import PretrainConfig, require_keys_of_arch
 from training.data import (
     AnySizes,
@@ -30,8 +31,9 @@ from training.data import (
     sizes_of_data,
 )
 from training.precision import with_forward_dtype
+from training.run_config import read_beside_groups, without_options
 from utils.checkpoint.format import RunState, read_state, step_folders
-from utils.checkpoint.names import Kind, kind_of, no_checkpoint, step_named
+from utils.checkpoint.names import step_named
 from utils.checkpoint.reader import Checkpoint, InParts, open_checkpoint
 from utils.command_line import differences, read_config, typed_changes, typed_keys_and_groups, validate, with_changes
 from utils.composing import compose
@@ -40,7 +42,6 @@ from utils.config_files import Container
 from utils.errors import UserError
 from utils.files import file_errors
 from utils.ranks.world import World
-from utils.run.resume import completed, read_beside_groups, without_options
 from utils.shapes import compare_shapes, shapes_of
 from utils.terminal import tell
 
@@ -63,7 +64,7 @@ class TrainedConfig(StrictModel):
     @model_validator(mode="after")
     def _a_run_knows_its_own(self) -> "TrainedConfig":
         given = "arch" if self.arch else "puzzle_table" if self.puzzle_table else None
-        if given and self.kind in ("run", "step"):
+        if given and self.kind == "run":
             raise ValueError(f"{given} is given, but {self.checkpoint} is a run, which knows its own; leave it out")
         return self
 
@@ -77,6 +78,7 @@ class Trained:
     sizes: AnySizes
     config: PretrainConfig | None  # of the run; None for a file of weights
     checkpoint: Checkpoint | None  # of the run; None for a file of weights
+    file: ModelFile | None = None  # None for a run
     puzzle_table: PuzzleTable | None = None
     data: str = "other data"  # its training data, as far as the run or the file names them
     target_only: bool = True  # of text: whether the loss of its training was that of responses alone
@@ -128,8 +130,8 @@ class Trained:
             own = model.state_dict()
             if self.checkpoint is not None:
                 values = weights_of(self.checkpoint, self.checkpoint.trained_weights(), own, self.arch)
-        if self.checkpoint is None:
-            values = weights_from(self.name, own, self.puzzle_table, world)
+        if self.file is not None:
+            values = weights_from(self.file, own, self.puzzle_table, world)
         Layout(model, world).load(values)
         return model.to(world.device)
 
@@ -148,7 +150,7 @@ def open_trained(
         source: the folder of a run, which means its newest checkpoint, or of one of its steps,
             <run>/best or <run>/latest; or a file of weights, also hf://owner/repo/path/in/repo.
         arch: of a file that does not describe its model, which needs `data_path` as well.
-        puzzle_table: what becomes of the puzzle rows of a file (sharing.published.fit_weights).
+        puzzle_table: what becomes of the puzzle rows of a file (sharing.published.fit_one_by_one).
 
     Raises:
         UserError: There is no whole checkpoint, or no dataset at `data_path`, or a file needs
@@ -158,18 +160,24 @@ def open_trained(
     with world.shared_errors():
         # Only rank 0 looks at files: a run that still trains may remove a step meanwhile.
         if world.is_main:
-            if kind_of(source) == "weights":
-                trained = _of_file(str(source), arch, data_path, puzzle_table)
+            opened = _opened(source)
+            if isinstance(opened, Checkpoint):
+                trained = _of_run(opened)
             else:
-                trained = _of_run(Path(source))
+                trained = _of_file(opened, arch, data_path, puzzle_table)
     trained = world.broadcast_object(trained)
     assert trained is not None
     return trained
 
 
-def _of_run(source: Path) -> Trained:
-    checkpoint = open_checkpoint(source, tell)
-    config = validate(PretrainConfig, completed(checkpoint.state.config, "pretrain"))
+def _opened(source: str | Path) -> Checkpoint | ModelFile:
+    if require_known(source) == "weights":
+        return open_model(str(source))
+    return open_checkpoint(Path(source), tell)
+
+
+def _of_run(checkpoint: Checkpoint) -> Trained:
+    config = validate(PretrainConfig, completed(checkpoint.state.config))
     data = " + ".join(config.train_paths)
     sizes = sizes_of_checkpoint(checkpoint, config.arch)
     return Trained(
@@ -177,27 +185,28 @@ def _of_run(source: Path) -> Trained:
     )
 
 
-def _of_file(source: str, arch: ArchConfig | None, data_path: str | None, puzzle_table: PuzzleTable | None) -> Trained:
-    described = read_exported(source)
+def _of_file(
+    file: ModelFile, arch: ArchConfig | None, data_path: str | None, puzzle_table: PuzzleTable | None
+) -> Trained:
+    described = file.described if arch and data_path else file.require_description()
     if described is not None and arch is not None and arch != described.arch:
         changed = differences(described.arch.model_dump(), arch.model_dump())
-        raise UserError(f"{source} knows its architecture, and arch differs in {', '.join(changed)}; leave arch out")
-    if described is None and not (arch and data_path):
-        raise UserError(why_not_described(source))
+        raise UserError(
+            f"{file.where} knows its architecture, and arch differs in {', '.join(changed)}; leave arch out"
+        )
     if puzzle_table is not None and data_path is None:
         raise UserError(f"puzzle_table={puzzle_table} fits the puzzle rows to other data; give data_path=...")
-    if described is not None and puzzle_table is None:
+    if described is None:
+        assert arch is not None and data_path is not None
+        return Trained(file.where, arch, sizes_of_data(data_path, arch), None, None, file, puzzle_table)
+    if puzzle_table is None:
         sizes = sizes_from(described.sizes, described.arch)
     else:
-        known = arch if described is None else described.arch
-        assert data_path is not None and known is not None
-        sizes = sizes_of_data(data_path, known)
-    if described is None:
-        assert arch is not None
-        return Trained(source, arch, sizes, None, None, puzzle_table)
+        assert data_path is not None
+        sizes = sizes_of_data(data_path, described.arch)
     data = " + ".join(described.data) or "other data"
     target_only = not isinstance(described, ExportedText) or described.target_only
-    return Trained(source, described.arch, sizes, None, None, puzzle_table, data, target_only)
+    return Trained(file.where, described.arch, sizes, None, None, file, puzzle_table, data, target_only)
 
 
 Values = Iterable[tuple[str, Tensor]]
@@ -242,7 +251,9 @@ def weights_of(
     return weights.items()
 
 
-def weights_from(source: str, own: Mapping[str, Tensor], puzzle_table: PuzzleTable | None, world: World) -> Values:
+def weights_from(
+    source: str | ModelFile, own: Mapping[str, Tensor], puzzle_table: PuzzleTable | None, world: World
+) -> Values:
     """Return weights that were trained elsewhere: published, of another run, or on other puzzles.
     Every rank.
 
@@ -258,15 +269,13 @@ def weights_from(source: str, own: Mapping[str, Tensor], puzzle_table: PuzzleTab
     averages: dict[str, InParts] = {}
     with world.shared_errors():
         if world.is_main:  # one download, one reading
-            if kind_of(source) != "weights":
-                checkpoint = open_checkpoint(Path(source), tell)
-                weights, averages = checkpoint.weights(), checkpoint.averages()
+            opened = source if isinstance(source, ModelFile) else _opened(source)
+            if isinstance(opened, Checkpoint):
+                where, weights, averages = source, opened.weights(), opened.averages()
                 weights |= {name: average.outline for name, average in averages.items()}
-            elif is_text(source):
-                raise UserError(why_not_described(source))
             else:
-                weights = read_foreign(source)
-            fitting = fit_one_by_one(weights, own, puzzle_table, source, lambda name: averages[name].whole())
+                where, weights = opened.where, opened.read_weights()
+            fitting = fit_one_by_one(weights, own, puzzle_table, str(where), lambda name: averages[name].whole())
     return world.one_by_one(fitting)
 
 
@@ -282,12 +291,8 @@ def require_tokens_of(source: str, sizes: AnySizes, world: World) -> None:
     with world.shared_errors():
         if not world.is_main or not isinstance(sizes, TextSizes):
             return
-        theirs: Any = None
-        if kind_of(source) != "weights":
-            state = _newest_state(Path(source))
-            theirs = None if state is None else state.task.get("tokenizer")
-        elif (described := read_exported(source)) is not None:
-            theirs = described.sizes.get("tokenizer")
+        described = _description(source)
+        theirs = None if described is None else described[1].get("tokenizer")
         if theirs not in (None, UNKNOWN, sizes.tokenizer):
             raise UserError(
                 f"{source} reads tokens of {str(theirs)[:12]}, but those of the data are of {sizes.tokenizer[:12]}; "
@@ -295,7 +300,7 @@ def require_tokens_of(source: str, sizes: AnySizes, world: World) -> None:
             )
 
 
-def read_config_of_new_run(config_name: str, overrides: list[str]) -> Container:
+def read_config_of_new_run(overrides: list[str]) -> Container:
     """Compose the config of a new run. For rank 0.
 
     A run that starts from trained weights has the architecture of their run, or of their file if
@@ -305,34 +310,33 @@ def read_config_of_new_run(config_name: str, overrides: list[str]) -> Container:
     Raises:
         UserError: The config is wrong, or the weights or their description can't be read.
     """
-    values = read_beside_groups(config_name, overrides)
+    values = read_beside_groups(overrides)
     source = values["init_from"] or values["load_checkpoint"]
-    if source and kind_of(source) == "other":
-        raise UserError(no_checkpoint(Path(source)))
-    chosen = compose(config_name, without_options(config_name, overrides)).chosen
-    chosen = chosen | typed_keys_and_groups(config_name, overrides)
-    arch = None if not source or "arch" in chosen else _arch_of_weights(str(source))
-    if arch is None:
-        return _of_one_kind(read_config(config_name, overrides))
-    name = [f"arch={arch['name']}"]
-    changes = typed_changes(config_name, overrides, name)
-    of_arch = {key: value for key, value in changes.items() if key.startswith("arch.")}
-    return _of_one_kind(with_changes(read_config(config_name, [*name, *overrides]) | {"arch": arch}, of_arch))
-
-
-def _of_one_kind(values: Container) -> Container:
-    require_keys_of_arch(values)
-    return values
+    if source:
+        require_known(source)
+    chosen = compose("pretrain", without_options(overrides)).chosen | typed_keys_and_groups("pretrain", overrides)
+    described = _description(source) if source and "arch" not in chosen else None
+    if described is None:
+        config = read_config("pretrain", overrides)
+    else:
+        arch, name = described[0], [f"arch={described[0]['name']}"]
+        changes = typed_changes("pretrain", overrides, name)
+        of_arch = {key: value for key, value in changes.items() if key.startswith("arch.")}
+        config = with_changes(read_config("pretrain", [*name, *overrides]) | {"arch": arch}, of_arch)
+    require_keys_of_arch(config)
+    return config
 
 
 @file_errors()
-def _arch_of_weights(source: str) -> Container | None:
-    """Return the architecture of a run, or of a file that describes its model; None if unknown."""
+def _description(source: str) -> tuple[Container, dict[str, Any]] | None:
+    """Return the architecture of weights and the sizes of their data; None if they don't say it."""
     if kind_of(source) == "weights":
-        described = read_exported(source)
-        return None if described is None else described.arch.model_dump()
+        described = open_model(source).described
+        return None if described is None else (described.arch.model_dump(), described.sizes)
     state = _newest_state(Path(source))
-    return None if state is None else validate(PretrainConfig, completed(state.config, "pretrain")).arch.model_dump()
+    if state is None:
+        return None
+    return validate(PretrainConfig, completed(state.config)).arch.model_dump(), dict(state.task)
 
 
 def _newest_state(run: Path) -> RunState | None:

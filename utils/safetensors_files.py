@@ -7,6 +7,7 @@ This module does not import PyTorch, so that programs that only look at runs sta
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,11 +78,23 @@ def load_files(folder: Path, name: str) -> "dict[str, Tensor]":
 
     if not name.endswith(INDEX_ENDING):
         return load_file(folder / name)
-    file_of = read_index(folder / name)
+    return joined(str(folder / name), read_index(folder / name), lambda file: load_file(folder / file))
+
+
+def joined(index: str, file_of: dict[str, str], read: "Callable[[str], dict[str, Tensor]]") -> "dict[str, Tensor]":
+    """Return the tensors of all files of an index, which must be those that it names.
+
+    Args:
+        index: of the index, for messages.
+        read: returns the tensors of a file.
+
+    Raises:
+        UserError: The index and its files differ.
+    """
     tensors: dict[str, Tensor] = {}
     for file in sorted({*file_of.values()}):
-        tensors |= load_file(folder / file)
+        tensors |= read(file)
     if tensors.keys() != file_of.keys():
         differing = min(tensors.keys() ^ file_of.keys())
-        raise UserError(f"{folder / name} and its files differ in {differing}; copy or download them again")
+        raise UserError(f"{index} and its files differ in {differing}; copy or download them again")
     return tensors

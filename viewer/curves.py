@@ -56,12 +56,12 @@ class LoggedRun:
             UserError: A file of the run can't be read.
         """
         # Not at the top: this imports Hydra and PyTorch, and the table of watch.py needs neither.
-        from utils.run.resume import completed
+        from sharing.stored_config import completed
 
         stored = read_run_config(path)
         if stored:
             with suppress(UserError):  # a config of another program: its keys tell its runs apart all the same
-                stored = completed(stored, "pretrain")
+                stored = completed(stored)
         return LoggedRun(path, dict(flatten(stored)), logged_rows(path))
 
     @property

@@ -127,12 +127,18 @@ def facts_of(config: Page, tasks: Sequence[BoardTask | None], outputs: Path | No
 
 def data_paths_of(config: Page) -> list[str]:
     """Return the datasets that the run is tested on."""
-    return located_paths(config, config.get("data_paths_test") or config.get("data_paths") or [config.get("data_path")])
+    return located_paths(
+        config.get("started_in"), config.get("data_paths_test") or config.get("data_paths") or [config.get("data_path")]
+    )
 
 
 def data_of(config: Page, results: Page | None) -> Path | None:
     """Return the dataset that the outputs belong to; None for several datasets or a missing one."""
-    paths = located_paths(config, [results["data"]]) if results and results["data"] else data_paths_of(config)
+    paths = (
+        located_paths(config.get("started_in"), [results["data"]])
+        if results and results["data"]
+        else data_paths_of(config)
+    )
     folders = {Path(path).parent if Path(path).name in SPLITS else Path(path) for path in paths}
     # Datasets that are scored together share one numbering of puzzles: names would be wrong.
     if len(folders) != 1:

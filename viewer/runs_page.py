@@ -120,7 +120,7 @@ def _parent_of(run: LoggedRun) -> str | None:
     typed = run.config.get("resume")
     if not typed or typed == "auto":
         return None
-    (path,) = located_paths(run.config, [str(typed)])
+    (path,) = located_paths(run.config.get("started_in"), [str(typed)])
     resumed = Path(path).resolve()
     return None if run.path.resolve() in (resumed, resumed.parent) else str(typed)
 

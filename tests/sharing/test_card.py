@@ -153,14 +153,6 @@ def test_without_an_evaluation_the_card_has_what_training_logged(tmp_path: Path)
     assert "num_examples" not in text
 
 
-def test_an_unknown_accuracy_is_said(tmp_path: Path) -> None:
-    _save(tmp_path / "run", "arch.cells=attention", "arch.num_heads=1")
-    assert main([str(tmp_path / "run"), "-o", str(tmp_path / "shared")]) == 0
-    metadata, text = _card(tmp_path / "shared")
-    assert "Nobody measured it." in text and "model-index" not in metadata
-    assert "It is told the rows" not in text
-
-
 def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     _save(run)

@@ -1,62 +1,279 @@
-"""Published HRM-Text weights fit our models, and a round trip changes no bit."""
+"""Published HRM-Text models on the disk: their architecture and weights, whoever wrote them."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_saver
 
 from models.text.config import HRMTextConfig, RINSTextConfig, TextConfig, TransformerTextConfig, TRMTextConfig
-from sharing.published_text import Kind, to_ours, to_published
+from models.text.model import TextModel
+from sharing.published import to_published
+from sharing.published_text import PublishedModel, find_published
 from tests.models.text.helpers import make_config, make_model
 from utils.errors import UserError
 
-_LAYER = ("attn.gqkv_proj", "attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
-_OUTSIDE = {"embed_tokens.embedding_weight", "lm_head.weight"}
+HIDDEN, HEADS, WIDTH = 16, 2, 256
+_CLASSES = {
+    HRMTextConfig: "baselines.hrm_nocarry_bp_warmup@HierarchicalReasoningModel",
+    TRMTextConfig: "baselines.trm_nocarry@TinyRecursiveModel",
+    RINSTextConfig: "baselines.rins_nocarry@RINS",
+    TransformerTextConfig: "baselines.transformer_wrapper@TransformerWrapper",
+}
 
 
-def _names(arch: type[TextConfig], kind: Kind, **options: object) -> set[str]:
-    model = make_model(make_config(arch, **options))
-    weights = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
-    published = to_published(weights, model.config.name, kind)
-    back = to_ours(published, model.config.name)
-    assert back.keys() == weights.keys() and all(back[name] is weights[name] for name in weights)
-    model.load_state_dict(back)
-    return set(published)
+def _config(arch: type[TextConfig], **options: Any) -> TextConfig:
+    return make_config(arch, width_multiple=256, num_layers=4, **options)
 
 
-def _layers(*stacks: str) -> set[str]:
-    return {f"{stack}.layers.0.{part}.weight" for stack in stacks for part in _LAYER}
+def _published_options(config: TextConfig) -> dict[str, Any]:
+    """Return the options as the published program saves them."""
+    ours = config.model_dump(exclude={"name", "width_multiple", "activation_checkpointing", "forward_dtype"})
+    published = {"name": _CLASSES[type(config)], "head": "lm_head@LMHead"}
+    for key, value in ours.items():
+        name = {"num_layers": "n_layers", "pos_encodings": "pos_emb_type", "attention": "attn_type"}.get(key, key)
+        published[name] = value
+    return published
 
 
-def test_names_of_the_training_checkpoint() -> None:
-    hrm = _layers("model.H_level.core", "model.L_level.core")
-    assert _names(HRMTextConfig, "training") == hrm | _OUTSIDE | {"model.zL_init"}
-    assert _names(TRMTextConfig, "training") == _layers("model.L_level.core") | _OUTSIDE | {"model.zL_init"}
-    assert _names(RINSTextConfig, "training") == _layers("model.H_level", "model.L_level") | _OUTSIDE | {
-        "model.zL_init"
+def _write_training(folder: Path, model: TextModel, *, epochs: int = 1, average: bool = True) -> dict[str, Tensor]:
+    """Write what the published program leaves, and return the weights of the last epoch."""
+    folder.mkdir()
+    config = {"arch": _published_options(model.config), "epochs": epochs, "lr": 2.2e-4}
+    (folder / "all_config.yaml").write_text(yaml.dump(config))
+    data = {"tokenizer_info": {"boq": "<boq>"}, "vocab_size": model.vocab_size, "max_seq_len": 7, "total_length": 99}
+    (folder / "train_metadata.yaml").write_text(yaml.dump(data))
+    expected: dict[str, Tensor] = {}
+    for epoch in range(1, epochs + 1):
+        published = to_published(model.state_dict(), "training", model.config.name)
+        trained = {name: tensor for name, tensor in published.items() if "init" not in name}
+        averages = {name: tensor * 0.5 + epoch for name, tensor in trained.items()}
+        optimizer = {
+            name: {"step": torch.tensor(3.0), "exp_avg": tensor * 9}
+            | ({"param_ema": averages[name]} if average else {})
+            for name, tensor in trained.items()
+        }
+        state = {"model": published, "optim": {"state": optimizer, "param_groups": [{"params": list(trained)}]}}
+        state_dict_saver.save(state, checkpoint_id=folder / f"fsdp2_epoch_{epoch}", no_dist=True)
+        expected = published | (averages if average else {})
+    return expected
+
+
+def _write_transformers(folder: Path, model: TextModel, **options: Any) -> dict[str, Tensor]:
+    folder.mkdir()
+    config = {
+        **{"model_type": "hrm_text", "architectures": ["HrmTextForCausalLM"], "vocab_size": model.vocab_size},
+        **{"hidden_size": HIDDEN, "intermediate_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": HEADS},
+        **{"num_key_value_heads": HEADS, "head_dim": HIDDEN // HEADS, "H_cycles": 2, "L_cycles": 3},
+        **{"L_bp_steps": [0, 3], "max_position_embeddings": 7, "rms_norm_eps": 1e-6, "rope_theta": 100.0},
+        **{"tie_word_embeddings": False, "initializer_range": 0.25, "embedding_scale": 4.0, "prefix_lm": True},
+        **{"pad_token_id": 0},
     }
-    assert _names(TransformerTextConfig, "training", num_layers=1) == _layers("model") | _OUTSIDE
+    (folder / "config.json").write_text(json.dumps(config | options))
+    weights = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
+    published = to_published(weights, "transformers", "hrm_text")
+    save_file(published, folder / "model.safetensors")
+    return weights
 
 
-def test_names_of_the_export_for_transformers() -> None:
-    outside = {"model.embed_tokens.weight", "lm_head.weight", "model.z_L_init"}
-    assert _names(HRMTextConfig, "transformers") == _layers("model.H_module", "model.L_module") | outside
+def _found(where: Path | str) -> PublishedModel:
+    found = find_published(str(where))
+    assert found is not None
+    return found
 
 
-def test_compiled_names_and_unused_weights_are_understood() -> None:
-    own = make_model(make_config(HRMTextConfig)).state_dict()
-    published = {f"_orig_mod.{name}": tensor for name, tensor in to_published(own, "hrm_text", "training").items()}
-    assert to_ours(published | {"model.zH_init": torch.zeros(16)}, "hrm_text").keys() == own.keys()
+def _same_model(found: PublishedModel, config: TextConfig) -> None:
+    """Check that the options that were found make the model of this config."""
+    rest = config.model_dump(include={"activation_checkpointing", "attention_kernel", "forward_dtype"})
+    options = (
+        config.model_dump(include={"bp_warmup_ratio", "bp_min_steps", "bp_max_steps"})
+        if found.kind == "transformers"
+        else {}
+    )
+    ours = type(config)(**(rest | options | found.arch))
+    assert ours.stacks == config.stacks and ours.num_calls == config.num_calls
+    assert ours.embedding_scale == config.embedding_scale
 
 
-@pytest.mark.parametrize("name", ["model.layers.0.attn.o_proj.weight", "model.H_level.core.layers.0.norm.weight", "x"])
-def test_a_name_of_another_architecture_is_named(name: str) -> None:
-    with pytest.raises(UserError, match=f"{name} is no weight of a published hrm_text"):
-        to_ours({name: torch.zeros(1)}, "hrm_text")
+@pytest.mark.parametrize("arch", _CLASSES, ids=lambda arch: arch.__name__)
+def test_a_folder_of_the_training_program(tmp_path: Path, arch: type[TextConfig]) -> None:
+    config = _config(arch)
+    expected = _write_training(tmp_path / "run", make_model(config))
+    found = _found(tmp_path / "run")
+    assert (found.kind, found.vocab_size, found.max_len) == ("training", 11, 7)
+    assert found.arch | config.model_dump() == config.model_dump()
+    _same_model(found, config)
+    back = to_published(found.read_weights(), "training", config.name)
+    assert back.keys() == expected.keys()
+    assert all(torch.equal(back[name], expected[name]) and back[name].dtype == expected[name].dtype for name in back)
 
 
-def test_what_has_no_published_name_is_named() -> None:
-    with pytest.raises(UserError, match=r"a published hrm_text has no level.norm.weight"):
-        to_published({"level.norm.weight": torch.zeros(1)}, "hrm_text", "training")
-    with pytest.raises(UserError, match=r"no published names .* of trm_text; take hrm_text"):
-        to_published({}, "trm_text", "transformers")
-    with pytest.raises(UserError, match=r"are both lm_head.weight"):
-        to_ours({"lm_head.weight": torch.zeros(1), "_orig_mod.lm_head.weight": torch.zeros(1)}, "hrm_text")
+def test_the_newest_epoch_is_taken_unless_one_is_named(tmp_path: Path) -> None:
+    model = make_model(_config(HRMTextConfig))
+    _write_training(tmp_path / "run", model, epochs=2)
+    head = model.state_dict()["lm_head.weight"]
+    assert torch.equal(_found(tmp_path / "run").read_weights()["lm_head.weight"], head * 0.5 + 2)
+    first = _found(tmp_path / "run/fsdp2_epoch_1")
+    assert torch.equal(first.read_weights()["lm_head.weight"], head * 0.5 + 1)
+    assert torch.equal(first.read_weights()["zL_init"], model.zL_init)
+
+
+def test_without_an_average_the_trained_weights_are_taken(tmp_path: Path) -> None:
+    model = make_model(_config(HRMTextConfig))
+    _write_training(tmp_path / "run", model, average=False)
+    weights = _found(tmp_path / "run").read_weights()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_options_that_a_config_leaves_out_are_the_published_ones(tmp_path: Path) -> None:
+    _write_training(tmp_path / "run", make_model(_config(HRMTextConfig, half_layers=False)))
+    file = tmp_path / "run/all_config.yaml"
+    config = yaml.safe_load(file.read_text())
+    for key in ("half_layers", "attn_type", "H_override", "bp_warmup_ratio", "bp_min_steps", "init_std"):
+        del config["arch"][key]
+    config["arch"] |= {"pos_emb_type": "none", "rope_theta": None, "H_override": {"n_layers": 3}}
+    file.write_text(yaml.dump(config))
+    arch = _found(tmp_path / "run").arch
+    assert arch["half_layers"] is False and arch["attention"] == "prefixlm" and arch["bp_min_steps"] == 2
+    assert arch["H_override"] == {"num_layers": 3} and "rope_theta" not in arch
+
+
+def test_the_export_for_transformers(tmp_path: Path) -> None:
+    config = _config(HRMTextConfig)
+    expected = _write_transformers(tmp_path / "hf", make_model(config))
+    for where in (tmp_path / "hf", tmp_path / "hf/model.safetensors"):
+        found = _found(where)
+        assert (found.kind, found.vocab_size, found.max_len) == ("transformers", 11, 7)
+        _same_model(found, config)
+        weights = found.read_weights()
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+
+
+def test_an_export_in_several_files(tmp_path: Path) -> None:
+    expected = _write_transformers(tmp_path / "hf", make_model(_config(HRMTextConfig)))
+    whole = load_file(tmp_path / "hf/model.safetensors")
+    (tmp_path / "hf/model.safetensors").unlink()
+    file_of = {name: f"model-{n % 2 + 1:05d}-of-00002.safetensors" for n, name in enumerate(whole)}
+    for file in set(file_of.values()):
+        save_file({name: whole[name] for name in whole if file_of[name] == file}, tmp_path / "hf" / file)
+    index = tmp_path / "hf/model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": file_of}))
+    for where in (tmp_path / "hf", index):
+        weights = _found(where).read_weights()
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+    index.write_text(json.dumps({"weight_map": file_of | {"lm_head.weights": file}}))
+    with pytest.raises(UserError, match=r"lm_head.weights is no weight of a published hrm_text"):
+        _found(index)
+    del file_of["lm_head.weight"]
+    index.write_text(json.dumps({"weight_map": file_of}))
+    with pytest.raises(UserError, match=r"and its files differ in lm_head.weight; copy or download them again"):
+        _found(index).read_weights()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_hidden_layers": 16, "num_layers_per_stack": 2},
+        {"num_hidden_layers": 2, "rope_theta": None, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}},
+        {"embedding_scale": None, "head_dim": None, "num_key_value_heads": None, "hidden_act": "silu"},
+    ],
+    ids=str,
+)
+def test_other_ways_to_write_config_json(tmp_path: Path, options: dict[str, Any]) -> None:
+    config = _config(HRMTextConfig)
+    _write_transformers(tmp_path / "hf", make_model(config), **options)
+    _same_model(_found(tmp_path / "hf"), config)
+
+
+def test_other_options_of_the_model(tmp_path: Path) -> None:
+    config = _config(HRMTextConfig, attention="causal", init_type="fixed_normal", H_override={"num_layers": 3})
+    options = {"prefix_lm": False, "initializer_range": 0.02, "embedding_scale": 50.0}
+    _write_transformers(tmp_path / "hf", make_model(config), **options)
+    _same_model(_found(tmp_path / "hf"), config)
+
+
+def test_a_file_on_the_hub_has_its_config_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    _write_transformers(tmp_path / "hf", make_model(_config(HRMTextConfig)))
+
+    def hf_hub_download(repo: str, file: str, *, revision: str | None) -> str:
+        assert (repo, revision) == ("sapientinc/HRM-Text-1B", None)
+        shutil.copy(tmp_path / "hf" / file, tmp_path / file)
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    assert _found("hf://sapientinc/HRM-Text-1B/model.safetensors").read_weights()["lm_head.weight"].shape == (
+        11,
+        HIDDEN,
+    )
+    (tmp_path / "hf/config.json").unlink()
+    assert find_published("hf://sapientinc/HRM-Text-1B/model.safetensors") is None
+
+
+def test_other_files_and_folders_are_not_published_models(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    for where in (tmp_path, tmp_path / "model.safetensors", tmp_path / "missing", tmp_path / "x.pt"):
+        assert find_published(str(where)) is None
+    for contents in ("", "[]", '{"model_type": "bert"}', "{" * 100_000):
+        (tmp_path / "config.json").write_text(contents)
+        assert find_published(str(tmp_path)) is None
+
+
+def _set(key: str, value: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {key: value}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set("hidden_act", "gelu"), "hidden_act"),
+        (_set("num_key_value_heads", 1), "num_key_value_heads"),
+        (_set("embedding_scale", 1.0), "embedding_scale is not 1 / initializer_range"),
+        (_set("H_cycles", "2"), "H_cycles"),
+        (_set("rope_parameters", {"rope_type": "yarn"}), "rope_parameters"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "there is no file at"),
+    ],
+)
+def test_an_export_that_no_model_here_computes_is_refused(
+    tmp_path: Path, change: Callable[[Path], object], message: str
+) -> None:
+    _write_transformers(tmp_path / "hf", make_model(_config(HRMTextConfig)))
+    change(tmp_path / "hf")
+    with pytest.raises(UserError, match=message):
+        find_published(str(tmp_path / "hf"))
+
+
+@pytest.mark.parametrize(
+    ("file", "contents", "message"),
+    [
+        ("all_config.yaml", None, "all_config.yaml can't be used"),
+        ("train_metadata.yaml", "vocab_size: 3", "max_seq_len"),
+        ("all_config.yaml", "arch: 3", "known are HierarchicalReasoningModel"),
+        ("all_config.yaml", "arch: {name: x@Y}", "known are HierarchicalReasoningModel"),
+        ("all_config.yaml", "&a [*a]", "is no config"),
+    ],
+)
+def test_an_incomplete_training_folder_is_refused(
+    tmp_path: Path, file: str, contents: str | None, message: str
+) -> None:
+    _write_training(tmp_path / "run", make_model(_config(HRMTextConfig)))
+    if contents is None:
+        (tmp_path / "run" / file).unlink()
+    else:
+        (tmp_path / "run" / file).write_text(contents)
+    with pytest.raises(UserError, match=message):
+        find_published(str(tmp_path / "run"))

@@ -20,12 +20,12 @@ from training.config import PretrainConfig
 from training.data import AnySizes, Sizes, open_data
 from training.flops import flops_of_step
 from training.recovery import Recovery
+from training.resume import Start, read_start
 from utils.command_line import read_config, validate
 from utils.errors import UserError
 from utils.ranks.launch import Launch
 from utils.ranks.world import World
 from utils.run.lock import RunLock
-from utils.run.resume import Start, read_start
 from utils.run.stop import StopSignal
 
 SINGLE = World.single()
@@ -129,7 +129,7 @@ def test_all_ranks_do_the_same(data: Path) -> None:
 def _train(overrides: list[str]) -> list[str]:
     """Train as pretrain.py does, and return the notes at the start."""
     with RunLock() as lock:
-        start = read_start(PretrainConfig, "pretrain", overrides, lock, Launch())
+        start = read_start(overrides, lock, Launch())
         world, data = open_run(start, SINGLE)
         state = build_state(start, data, world)
         notes = list(start.notes)

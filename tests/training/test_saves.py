@@ -299,8 +299,10 @@ def test_a_best_step_that_is_lost_is_the_best_no_more(
     run.save(4, best=0.7)  # worse than the lost step
     run.saves.finish()
     assert run.progress.best == 0.7 and (tmp_path / "run" / "best").read_text() == "step_00000004\n"
+    run.save(5)  # a good save of another step does not change the best either
+    run.saves.finish()
     refuse(True)
-    run.save(5, best=0.8)
+    run.save(6, best=0.8)
     run.saves.finish()
     assert run.progress.best == 0.7
 

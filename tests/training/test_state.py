@@ -1,5 +1,6 @@
 """A checkpoint saves and restores everything that a step changes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ from models.losses import METRICS
 from pretrain import build_state
 from tests.in_process import SINGLE, Begun, begin
 from tests.runs import settings
+from training.resume import Start
 from training.state import TrainState, require_same_run
 from utils.checkpoint.format import Progress
 from utils.checkpoint.reader import Checkpoint
 from utils.checkpoint.writer import Checkpointer
-from utils.run.resume import Start
+from utils.errors import UserError
 
 # Each value differs from the field's default.
 PROGRESS = Progress(
@@ -149,6 +151,29 @@ def test_memory_counts_weights_twice_for_their_gradients(begun: Begun) -> None:
     others += state.loss_scale.tensors().values()
     expected = sum(tensor.nbytes for tensor in [*parameters, *parameters, *buffers, *others])
     assert sum(tensor.nbytes for tensor in state.own_tensors()) == expected
+
+
+# ---- a copy for another process ----------------------------------------------------------------
+
+
+def test_a_host_copy_fits_only_its_own_place_and_model(begun: Begun, data: Path, tmp_path: Path) -> None:
+    """One rank has whole tensors under every strategy, so that shapes do not tell the layout."""
+    config, state = begun.start.config, begun.state
+    sharded = config.model_copy(update={"parallel": config.parallel.model_copy(update={"name": "fsdp"})})
+    fresh = build_state(begun.start, begun.data, SINGLE)
+    before, copy = _tensors(fresh), state.host_copy(config, SINGLE)
+    for wrong, message in (
+        (state.host_copy(sharded, SINGLE), "rank 0 of 1 with parallel=fsdp, here is rank 0 of 1 with parallel=ddp"),
+        (replace(copy, place=(1, 2, "ddp")), "rank 1 of 2 with parallel=ddp"),
+        (replace(copy, tensors=copy.tensors | {"model.H_init": torch.ones(3)}), r"has model.H_init as \(3,\)"),
+    ):
+        with pytest.raises(UserError, match=message):
+            fresh.take_host_copy(wrong, config, SINGLE)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in _tensors(fresh).items())
+    fresh.take_host_copy(copy, config, SINGLE)
+    expected = _tensors(state)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in _tensors(fresh).items())
+    assert fresh.progress.step == PROGRESS.step and fresh.progress.skipped_steps == PROGRESS.skipped_steps
 
 
 # ---- whether a run may go on -------------------------------------------------------------------

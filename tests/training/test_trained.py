@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from models import ArchConfig
 from pretrain import read_config_and_checkpoint
 from sharing import export
-from sharing.weights_file import read_metadata
+from sharing.weights_file import open_weights
 from solve import Solver
 from tests import runs
 from tests.in_process import SINGLE, Tensors, begin, changed, mistake, train_here, weights_of, with_identifiers
 from tests.runs import rows, settings, train
-from training.config import PretrainConfig
+from training.resume import Start, prepare
 from training.trained import TrainedConfig, open_trained
 from utils.checkpoint.reader import Checkpoint
 from utils.command_line import validate
@@ -28,7 +28,6 @@ from utils.errors import UserError
 from utils.ranks.launch import Launch
 from utils.ranks.world import World
 from utils.run.lock import RunLock
-from utils.run.resume import Start, prepare
 from view import at_named_step, parse_settings
 
 # A TRM that halts by q_halt. The published code knows all its options except the moving average.
@@ -40,7 +39,7 @@ def _typed(data: Path, run: Path, **changes: object) -> list[str]:
     return settings(data, run, **TRAINED | changes)
 
 
-def _start(typed: list[str]) -> Start[PretrainConfig]:
+def _start(typed: list[str]) -> Start:
     """Return how the program would start with this command line."""
     with RunLock() as lock:
         return read_config_and_checkpoint(typed, lock, SINGLE)
@@ -89,9 +88,7 @@ def _source(kind: str, trained: Path, folder: Path) -> str:
 # ---- the same weights --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kind", ["run", "step", "best", "our file", "published", "published, compiled", "published safetensors"]
-)
+@pytest.mark.parametrize("kind", ["run", "best", "our file", "published, compiled", "published safetensors"])
 def test_a_run_starts_with_exactly_the_given_weights(
     puzzles: Path, trained: Path, raw: Tensors, average: Tensors, tmp_path: Path, kind: str
 ) -> None:
@@ -216,7 +213,7 @@ def test_every_command_takes_a_step_by_its_name(trained: Path, tmp_path: Path, m
     named, step = trained / marker, trained / "step_00000004"
     assert open_trained(named, SINGLE).name == str(step)
     config = {"checkpoint": str(named), "arch": None, "puzzle_table": None, "data_path": None}
-    assert validate(TrainedConfig, config).kind == "step"
+    assert validate(TrainedConfig, config).kind == "run"
     assert export.main(["--format", "hrm", str(named), "-o", str(tmp_path / "weights")]) == 0
     assert Solver.from_checkpoint(named, device="cpu").source.checkpoint == str(step)
     settings = at_named_step(parse_settings([str(named)]))
@@ -280,15 +277,6 @@ def test_puzzle_table_chooses_the_rows_for_other_puzzles(
     mean_KE = table("mean", more_puzzles)
     torch.testing.assert_close(mean_KE, own_KE.mean(0).expand(8, -1))
     assert not table("zero", more_puzzles).any()
-
-
-def test_without_puzzle_table_another_number_of_puzzles_is_a_mistake(
-    more_puzzles: Path, trained: Path, tmp_path: Path
-) -> None:
-    message = mistake(_typed(more_puzzles, tmp_path / "run", init_from=trained))
-    assert "has puzzle rows for 5 identifiers, the model for 8; choose what becomes of them" in message
-    assert "puzzle_table=keep" in message
-    assert not (tmp_path / "run").exists()
 
 
 # ---- what doesn't fit --------------------------------------------------------------------------
@@ -405,7 +393,7 @@ def split(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("split")
     whole = folder / "whole.safetensors"
     assert export.main([str(trained), "-o", str(whole)]) == 0
-    names, weights, metadata = sorted(load_file(whole)), load_file(whole), read_metadata(str(whole))
+    names, weights, metadata = sorted(load_file(whole)), load_file(whole), open_weights(str(whole)).metadata()
     whole.unlink()
     file_of: dict[str, str] = {}
     for n, some in enumerate((names[:4], names[4:]), start=1):

@@ -14,8 +14,8 @@ from dataset.show import _record
 from dataset.text.schema import _published_special_tokens, is_text, open_text_split
 from dataset.text.sources import read_documents
 from dataset.text.tokenizer import FileTokenizer
-from sharing.exported import read_exported
-from sharing.published_text_files import find_published
+from sharing.exported import open_model
+from sharing.published_text import find_published
 from utils.errors import UserError
 from utils.json_files import parse_json, read_json
 from utils.run.history import History
@@ -27,7 +27,7 @@ TASK = '{"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[1]]}
 
 def _described(file: Path) -> None:
     save_file({"x": torch.ones(2)}, file, {"recursive_model": file.read_text()})
-    read_exported(str(file))
+    open_model(str(file))
 
 
 def _published(file: Path) -> None:

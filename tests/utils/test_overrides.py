@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from search.sweep import Sweep, differing
 from training.config import PretrainConfig
+from training.resume import prepare, read_start
 from utils.command_line import CommandLine, read_config, validate
 from utils.composing import Origin
 from utils.errors import UserError
@@ -19,7 +20,6 @@ from utils.overrides import as_override
 from utils.ranks.launch import Launch
 from utils.run.history import read_run_config
 from utils.run.lock import RunLock
-from utils.run.resume import prepare, read_start
 
 NUMBERS = st.from_regex(r"[-+]?[0-9][0-9_.:eEx]{0,9}", fullmatch=True)
 WORDS = st.sampled_from(["on", "No", "True", "Null", "nan", ".inf", "0x1f", "0o17", "0012", "1_000", "a=b"])
@@ -35,7 +35,7 @@ def _start(typed: list[str]) -> dict[str, Any]:
     """Begin a run and write its folder, as rank 0 does, and return the config."""
     overrides = CommandLine.parse([*typed, "wandb.mode=disabled"], "pretrain", "").overrides
     with RunLock() as lock:
-        start = read_start(PretrainConfig, "pretrain", overrides, lock, Launch())
+        start = read_start(overrides, lock, Launch())
         prepare(start, lock, Launch())
     return start.config.model_dump()
 

@@ -105,21 +105,12 @@ class RunState(Progress):
         return Progress.model_validate(self.model_dump(include=set(Progress.model_fields)))
 
 
-def _is_published(path: Path) -> bool:
-    """Return whether a path is weights of the published HRM or TRM, whose names are like ours.
-
-    Without their config beside it, such a file is a damaged step of this program.
-    """
-    return path.is_file() and (path.parent / "all_config.yaml").is_file()
-
-
 def step_folders(run: Path) -> list[Path]:
     """Return the step folders of a run, oldest first."""
     if not run.is_dir():
         return []
     return sorted(
-        (path for path in run.iterdir() if STEP_FOLDER.fullmatch(path.name) and not _is_published(path)),
-        key=lambda path: int(path.name[5:]),
+        (path for path in run.iterdir() if STEP_FOLDER.fullmatch(path.name)), key=lambda path: int(path.name[5:])
     )
 
 

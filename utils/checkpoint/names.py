@@ -1,29 +1,21 @@
-"""Tell what a typed path names: a step of a run, a run, weights, or something else.
-
-All commands ask `kind_of`, and say with `no_checkpoint` what they found instead.
+"""Find the run or the step that a typed path names.
 
 This module does not import PyTorch, so that programs that only look at runs start at once.
 """
 
 import difflib
 import os
-import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 from utils.checkpoint.format import STEP_FOLDER, read_name, step_folders
 from utils.errors import UserError
 from utils.files import file_errors
-from utils.safetensors_files import weights_in
 
 MARKERS = ("best", "latest")
-Kind = Literal["step", "run", "weights", "other"]
 # A message lists so many runs at most.
 _MOST_RUNS = 10
-# Names that other programs give to files of weights. Those of HRM and TRM write step_<n>.
-_FILE_OF_WEIGHTS = re.compile(r"step_\d+|checkpoint|.+\.(safetensors|bin|pt|pth|ckpt)")
 
 
 @file_errors()
@@ -46,10 +38,8 @@ def step_named(path: Path) -> Path | None:
     run, name = path.parent, read_name(path)
     if name and os.path.isdir(run / name):
         return run / name
-    if name:
-        raise UserError(f"{path} names {name}, which is gone; give {run} for its newest step")
-    if step_folders(run) and not os.path.exists(path):
-        raise UserError(f"{run} has no {path.name} step yet; give {run} for its newest step")
+    if name or (step_folders(run) and not os.path.exists(path)):
+        raise UserError(f"{run} has no {path.name} step{f' ({name} is gone)' * bool(name)}; give {run} for its newest")
     return None
 
 
@@ -59,81 +49,34 @@ def run_folder_of(path: Path) -> Path:
     return path if step is None else step.parent
 
 
-@file_errors()
-def kind_of(typed: str | Path) -> Kind:
-    """Tell what a text names, here or on the Hugging Face Hub.
-
-    Returns:
-        step: a step folder, <run>/best or <run>/latest.
-        run: a folder with steps, or of a run that has none yet.
-        weights: a file, an address of the Hub, a folder with model.safetensors or the index of
-            several files, or a folder of HRM-Text's training.
-        other: anything else, which `no_checkpoint` names, or nothing.
-
-    Raises:
-        UserError: The path is <run>/best or <run>/latest, and there is no such step.
-    """
-    path = Path(typed)
-    if str(typed).startswith("hf://"):
-        return "weights"
-    if step_named(path) is not None:
-        return "step"
-    if _is_run(path):
-        return "run"
-    # os.path, because Path.is_file raises an OSError for a folder that may not be read.
-    return "weights" if os.path.isfile(path) or weights_in(path) is not None or _is_hrm_text(path) else "other"
+def is_run(folder: Path) -> bool:
+    """Return whether a folder holds steps, or a run has begun there."""
+    names = ("config.yaml", "metrics.jsonl", "latest")
+    return has_steps(folder) or any(os.path.exists(folder / name) for name in names)
 
 
-def _is_hrm_text(folder: Path) -> bool:
-    """Return whether a folder is one that sharing/published_text_files.py describes."""
-    return os.path.isfile(folder / ".metadata") or any(folder.glob("fsdp2_epoch_*"))
+def has_steps(folder: Path) -> bool:
+    """Return whether a folder holds steps. Those in eval_outputs have the same names."""
+    with suppress(OSError):
+        return folder.name != "eval_outputs" and bool(step_folders(folder))
+    return False
 
 
-def folder_around(file: str) -> str | None:
-    """Return a line that names the step or the run whose folder holds a file; None if none does."""
-    folder = Path(file).parent
-    if not os.path.isfile(file):
-        return None
-    if STEP_FOLDER.fullmatch(folder.name) and os.path.isfile(folder / "state.json"):
-        return f"{file} is a part of a checkpoint; give the step folder above it, {folder}"
-    if _has_steps(folder):
-        return f"{file} is a file in the folder of a run; give that folder, {folder}"
-    return None
-
-
-def no_checkpoint(path: Path) -> str:
-    """Return a line that says what a path names that is neither a run nor weights, and what to give
-    instead.
-    """
+def no_run(path: Path) -> str:
+    """Return a line that says that a path names no run, and what to give instead."""
     if runs := _newest_first(path):
         listed = ", ".join(f"{run} (step {int(step_folders(run)[-1].name[5:])})" for run in runs[:_MOST_RUNS])
         more = f" and {len(runs) - _MOST_RUNS} more" if len(runs) > _MOST_RUNS else ""
         return f"{path} is a folder of runs; give one of them: {listed}{more}"
-    if weights := foreign_weights(path):
-        return (
-            f"{path} is no run, but a folder with weights of another program; give {weights}, and with it arch=... and "
-            "data_path=... as in its training"
-        )
-    if any(os.path.isfile(path / split / "dataset.json") for split in ("train", "test")):
-        return f"{path} is a dataset, which data_path takes; give the folder of a run or of one of its steps here"
     nearest = nearest_run(path)
     similar = f", but there is {nearest}" if nearest else ""
-    or_file = ", or a file of weights that is there" if _FILE_OF_WEIGHTS.fullmatch(path.name) else ""
-    return f"there is no checkpoint at {path}{similar}; give the folder of a run or of one of its steps{or_file}"
-
-
-def foreign_weights(folder: Path) -> Path | None:
-    """Return the file of weights that another program left in a folder last; None without one."""
-    with suppress(OSError, ValueError):  # ValueError: there is none
-        names = [each.name for each in os.scandir(folder) if _FILE_OF_WEIGHTS.fullmatch(each.name) and each.is_file()]
-        return folder / max(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
-    return None
+    return f"there is no checkpoint at {path}{similar}; give the folder of a run or of one of its steps"
 
 
 def refuse_folder_of_runs(path: Path) -> None:
     """Raise UserError if a path that should be a run is a folder of runs. It lists them."""
     if _newest_first(path):
-        raise UserError(no_checkpoint(path))
+        raise UserError(no_run(path))
 
 
 def nearest_run(path: Path) -> Path | None:
@@ -145,7 +88,7 @@ def nearest_run(path: Path) -> Path | None:
     around: Path | None = path.parent
     if not os.path.isdir(path.parent):
         around = _most_similar(path.parent, _folders_in(path.parent.parent))
-    return None if around is None else _most_similar(path, filter(_has_steps, _folders_in(around)))
+    return None if around is None else _most_similar(path, filter(has_steps, _folders_in(around)))
 
 
 def _most_similar(path: Path, others: Iterable[Path]) -> Path | None:
@@ -160,11 +103,11 @@ def _newest_first(folder: Path) -> list[Path]:
     Returns:
         Nothing if the folder is a run itself.
     """
-    if _is_run(folder):
+    if is_run(folder):
         return []
     runs: list[Path] = []
     for below in _folders_in(folder):
-        runs.extend(each for each in ([below] if _has_steps(below) else _folders_in(below)) if _has_steps(each))
+        runs.extend(each for each in ([below] if has_steps(below) else _folders_in(below)) if has_steps(each))
     return sorted(runs, key=lambda run: os.stat(step_folders(run)[-1]).st_mtime, reverse=True)
 
 
@@ -172,15 +115,3 @@ def _folders_in(folder: Path) -> list[Path]:
     with suppress(OSError):  # the folder is missing or may not be read
         return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     return []
-
-
-def _is_run(folder: Path) -> bool:
-    names = ("config.yaml", "metrics.jsonl", "latest")
-    return _has_steps(folder) or any(os.path.exists(folder / name) for name in names)
-
-
-def _has_steps(folder: Path) -> bool:
-    """Return whether a folder holds steps. Those in eval_outputs have the same names."""
-    with suppress(OSError):
-        return folder.name != "eval_outputs" and bool(step_folders(folder))
-    return False

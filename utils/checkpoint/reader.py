@@ -27,10 +27,9 @@ from utils.checkpoint.format import (
     sha256_of_file,
     step_folders,
 )
-from utils.checkpoint.names import no_checkpoint, step_named
+from utils.checkpoint.names import no_run, step_named
 from utils.errors import UserError
 from utils.files import file_errors, plain
-from utils.overrides import typed_override
 from utils.safetensors_files import FILE, INDEX, load_files, read_index
 from utils.shapes import compare_shapes, shapes_of
 
@@ -83,11 +82,6 @@ class Checkpoint:
             raise
         except (OSError, ValidationError, UnicodeDecodeError) as error:
             raise UserError(f"checkpoint {path} is damaged: manifest.json can't be read") from error
-        if "optimizer.safetensors" in manifest.files:
-            raise UserError(
-                f"checkpoint {path} was written by an older version; start another run with "
-                f"{typed_override('init_from', str(path / FILE))}"
-            )
         for name, expected in manifest.files.items():
             file = path / name
             if not FILE_OF_A_STEP.fullmatch(name) or not file.is_file():
@@ -292,7 +286,7 @@ def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
     step = step_named(path)
     checkpoint = find_checkpoint(path, warn) if step is None else Checkpoint.open(step)
     if checkpoint is None:
-        raise UserError(no_checkpoint(path))
+        raise UserError(no_run(path))
     return checkpoint
 
 

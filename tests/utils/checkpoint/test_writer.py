@@ -28,7 +28,7 @@ from utils.checkpoint import weights as weights_module
 from utils.checkpoint import writer as writer_module
 from utils.checkpoint.format import read_name, step_folders
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, put_back
-from utils.checkpoint.writer import Checkpointer, require_finite_weights
+from utils.checkpoint.writer import Checkpointer
 from utils.errors import UserError
 from utils.ranks.config import Axes
 from utils.ranks.setup import connect_devices
@@ -65,16 +65,6 @@ def test_the_umask_decides_who_may_read_a_checkpoint(tmp_path: Path, umask: int)
     found = {file.name: oct(file.stat().st_mode & 0o777) for file in tmp_path.rglob("*") if file.is_file()}
     assert found.keys() >= {"model.safetensors", "rank_0000.safetensors", "manifest.json", "latest"}
     assert set(found.values()) == {oct(0o666 & ~umask)}, found
-
-
-def test_keep_last_k_also_keeps_the_best(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    for step in range(1, 8):
-        save_step(run, step, World.single(), keep_last_k=2, is_best=step in (2, 3))
-    assert [folder.name[-1] for folder in step_folders(run)] == ["3", "6", "7"]
-    assert (run / "best").read_text() == "step_00000003\n" and (run / "latest").read_text() == "step_00000007\n"
-    save_step(run, 8, World.single(), keep_last_k=1, is_best=True)
-    assert [folder.name[-1] for folder in step_folders(run)] == ["8"]
 
 
 def test_what_follows_a_save_finds_the_step_whole(tmp_path: Path) -> None:
@@ -132,15 +122,6 @@ class _LargestResult(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self.largest = max([self.largest, *(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))])
         return result
-
-
-def test_the_check_of_weights_makes_no_masks() -> None:
-    """A mask of all weights took longer than the copy of the whole state."""
-    weights = {"a": torch.ones(50, 20), "b": torch.zeros(0), "c": torch.ones(1000).bfloat16()}
-    snapshot = snapshot_at(1, World.single(), weights=weights)
-    with _LargestResult() as results:
-        require_finite_weights(snapshot, "")
-    assert 1 <= results.largest <= len(weights)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
@@ -440,13 +421,6 @@ def _full_disk(world: World, run: Path) -> str:
     checkpointer.save(snapshot_at(6, world), is_best=False)  # the next save succeeds
     checkpointer.wait()
     return str(caught.value)
-
-
-def test_a_limit_of_the_file_size_on_one_rank(tmp_path: Path) -> None:
-    for message in run_ranks(_full_disk, 2, tmp_path):
-        assert message.startswith("the checkpoint of step 6 could not be written: ") and "File too large" in message
-        assert message.endswith("there is no checkpoint yet; free the disk, then resume")
-    assert Checkpoint.open(tmp_path / "step_00000006").load_by_rank(1, 2)["error"] == 1
 
 
 def _breaks(world: World, run: Path) -> str:

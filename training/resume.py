@@ -2,22 +2,26 @@
 
 import os
 import shutil
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from sharing.sources import folder_around, kind_of
+from sharing.stored_config import GONE, completed, name_in
+from training.config import PretrainConfig
+from training.run_config import RunConfig, claim_fresh, note_name, place_of_run, with_names
+from training.trained import read_config_of_new_run
 from utils.checkpoint.format import read_state, step_folders
-from utils.checkpoint.names import folder_around, kind_of, nearest_run, refuse_folder_of_runs, run_folder_of
+from utils.checkpoint.names import nearest_run, refuse_folder_of_runs, run_folder_of
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
 from utils.command_line import (
     differences,
-    filled_up,
     read_config,
     typed_changes,
     typed_keys_and_groups,
@@ -26,13 +30,12 @@ from utils.command_line import (
 )
 from utils.composing import Origin
 from utils.config import flatten
-from utils.config_files import Container, Place, choices, default_groups, lines_of
+from utils.config_files import Container, Place, default_groups, lines_of
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
 from utils.overrides import typed_override
-from utils.ranks.config import DEFAULT_MEETING
 from utils.ranks.launch import Launch
-from utils.run.folder import CHECKPOINTS, C, RunConfig, claim_fresh, clear_stopped, note_name, same_folder, with_names
+from utils.run.folder import CHECKPOINTS, clear_stopped, same_folder
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
 from utils.terminal import tell
@@ -42,16 +45,13 @@ _NAMES = ("project_name", "run_name")
 _OF_THIS_START = {"resume", "checkpoint_path", "allow_changed_data", "started_in"}
 # Keys of stored paths. The path of the run itself is not among them: each start knows its own.
 _PATHS = {"data_path", "data_paths", "data_paths_test", "init_from", "load_checkpoint", "resume"}
-# Keys whose default is not what runs did before the key was there: the key, what these runs did,
-# and a key and its value that tell which runs these are.
-_BEFORE = (("arch.conv_bias", False, "arch.mlp", "conv_swiglu"), ("lr_counts_from", 1, "arch.name", "urm"))
 
 
 @dataclass
-class Start(Generic[C]):
+class Start:
     """How a run begins: its config, the checkpoint that it resumes, and notes for the user."""
 
-    config: C
+    config: PretrainConfig
     checkpoint: Checkpoint | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -85,27 +85,17 @@ class _Resumed(Origin):
         return Place(self.file, lines[stored]) if stored in lines else None
 
 
-def read_start(
-    config_class: type[C],
-    config_name: str,
-    overrides: list[str],
-    lock: RunLock,
-    launch: Launch,
-    read_new: Callable[[str, list[str]], Container] = read_config,
-) -> Start[C]:
+def read_start(overrides: list[str], lock: RunLock, launch: Launch) -> Start:
     """Compose the config, name the run, lock its folder and find its checkpoint. For rank 0.
 
     A resumed run has the stored config, and only the overrides change it.
-
-    Args:
-        read_new: composes the config of a run of which nothing is stored yet.
 
     Raises:
         UserError: The config is wrong, or the run can't begin or resume there.
     """
     notes: list[str] = []
     checkpoint: Checkpoint | None
-    where = place_of_run(config_name, overrides)
+    where = place_of_run(overrides)
     if where.resume not in (None, "auto"):
         where = place_of_resumed(where, overrides)
         run_path = where.run_path
@@ -121,23 +111,44 @@ def read_start(
             refuse_folder_of_runs(run_path)
         _take(run_path, lock, notes)
         if where.resume is None and not Launched.began(run_path, launch):
-            asked = validate(config_class, read_new(config_name, overrides), Origin(config_name, overrides))
+            start = _new_run(overrides, where, notes)
             claim_fresh(run_path)
-            return Start(_named_as(asked, where), notes=notes)
+            return start
         checkpoint = find_checkpoint(run_path, notes.append)
 
     stored = _config_of(run_path) if checkpoint is None else checkpoint.state.config
     if stored is None:
-        asked = validate(config_class, read_new(config_name, overrides), Origin(config_name, overrides))
         if where.resume == "auto" and not run_path.exists():
             tell(_afresh(run_path))  # at once: the defaults may fail on missing data, which would hide the reason
         else:
             notes.append(f"resume=auto: no checkpoint in {run_path}, starting afresh")
-        return Start(_named_as(asked, where), notes=notes)
-    whole = completed(stored, config_name)
+        return _new_run(overrides, where, notes)
+    return _resumed(stored, checkpoint, overrides, where, launch, notes)
+
+
+def _new_run(overrides: list[str], where: RunConfig, notes: list[str]) -> Start:
+    asked = validate(PretrainConfig, read_config_of_new_run(overrides), Origin("pretrain", overrides))
+    named = {key: getattr(where, key) for key in ("project_name", "run_name", "checkpoint_path")}
+    started_in = {"started_in": asked.started_in or os.getcwd()}
+    return Start(asked.model_copy(update=named | started_in), notes=notes)
+
+
+def _resumed(
+    stored: Container,
+    checkpoint: Checkpoint | None,
+    overrides: list[str],
+    where: RunConfig,
+    launch: Launch,
+    notes: list[str],
+) -> Start:
+    """Return the start of a run that has a stored config."""
+    run_path = where.run_path
+    whole = completed(stored)
     if newer := sorted(whole.keys() - stored.keys() - _OF_THIS_START):
         notes.append(f"not known when the run began: {', '.join(f'{key}={whole[key]}' for key in newer)}")
-    stored, changes = _merged(whole, config_name, overrides)
+    if gone := [f"{key}={value}" for key, value in flatten(stored) if key in GONE]:
+        notes.append(f"stored keys that no longer exist are dropped: {', '.join(gone)}")
+    stored, changes = _merged(whole, overrides)
     changes |= {
         "resume": where.resume,
         "checkpoint_path": str(run_path),
@@ -147,18 +158,17 @@ def read_start(
         changes |= {key: getattr(where, key) or stored.get(key) for key in _NAMES}
     changes |= _typed_paths_as_stored(changes, started_in=changes.get("started_in", stored.get("started_in")))
     origin = _Resumed(
-        config_name,
+        "pretrain",
         overrides,
         file=run_path / "config.yaml" if checkpoint is None else checkpoint.path / "state.json",
         changed=changes.keys() | {key for key in stored if stored[key] != whole[key]},
     )
-    asked = validate(config_class, with_changes(stored, changes), origin)
-    named = with_names(asked, launch)
+    named = with_names(validate(PretrainConfig, with_changes(stored, changes), origin), launch)
     config = _with_started_in(named, checkpoint)
     notes.append(_goes_on(config, stored, checkpoint))
     if config.started_in != os.getcwd():
         notes.append(f"the run was started in {config.started_in}, to which its relative paths refer")
-    notes += [f"changed on the command line: {line}" for line in _changes(whole, named.model_dump(), config_name)]
+    notes += [f"changed on the command line: {line}" for line in _changes(whole, named.model_dump())]
     return Start(config, checkpoint, notes)
 
 
@@ -187,9 +197,6 @@ def _typed_paths_as_stored(changes: Container, started_in: str | None) -> Contai
 
     Typed paths are relative to the current directory, and stored paths to where the run was
     started. If these are different folders, typed paths become absolute.
-
-    Returns:
-        Nothing if the folders are the same.
     """
     here = os.getcwd()
     if started_in in (None, here):
@@ -204,7 +211,7 @@ def _typed_paths_as_stored(changes: Container, started_in: str | None) -> Contai
     return {key: absolute(changes[key]) for key in changes.keys() & _PATHS}
 
 
-def _with_started_in(config: C, checkpoint: Checkpoint | None) -> C:
+def _with_started_in(config: PretrainConfig, checkpoint: Checkpoint | None) -> PretrainConfig:
     """Return the config with `started_in`, the folder to which its relative paths refer.
 
     That is the folder where the run was started. It is the current directory if that is not known,
@@ -224,38 +231,6 @@ def _with_started_in(config: C, checkpoint: Checkpoint | None) -> C:
         if value is not None
     }
     return config.model_copy(update=absolute | {"started_in": os.getcwd()})
-
-
-def place_of_run(config_name: str, overrides: list[str]) -> RunConfig:
-    """Return the keys that name a run, as the command line and the defaults set them.
-
-    Raises:
-        UserError: The config is wrong.
-    """
-    values = read_beside_groups(config_name, overrides)
-    return validate(RunConfig, {key: values[key] for key in RunConfig.model_fields})
-
-
-def read_beside_groups(config_name: str, overrides: list[str]) -> Container:
-    """Compose the config for the keys that are in no group, such as resume or init_from.
-
-    An option of a group, such as arch.L_layers=1, may be wrong for the default architecture and
-    right for that of the resumed run or of the first weights. That one is not known yet, so such
-    options are left out here and read later.
-
-    Raises:
-        UserError: The config is wrong.
-    """
-    try:
-        return read_config(config_name, overrides)
-    except UserError:
-        return read_config(config_name, without_options(config_name, overrides))
-
-
-def without_options(config_name: str, overrides: list[str]) -> list[str]:
-    """Return the overrides without those of options of a group, such as arch.L_layers=1."""
-    options = tuple(f"{group}." for group, _ in default_groups(config_name))
-    return [typed for typed in overrides if not typed.lstrip("+~").startswith(options)]
 
 
 def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
@@ -308,29 +283,7 @@ def _names_of(run: Path) -> dict[str, Any]:
     return {key: stored.get(key) or name for key, name in of_folder.items()}
 
 
-def completed(stored: Container, config_name: str) -> Container:
-    """Return a stored config with values for the keys that were added since it was stored.
-
-    These are the defaults, or what the run did before the key was there (_BEFORE). How ranks find
-    one another is a matter of each start, and gets its defaults, too.
-
-    Raises:
-        UserError: A value is an interpolation. Runs store plain values, and an interpolation in
-            somebody else's file could read environment variables.
-    """
-    for key, value in flatten(stored):
-        if "${" in str(value):
-            raise UserError(f"the stored config is no run's: {key} is {str(value)[:80]!r}; write its value there")
-    names = {group: _name_in(stored.get(group), group) for group, _ in default_groups(config_name)}
-    defaults = read_config(config_name, [f"{group}={name}" for group, name in names.items() if name])
-    meeting = {f"dist.{key}": value for key, value in DEFAULT_MEETING.model_dump().items()}
-    whole = filled_up(stored, defaults)
-    known, leaves = dict(flatten(stored)), dict(flatten(whole))
-    before = {key: value for key, value, which, kind in _BEFORE if key not in known and leaves.get(which) == kind}
-    return with_changes(whole, before | meeting)
-
-
-def _merged(stored: Container, config_name: str, overrides: list[str]) -> tuple[Container, Container]:
+def _merged(stored: Container, overrides: list[str]) -> tuple[Container, Container]:
     """Return the stored config, and the typed changes to it as {dotted key: value}.
 
     The overrides are read with the run's own architecture, optimizer and so on. If they choose
@@ -339,11 +292,11 @@ def _merged(stored: Container, config_name: str, overrides: list[str]) -> tuple[
     Raises:
         UserError: The overrides are wrong.
     """
-    typed = typed_keys_and_groups(config_name, overrides)
-    names = {group: _name_in(stored.get(group), group) for group, _ in default_groups(config_name)}
+    typed = typed_keys_and_groups("pretrain", overrides)
+    names = {group: name_in(stored.get(group), group) for group, _ in default_groups("pretrain")}
     given = [f"{group}={name}" for group, name in names.items() if name and not typed & {group, "experiment"}]
-    asked = read_config(config_name, [*given, *overrides])
-    changes = typed_changes(config_name, overrides, given)
+    asked = read_config("pretrain", [*given, *overrides])
+    changes = typed_changes("pretrain", overrides, given)
     if "data_path" in typed and "data_paths" not in typed:
         changes["data_paths"] = []  # the typed data_path replaces it
     others = {
@@ -352,26 +305,20 @@ def _merged(stored: Container, config_name: str, overrides: list[str]) -> tuple[
     return stored | others, changes
 
 
-def _changes(stored: Container, now: Container, config_name: str) -> list[str]:
+def _changes(stored: Container, now: Container) -> list[str]:
     """Return a line for each thing that a resumed run does differently.
 
     Another choice in a group, such as another strategy, is one line, whatever options it changes.
     """
     names = [
-        (group, _name_in(stored.get(group), group), _name_in(now.get(group), group))
-        for group, _ in default_groups(config_name)
+        (group, name_in(stored.get(group), group), name_in(now.get(group), group))
+        for group, _ in default_groups("pretrain")
     ]
     chosen = {group: f"{group}: {before} -> {after}" for group, before, after in names if before != after}
     # A typed forward_dtype=auto keeps the dtype that the run began with.
     same = _OF_THIS_START | ({"arch.forward_dtype"} if now["arch"]["forward_dtype"] == "auto" else set())
     lines = [line for line in differences(stored, now) if line.split(":")[0] not in same]
     return [*chosen.values(), *(line for line in lines if line.split(".")[0] not in chosen)]
-
-
-def _name_in(options: Any, group: str) -> str | None:
-    """Return the name in a group's stored options if it is a file of that group, else None."""
-    name = options.get("name") if isinstance(options, dict) else None
-    return name if name in choices(group) else None
 
 
 @file_errors()
@@ -420,16 +367,8 @@ def _afresh(run_path: Path) -> str:
     nearest = nearest_run(run_path)
     similar = f" (did you mean {nearest}?)" if nearest else ""
     return (
-        f"warning: resume=auto finds no folder {run_path}{similar}, so a new run is starting afresh there. This is no "
-        "error, because a launcher repeats its command after a fault, also before the run began. To go on with an "
-        "older run, check checkpoint_path, project_name and run_name"
-    )
-
-
-def _named_as(config: C, where: RunConfig) -> C:
-    return config.model_copy(
-        update={key: getattr(where, key) for key in ("project_name", "run_name", "checkpoint_path")}
-        | {"started_in": config.started_in or os.getcwd()}
+        f"warning: resume=auto finds no folder {run_path}{similar}, so a new run is starting afresh there. To go on "
+        "with an older run, check checkpoint_path, project_name and run_name"
     )
 
 
@@ -438,17 +377,17 @@ def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
     """Lock the run's folder, if it exists, before anything in it is read or put in order.
 
     Raises:
-        UserError: The folder holds a link, which could lead the run's writes anywhere, or another
-            process holds the lock.
+        UserError: The folder holds a link, which could lead the writes of a run from elsewhere
+            anywhere, or another process holds the lock.
     """
     if run.is_dir():
-        folders = [run / name for name in ("eval_outputs", "tensorboard", "profile")]
-        refuse_links([*run.iterdir(), *(file for folder in folders for file in folder.rglob("*"))])
+        written = [run / name for name in ("eval_outputs", "tensorboard", "profile")]
+        refuse_links([*run.iterdir(), *(file for folder in written for file in folder.rglob("*"))])
         lock.take(run, notes.append)
         put_back(run)
 
 
-def prepare(start: Start[C], lock: RunLock, launch: Launch) -> None:
+def prepare(start: Start, lock: RunLock, launch: Launch) -> None:
     """Create and lock the run's folder, write config.yaml, and clear the marker of a graceful stop.
 
     A run that branches off starts with a copy of the other run's metrics.
@@ -461,9 +400,8 @@ def prepare(start: Start[C], lock: RunLock, launch: Launch) -> None:
         run.mkdir(parents=True, exist_ok=True)
         lock.take(run, start.notes.append)
         if start.checkpoint is None or start.branches_off:
-            claim_fresh(
-                run, branches_off=start.branches_off
-            )  # another run may have used the folder while this one read its data
+            # Another run may have used the folder while this one read its data.
+            claim_fresh(run, branches_off=start.branches_off)
         write_atomically(run / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(start.config.model_dump())))
         clear_stopped(run)
         note_name(start.config, launch)

@@ -1,12 +1,12 @@
-"""The name of a run, and the conditions under which a run may use its folder."""
+"""The name of a run, and where its paths lead."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.utils.run.helpers import prepare_run, read, set_attempt
-from utils.run.folder import claim_fresh, located, located_paths
+from tests.training.starts import prepare_run, read, set_attempt
+from utils.run.folder import located_paths
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -36,27 +36,16 @@ def test_restarted_attempt_finds_the_name(monkeypatch: pytest.MonkeyPatch, run_i
 
 
 def test_another_launch_gets_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its attempt dies before it notes its name, and a restart comes."""
     set_attempt(monkeypatch, "a", 0)
     first = read("project_name=p")
     prepare_run(first)
     set_attempt(monkeypatch, "b", 0)
     assert read("project_name=p").config.run_path != first.config.run_path
-    set_attempt(monkeypatch, "a", 0)  # a person starts again with the same id
+    set_attempt(monkeypatch, "a", 0)  # a person starts again with the same id, and this attempt dies here
     assert read("project_name=p").config.run_path != first.config.run_path
-
-
-def test_a_restart_ignores_the_note_of_an_earlier_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restart does not take the run of another launch for its own.
-
-    This happens if the attempt before dies before it notes its name.
-    """
-    set_attempt(monkeypatch, "a", 0)
-    old = read("project_name=p")
-    prepare_run(old)
-    set_attempt(monkeypatch, "a", 0)
-    read("project_name=p")  # this attempt dies here
     set_attempt(monkeypatch, "a", 1)
-    assert read("project_name=p").config.run_path != old.config.run_path
+    assert read("project_name=p").config.run_path != first.config.run_path
 
 
 def test_a_run_with_a_path_of_its_own_leaves_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,28 +55,16 @@ def test_a_run_with_a_path_of_its_own_leaves_no_note(monkeypatch: pytest.MonkeyP
     assert Path("elsewhere/mine/config.yaml").is_file() and not Path("checkpoints").exists()
 
 
-# ---- the folder --------------------------------------------------------------------------------
-
-
-def test_claim_fresh(quiet: Path, tmp_path: Path) -> None:
-    claim_fresh(tmp_path / "nothing")
-    claim_fresh(tmp_path)
-    with pytest.raises(ValueError, match="already holds checkpoints"):
-        claim_fresh(quiet)
-
-
 # ---- paths -------------------------------------------------------------------------------------
 
 
 def test_a_relative_path_is_relative_to_where_the_run_was_started(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "there").mkdir(parents=True)
-    assert located("there", str(folder)) == str(folder / "there")
-    for path in ("nowhere", "/absolute", "hf://owner/repo/file"):
-        assert located(path, str(folder)) == path
-    assert located("there", None) == "there", "a run of an older version"
-    for started_in, expected in ((str(folder), str(folder / "there")), (None, "there"), (3, "there")):
-        assert located_paths({"started_in": started_in}, ["there", None, ""]) == [expected], "a damaged config counts"
+    others = ["nowhere", "/absolute", "hf://owner/repo/file"]
+    assert located_paths(str(folder), ["there", None, "", *others]) == [str(folder / "there"), *others]
+    for started_in in (None, 3):  # a run of an older version, and a damaged config
+        assert located_paths(started_in, ["there"]) == ["there"]
     assert read("checkpoint_path=run").config.started_in == os.getcwd()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.utils.run.helpers import all_bytes, prepare_run, read, set_attempt
+from tests.training.starts import all_bytes, prepare_run, read, set_attempt
 from utils.errors import UserError
 from utils.ranks.launch import Launch
 from utils.run.folder import mark_stopped
@@ -226,19 +226,6 @@ def test_weights_cannot_be_resumed(copied: Path) -> None:
         read("resume=hf://owner/repo")
 
 
-def test_a_damaged_step_is_refused_if_it_was_named(copied: Path) -> None:
-    (copied / "step_00000012" / "state.json").unlink()
-    with pytest.raises(ValueError, match=r"step_00000012 is damaged: state\.json is missing"):
-        read(f"resume={copied}/step_00000012")
-    assert any("going back to step_00000010" in note for note in read(f"resume={copied}").notes)
-
-
-def test_relative_and_absolute_paths_name_one_run(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(copied.parent)
-    start = read(f"resume={copied.name}", f"checkpoint_path={copied}")
-    assert start.checkpoint is not None and not start.branches_off
-
-
 # ---- the config --------------------------------------------------------------------------------
 
 
@@ -301,11 +288,15 @@ def test_a_stored_switch_gets_its_options(tmp_path: Path, stored: bool) -> None:
     assert f"changed on the command line: profile.enabled: {stored} -> {not stored}" in start.notes
 
 
-def test_a_typed_switch_keeps_stored_options(tmp_path: Path) -> None:
+def test_a_stored_key_that_is_gone_is_dropped_with_a_note(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    prepare_run(read(f"checkpoint_path={run}", "profile.steps=[7,9]"))
-    profile = read("resume=auto", f"checkpoint_path={run}", "profile=true").config.profile
-    assert (profile.enabled, profile.steps) == (True, [7, 9])
+    prepare_run(read(f"checkpoint_path={run}"))
+    stored = yaml.safe_load((run / "config.yaml").read_text())
+    stored["parallel"] |= {"static_graph": False, "compression": "none"}
+    (run / "config.yaml").write_text(yaml.safe_dump(stored))
+    start = read("resume=auto", f"checkpoint_path={run}")
+    (note,) = (note for note in start.notes if "no longer exist" in note)
+    assert "parallel.static_graph=False" in note and "parallel.compression=none" in note
 
 
 def test_allow_changed_data_applies_only_to_one_start(tmp_path: Path) -> None:
@@ -370,11 +361,6 @@ def test_a_branch_killed_before_its_first_checkpoint_needs_its_source_again(quie
     assert read(*branch).branches_off
 
 
-def test_typed_null_names_are_filled_in_again(quiet: Path) -> None:
-    config = read("resume=auto", f"checkpoint_path={quiet}", "project_name=null", "run_name=null").config
-    assert config.run_name == "run" and config.project_name is not None
-
-
 # ---- the folder --------------------------------------------------------------------------------
 
 
@@ -407,12 +393,6 @@ def test_a_folder_that_another_run_has_used_meanwhile_is_refused(
     with pytest.raises(ValueError, match=r"already holds checkpoints \(newest step_00000001\)"):
         prepare_run(start)
     assert {path: text for path, text in all_bytes(run).items() if path.name != ".lock"} == before
-
-
-def test_branch_of_a_run_without_metrics(copied: Path, tmp_path: Path) -> None:
-    (copied / "metrics.jsonl").unlink()
-    prepare_run(read(f"resume={copied}/step_00000004", f"checkpoint_path={tmp_path}/branch"))
-    assert (tmp_path / "branch" / "config.yaml").exists()
 
 
 # ---- the lock ----------------------------------------------------------------------------------

@@ -4,17 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from training.config import PretrainConfig
+from training.resume import Start, prepare, read_start
 from utils.ranks.launch import Launch
 from utils.run.lock import RunLock
-from utils.run.resume import Start, prepare, read_start
 
 
-def read(*overrides: str) -> Start[PretrainConfig]:
-    return read_start(PretrainConfig, "pretrain", list(overrides), RunLock(), Launch.from_environment())
+def read(*overrides: str) -> Start:
+    return read_start(list(overrides), RunLock(), Launch.from_environment())
 
 
-def prepare_run(start: Start[PretrainConfig]) -> None:
+def prepare_run(start: Start) -> None:
     prepare(start, RunLock(), Launch.from_environment())
 
 

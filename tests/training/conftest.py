@@ -1,4 +1,4 @@
-"""The folder in which the tests of runs work."""
+"""The folder in which the tests of starts work."""
 
 from pathlib import Path
 

@@ -1,0 +1,88 @@
+"""Tell what a typed path names: a run, weights of this or another program, or something else.
+
+This module does not import PyTorch, so that programs that only look at runs start at once.
+"""
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from sharing.hub import is_address
+from utils.checkpoint.names import has_steps, is_run, no_run, step_named
+from utils.errors import UserError
+from utils.files import file_errors
+from utils.safetensors_files import weights_in
+
+Kind = Literal["run", "weights", "other"]
+# Names that other programs give to files of weights. Those of HRM and TRM write step_<n>.
+_FILE_OF_WEIGHTS = re.compile(r"step_\d+|checkpoint|.+\.(safetensors|bin|pt|pth|ckpt)")
+
+
+@file_errors()
+def kind_of(typed: str | Path) -> Kind:
+    """Tell what a text names, here or on the Hugging Face Hub.
+
+    Returns:
+        run: a folder with steps, or of a run that has none yet, or a step of it.
+        weights: a file, an address of the Hub, a folder with model.safetensors or the index of
+            several files, or a folder of HRM-Text's training.
+        other: anything else, which `no_checkpoint` names, or nothing.
+
+    Raises:
+        UserError: The path is <run>/best or <run>/latest, and there is no such step.
+    """
+    path = Path(typed)
+    if is_address(str(typed)):
+        return "weights"
+    if step_named(path) is not None or is_run(path):
+        return "run"
+    # os.path, because Path.is_file raises an OSError for a folder that may not be read.
+    is_file = os.path.isfile(path) or weights_in(path) is not None
+    is_of_hrm_text = os.path.isfile(path / ".metadata") or any(path.glob("fsdp2_epoch_*"))
+    return "weights" if is_file or is_of_hrm_text else "other"
+
+
+def require_known(typed: str | Path) -> Kind:
+    """Return the kind of a source of weights.
+
+    Raises:
+        UserError: It is neither a run nor weights; the message says what to give instead.
+    """
+    if (kind := kind_of(typed)) == "other":
+        raise UserError(no_checkpoint(Path(typed)))
+    return kind
+
+
+def folder_around(file: str) -> str | None:
+    """Return a line that names the step or the run whose folder holds a file; None if none does."""
+    folder = Path(file).parent
+    if not os.path.isfile(file):
+        return None
+    if step_named(folder) is not None and os.path.isfile(folder / "state.json"):
+        return f"{file} is a part of a checkpoint; give the step folder above it, {folder}"
+    return f"{file} is a file in the folder of a run; give that folder, {folder}" if has_steps(folder) else None
+
+
+def no_checkpoint(path: Path) -> str:
+    """Return a line that says what a path names that is neither a run nor weights, and what to give
+    instead.
+    """
+    if weights := _foreign_weights(path):
+        return (
+            f"{path} is no run, but a folder with weights of another program; give {weights}, and with it arch=... and "
+            "data_path=... as in its training"
+        )
+    if any(os.path.isfile(path / split / "dataset.json") for split in ("train", "test")):
+        return f"{path} is a dataset, which data_path takes; give the folder of a run or of one of its steps here"
+    or_file = ", or a file of weights that is there" if _FILE_OF_WEIGHTS.fullmatch(path.name) else ""
+    return f"{no_run(path)}{or_file}"
+
+
+def _foreign_weights(folder: Path) -> Path | None:
+    """Return the file of weights that another program left in a folder last; None without one."""
+    with suppress(OSError, ValueError):  # ValueError: there is none
+        names = [each.name for each in os.scandir(folder) if _FILE_OF_WEIGHTS.fullmatch(each.name) and each.is_file()]
+        return folder / max(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
+    return None
