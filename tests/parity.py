@@ -189,7 +189,7 @@ def replay(recording: Recording) -> Report:
     model = build_puzzle_arch(config, **{name: recording.sizes[name] for name in SIZES if name != "batch_size"})
     model.load_state_dict(dict(fit_one_by_one(recording.initial, model.state_dict(), None, "initial.safetensors")))
     world = World.single()
-    layout = Layout(model, world)
+    layout: Layout = Layout(model, world)
     optimizers = build_optimizers(
         model,
         model.block_weights(),

@@ -67,7 +67,7 @@ class _Training:
         self.world = World.single(device)
         self.model: HRM = small_hrm(seed=1, forward_dtype=forward_dtype)
         self.model.to(device)
-        self.layout = Layout(self.model, self.world)
+        self.layout: Layout = Layout(self.model, self.world)
         self.optimizers = build_optimizers(
             self.model,
             self.model.block_weights(),
