@@ -15,9 +15,10 @@ from search.report import num_of
 from search.study import FINISHED, dry_points
 from search.sweep import Sweep
 from training import step_time
-from training.arch_of_recipe import note_on_arch, num_parameters
+from training.arch_of_recipe import note_on_arch
 from training.config import PretrainConfig
 from training.data import AnySizes, open_own, sizes_of
+from training.example_step import num_parameters
 from training.plan import make_sampler
 from utils.checkpoint.format import Progress
 from utils.errors import UserError

@@ -3,20 +3,14 @@
 import re
 from contextlib import suppress
 
-from models import shapes_of
 from training.config import PretrainConfig
 from training.data import AnySizes
+from training.example_step import num_parameters
 from utils.command_line import read_config, typed_keys_and_groups
 from utils.composing import compose
 from utils.config import flatten
 from utils.errors import UserError
 from utils.overrides import as_override
-
-
-def num_parameters(config: PretrainConfig, sizes: AnySizes) -> int:
-    """Return the number of parameters of a run's model, without building it."""
-    arch = config.arch.model_copy(update={"forward_dtype": "float32"})  # auto has no model
-    return sum(weight.numel() for weight in shapes_of(arch, **sizes.of_model()).parameters())
 
 
 def note_on_arch(overrides: list[str], config: PretrainConfig, sizes: AnySizes) -> list[str]:

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,13 +20,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from dataset.schema import IGNORE_LABEL
-from models import ArchConfig, shapes_of
-from models.act import ActSettings, empty_batch, initial_carry
-from models.base import CommonConfig, RecursiveModel
-from models.carry import Carry
+from models import ArchConfig
+from models.base import CommonConfig
 from models.depth import Depth
-from models.model import Model
 from models.parallel.layout import Layout
 from models.text.config import LONGEST_RUN, CallCounts
 from models.text.model import TextModel
@@ -33,7 +30,7 @@ from models.text.packing import Packing
 from sharing.stored_config import completed
 from training.config import PretrainConfig
 from training.data import AnySizes, Sizes, TextSizes, open_own, sizes_from, sizes_of
-from utils.batch import Batch
+from training.example_step import example_step, model_on_meta
 from utils.checkpoint.format import RunState, read_state, step_folders
 from utils.command_line import validate
 from utils.errors import UserError
@@ -185,7 +182,7 @@ def flops_of_text(config: PretrainConfig, sizes: TextSizes, grad_calls: CallCoun
     estimate. The rest is exact. Padding counts as tokens.
     """
     num_tokens = sizes.mean_context
-    model = _on_meta(config, sizes)
+    model = model_on_meta(_without_checkpointing(config), sizes)
     assert isinstance(model, TextModel)
     packing = Packing([(1, num_tokens - 1)], num_tokens).apply(lambda tensor: tensor.to("meta"))
     tokens_N = torch.zeros(num_tokens, dtype=torch.int32, device="meta")
@@ -198,39 +195,19 @@ def flops_of_text(config: PretrainConfig, sizes: TextSizes, grad_calls: CallCoun
     return {part: flops * config.global_batch_size // num_tokens for part, flops in counter.of_part.items()}
 
 
-def _on_meta(config: PretrainConfig, sizes: AnySizes) -> Model:
+def _without_checkpointing(config: PretrainConfig) -> PretrainConfig:
     arch = config.arch.model_copy(update={"activation_checkpointing": "none"})
-    if arch.forward_dtype == "auto":
-        arch = arch.model_copy(update={"forward_dtype": "float32"})  # the dtype changes no count
-    model = shapes_of(arch, **sizes.of_model())
-    model.freeze("weights" if config.freeze_weights else config.freeze)
-    return model
+    return config.model_copy(update={"arch": arch})
 
 
 def flops_of_parts(config: PretrainConfig, sizes: Sizes, depth: Depth) -> dict[str, int]:
     """Return what flops_of_step counts of puzzles, by its part: FORWARD, NO_GRAD, BACKWARD."""
-    world, model, arch = World.single("meta"), _on_meta(config, sizes), config.puzzle_arch
-    assert isinstance(model, RecursiveModel)
-    with torch.device("meta"):
-        batch = empty_batch(config.global_batch_size, sizes.seq_len, world.device)
-        settings = ActSettings(
-            depth,
-            arch.loss,
-            IGNORE_LABEL,
-            config.global_batch_size,
-            min_halt_steps_B=None,
-            seeds_B=no_seeds(arch, config.global_batch_size),
-        )
-        with _Counter() as counter:
-            Layout[Carry, Batch, ActSettings](model, world).forward_backward(
-                initial_carry(model, batch, training=True), batch, settings
-            )
+    world, model = World.single("meta"), model_on_meta(_without_checkpointing(config), sizes)
+    carry, batch, settings = example_step(model, config, sizes, config.global_batch_size, world.device)
+    layout: Layout = Layout(model, world)
+    with torch.device("meta"), _Counter() as counter:
+        layout.forward_backward(carry, batch, replace(settings, depth=depth))
     return dict(counter.of_part)
-
-
-def no_seeds(arch: CommonConfig, num_slots: int) -> torch.Tensor | None:
-    """Return seeds on the meta device for a step of an architecture that draws; None for others."""
-    return torch.empty(num_slots, dtype=torch.int64, device="meta") if arch.is_random else None
 
 
 class _Counter(TorchDispatchMode):

@@ -10,11 +10,11 @@ from models import shapes_of
 from models.act import empty_batch
 from models.base import CommonConfig, RecursiveModel
 from models.inference import Slots
+from training.allocations import Allocations
 from training.data import Data, Sizes
 from training.dry_run import FREE_SHARE, Question, Variants, gb, overrides_of, smallest_change
 from training.resume import Start
 from utils.out_of_memory import half
-from utils.perf.allocations import Allocations, fused_attention
 from utils.perf.devices import room_for
 from utils.ranks.world import World
 
@@ -28,21 +28,17 @@ def smaller_step(start: Start, data: Data, world: World) -> str:
 
     The strategy stays, and so does what the run learns.
     """
-    config = start.config.model_copy(update={"device": world.device.type})
-    question = Question(config, data.sizes, world.size, _limit(world) / (1 - FREE_SHARE), rate=None, overrides=())
+    question = Question(start.config, data.sizes, world.size, _limit(world) / (1 - FREE_SHARE))
     asked = Variants(question).asked().peak
     if asked <= question.limit:  # something that is not counted did not fit beside it
         question = replace(question, memory=asked / 2 / (1 - FREE_SHARE))
-    variants = Variants(question)
-    possible = [*variants.with_each_checkpointing(), *variants.row(config.parallel.name)]
-    fitting = [variant for variant in possible if variant.footprint.peak <= question.limit]
-    if fitting:
-        best = smallest_change(fitting, question)
+    possible = Variants(question).row(start.config.parallel.name)
+    if best := smallest_change(possible, question):
         return _fits(" ".join(overrides_of(best, question)), best.footprint.peak, asked)
     least = min(variant.footprint.peak for variant in possible)
     return (
-        f"no grad_accumulation and no activation_checkpointing is enough ({gb(least)} GB by calculation); take "
-        f"more ranks with parallel=fsdp, or a smaller model, such as arch.hidden_size={config.arch.hidden_size // 2}"
+        f"no grad_accumulation and no activation_checkpointing is enough ({gb(least)} GB by calculation); take more "
+        f"ranks with parallel=fsdp, or a smaller model, such as arch.hidden_size={start.config.arch.hidden_size // 2}"
     )
 
 
@@ -54,10 +50,10 @@ def smaller_evaluation(key: str, batch_size: int, arch: CommonConfig, sizes: Siz
         batch_size: over all ranks together; not more than there are examples.
         num_held: the bytes that this rank holds beside the evaluation.
     """
-    asked, limit = num_held + _evaluation(arch, sizes, batch_size, world), _limit(world)
+    asked = num_held + _evaluation(arch, sizes, batch_size, world)
     for smaller in _halves(batch_size, world.data_size):
         needed = num_held + _evaluation(arch, sizes, smaller, world)
-        if needed <= limit:
+        if needed <= _limit(world):
             return _fits(f"{key}={smaller}", needed, asked)
     return half(key, 1)
 
@@ -73,14 +69,11 @@ def _halves(number: int, least: int) -> Iterator[int]:
 
 def _evaluation(arch: CommonConfig, sizes: Sizes, batch_size: int, world: World) -> int:
     """Return the bytes that the slots of a rank take at most while they compute a segment."""
-    num_slots = -(-batch_size // world.data_size)
-    with torch.device("meta"):
-        model = shapes_of(arch, **sizes.of_model())
-        assert isinstance(model, RecursiveModel)
-        batch = empty_batch(num_slots, sizes.seq_len, torch.device("meta"))
-        kernels = fused_attention("cuda" if world.device.type == "cuda" else "cpu")
-        with kernels, Allocations([*model.parameters(), *model.buffers()]) as allocations:
-            Slots(model, iter([(np.arange(num_slots), batch)]), num_steps=2).advance()
+    num_slots, model = -(-batch_size // world.data_size), shapes_of(arch, **sizes.of_model())
+    assert isinstance(model, RecursiveModel)
+    batch = empty_batch(num_slots, sizes.seq_len, torch.device("meta"))
+    with (allocations := Allocations([*model.parameters(), *model.buffers()])).counting():
+        Slots(model, iter([(np.arange(num_slots), batch)]), num_steps=2).advance()
     return allocations.peak
 
 

@@ -19,7 +19,6 @@ from dataset.tasks.arc import ArcTask
 from dataset.tasks.base import TextTask
 from dataset.text.sampler import TextSampler
 from dataset.text.schema import TextSplit
-from models import shapes_of
 from models.base import RecursiveModel
 from models.text.model import TextModel
 from models.text.objective import TextBatch
@@ -28,6 +27,7 @@ from training.config import PretrainConfig
 from training.data import Data, Sizes
 from training.evaluation import AnswerSample, EvalOptions, evaluate
 from training.evaluation_text import TextEvalOptions, TextSample, evaluate_text
+from training.example_step import num_parameters
 from training.flops import FlopsGauge, FlopsOfRun
 from training.less_memory import smaller_evaluation
 from training.number_watch import BadStep
@@ -502,8 +502,7 @@ def _question(split: Split | TextSplit) -> str:
 
 def describe(config: PretrainConfig, data: Data, state: TrainState, plan: Plan, world: World) -> str:
     """Return the line at the head of the log that says what is about to run."""
-    # Of the whole model: a rank of a pipeline holds some of its blocks.
-    network = sum(weight.numel() for weight in shapes_of(config.arch, **data.sizes.of_model()).parameters())
+    network = num_parameters(config, data.sizes)  # a rank of a pipeline holds some of them
     table = state.model.puzzle_embedding
     num_rows = f"{table.weight.numel():,} in the puzzle table" if table is not None else "no puzzle table"
     drawn = f", {plan.augmentation.description} drawn on the fly" if plan.augmentation is not None else ""

@@ -114,12 +114,6 @@ SE_MIXER = ["se_mixer", "se_mixer arch.cells=attention", "se_mixer arch.cells=ml
 EVERY_ARCH = [*(typed for name in ARCH_NAMES for typed in TYPED.get(name, [name])), *SE_RRM, *SE_MIXER]
 
 
-@pytest.mark.parametrize("arch", [*EVERY_ARCH, "trm_mlp"])
-@pytest.mark.parametrize("freeze", ["none", "blocks"])
-def test_every_architecture_counts(arch: str, freeze: str) -> None:
-    assert _count(*f"arch={arch}".split(), f"freeze={freeze}") > 0
-
-
 @pytest.mark.parametrize("arch", EVERY_ARCH)
 def test_a_real_step_has_as_many_operations(arch: str) -> None:
     """torch's own counter watches a step on the CPU, with attention written out as products."""
@@ -146,7 +140,7 @@ def test_an_option_that_adds_no_product_changes_no_count(override: str) -> None:
 
 
 def test_frozen_weights_need_no_gradient() -> None:
-    assert _count("arch=trm", "freeze_weights=true") < _count("arch=trm")
+    assert _count("arch=trm", "freeze_weights=true") < _count("arch=trm", "freeze=blocks") < _count("arch=trm")
 
 
 # ---- the gauge ---------------------------------------------------------------------------------

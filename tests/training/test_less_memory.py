@@ -26,7 +26,7 @@ def test_the_named_change_of_a_step_fits(
 ) -> None:
     begun = begin(settings(data, tmp_path / "run", global_batch_size=NUM_SLOTS, epochs=100_000))
     start, of_data = begun.start, begun.data
-    footprints = Footprints(start.config, of_data.sizes, 1, "cpu")
+    footprints = Footprints(start.config, of_data.sizes, 1)
     asked = footprints.of().peak
     _room(monkeypatch, share * asked)
     said = smaller_step(start, of_data, SINGLE)

@@ -1,7 +1,5 @@
 """The seconds of a step: of all slots of a rank, although fewer are timed."""
 
-from collections.abc import Callable
-
 import pytest
 
 from training import step_time
@@ -22,47 +20,43 @@ def _config(*overrides: str) -> PretrainConfig:
 class _Clock:
     """A clock that goes on while steps are taken."""
 
-    def __init__(self, slot_s: float, step_s: float) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slot_s: float, step_s: float) -> None:
         self.now, self.steps, self._slot_s, self._step_s = 0.0, list[int](), slot_s, step_s
+        monkeypatch.setattr(step_time, "time", self)
+        monkeypatch.setattr(step_time, "example_step", lambda *given: (given[3],))
+        monkeypatch.setattr("training.step_time.Layout.forward_backward", lambda layout, num_slots: self.take(num_slots))
 
     def perf_counter(self) -> float:
         return self.now
 
-    def step(self, *_: object) -> Callable[[int], None]:
-        def take(num_slots: int) -> None:
-            self.steps.append(num_slots)
-            self.now += self._step_s + num_slots * self._slot_s
-
-        return take
+    def take(self, num_slots: int) -> None:
+        self.steps.append(num_slots)
+        self.now += self._step_s + num_slots * self._slot_s
 
 
 @pytest.mark.parametrize(
-    ("slot_s", "step_s", "ranks", "expected", "most"),
+    ("slot_s", "step_s", "ranks", "parts", "expected", "most"),
     [
-        (0.001, 0.01, 1, 0.074, 64),  # whole steps
-        (0.001, 0.01, 4, 0.026, 16),
-        (2.0, 0.0, 1, 128.0, 1),  # a slot is long enough
-        (0.1, 0.0, 1, 6.4, 16),
+        (0.001, 0.01, 1, 1, 0.074, 64),  # whole steps
+        (0.001, 0.01, 4, 1, 0.026, 16),
+        (0.001, 0.01, 1, 8, 8 * 0.018, 8),  # a microbatch is the most that is timed
+        (2.0, 0.0, 1, 1, 128.0, 1),  # a slot is long enough
+        (0.1, 0.0, 1, 1, 6.4, 16),
     ],
 )
 def test_fewer_slots_tell_the_time_of_all(
-    monkeypatch: pytest.MonkeyPatch, slot_s: float, step_s: float, ranks: int, expected: float, most: int
+    monkeypatch: pytest.MonkeyPatch,
+    slot_s: float,
+    step_s: float,
+    ranks: int,
+    parts: int,
+    expected: float,
+    most: int,
 ) -> None:
-    clock = _Clock(slot_s, step_s)
-    monkeypatch.setattr(step_time, "time", clock)
-    monkeypatch.setattr(step_time, "_puzzle_step", clock.step)
-    config = _config("debug=tiny", "global_batch_size=64")
+    clock = _Clock(monkeypatch, slot_s, step_s)
+    config = _config("debug=tiny", "global_batch_size=64", f"grad_accumulation={parts}")
     assert seconds_of_step(config, SIZES, ranks, World.single()) == pytest.approx(expected)
     assert max(clock.steps) == most
-
-
-def test_a_microbatch_is_the_most_that_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = _Clock(0.001, 0.01)
-    monkeypatch.setattr(step_time, "time", clock)
-    monkeypatch.setattr(step_time, "_puzzle_step", clock.step)
-    config = _config("debug=tiny", "global_batch_size=64", "grad_accumulation=8")
-    assert seconds_of_step(config, SIZES, 1, World.single()) == pytest.approx(8 * 0.018)
-    assert max(clock.steps) == 8
 
 
 @pytest.mark.parametrize(

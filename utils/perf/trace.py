@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import field_validator, model_validator
-from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
 from utils.config import Bool, Int, StrictModel
@@ -111,9 +109,12 @@ class StepProfiler:
             return
         self._written = True
         tensorboard_trace_handler(str(self._folder), self._name, use_gzip=True)(finished)
-        # Kernels are left out: their time is already in the operations that started them.
-        operations = [each for each in finished.key_averages() if each.device_type == DeviceType.CPU]
-        tables = self._tables(operations)
+        operations = finished.key_averages()
+        of = "device" if self._on_cuda else "cpu"
+        tables = [
+            operations.table(sort_by=f"self_{of}_{what}", row_limit=_LARGEST, max_name_column_width=56).strip()
+            for what in ("time_total", "memory_usage")
+        ]
         for table in tables:
             self._say(table)
         (self._folder / f"{self._name}.txt").write_text("\n\n".join(tables) + "\n", encoding="utf-8")
@@ -127,31 +128,3 @@ class StepProfiler:
             f"{self._num_steps} steps: {self._folder} has {self._name}.*.pt.trace.json.gz (open it in "
             f"https://ui.perfetto.dev or TensorBoard), {self._name}.txt{memory}"
         )
-
-    def _tables(self, operations: list[Any]) -> tuple[str, str]:
-        """Return the largest operations by time and by memory, of the device if there is one."""
-        steps = self._num_steps
-        if self._on_cuda:
-            time_ms = {each.key: each.self_device_time_total / 1e3 / steps for each in operations}
-            held_mb = {each.key: each.self_device_memory_usage / 1e6 / steps for each in operations}
-        else:
-            time_ms = {each.key: each.self_cpu_time_total / 1e3 / steps for each in operations}
-            held_mb = {each.key: each.self_cpu_memory_usage / 1e6 / steps for each in operations}
-        calls = {each.key: each.count / steps for each in operations}
-        where = "on the device" if self._on_cuda else "on the host"
-        return (
-            _largest_of(time_ms, calls, f"time {where}", "ms"),
-            _largest_of(held_mb, calls, "memory allocated and not freed by the operation itself", "MB"),
-        )
-
-
-def _largest_of(figures: dict[str, float], calls: dict[str, float], what: str, unit: str) -> str:
-    """Return the ten largest figures as a table; one line may be the time between operations."""
-    total = sum(value for value in figures.values() if value > 0)
-    lines = [f"{what}: {total:.1f} {unit} a step", f"{'operation':<56}{'calls':>8}{unit:>10}{'share':>8}"]
-    for name in sorted(figures, key=lambda name: -figures[name])[:_LARGEST]:
-        # The profiler calls the part of a step outside of all operations ProfilerStep.
-        title = "(Python, between operations)" if name.startswith("ProfilerStep") else name
-        title = title if len(title) < 56 else title[:52] + "..."
-        lines.append(f"{title:<56}{calls[name]:>8.0f}{figures[name]:>10.2f}{figures[name] / total:>8.1%}")
-    return "\n".join(lines)

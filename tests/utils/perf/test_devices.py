@@ -1,6 +1,5 @@
 """Memory, utilisation and peak speed of devices."""
 
-import sys
 from types import SimpleNamespace
 
 import pynvml
@@ -27,17 +26,12 @@ def test_memory_is_that_of_this_process() -> None:
     [
         ("NVIDIA H100 80GB HBM3", 989, 67),
         ("NVIDIA H100 PCIe", 756, 51),
-        ("NVIDIA H100 NVL", 835, 60),
-        ("NVIDIA H200", 989, 67),
         ("NVIDIA GH200 480GB", 989, 67),
         ("NVIDIA A100-SXM4-80GB", 312, 19.5),
-        ("NVIDIA A100-PCIE-40GB", 312, 19.5),
         ("NVIDIA A10", 125, 31.2),
-        ("NVIDIA L40S", 362, 91.6),
         ("NVIDIA GeForce RTX 4090", 165, 82.6),
         ("NVIDIA A10G", None, None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None),
-        ("Quadro K620", None, None),
     ],
 )
 def test_the_peak_of_a_gpu(name: str, half: float | None, single: float | None) -> None:
@@ -76,8 +70,3 @@ def test_a_driver_that_does_not_answer_leaves_the_utilization_out(monkeypatch: p
 
     monkeypatch.setattr(torch.cuda, "utilization", utilization)
     assert [gpu_utilization(GPU) for _ in range(3)] == [0.37, None, None]
-
-
-def test_torch_finds_the_drivers_library() -> None:
-    """torch reads the utilisation with nvidia-ml-py, which it imports only if it is there."""
-    assert "pynvml" in sys.modules and torch.cuda._HAS_PYNVML
