@@ -477,7 +477,7 @@ class Result:
         return f"{self.number:4} {self.kind}, {ranks}: {self.story}: {self.ending}, {self.seconds:.1f} s"
 
 
-def kind_of(number: int) -> str:
+def kind_of_arch(number: int) -> str:
     return list(KINDS)[number % len(KINDS)]
 
 
@@ -487,7 +487,7 @@ def run_trial(number: int, seed: int, folder: Path, data: Path, quiet: Mapping[i
     Args:
         quiet: the undisturbed run for each number of ranks.
     """
-    draw, kind = random.Random(f"{seed}/{number}"), kind_of(number)
+    draw, kind = random.Random(f"{seed}/{number}"), kind_of_arch(number)
     ranks = draw.choice(KINDS[kind].ranks)
     trial = Trial(number, kind, ranks, draw, folder, data, quiet[ranks])
     ending: Ending = "lost"
@@ -525,7 +525,7 @@ def main() -> None:
     if "disk-full" in kinds and not can_mount():
         print("disk-full is left out: it needs root, and a system that allows mounts", file=sys.stderr)
         kinds.remove("disk-full")
-    of_kinds = (number for number in range(options.trials * len(KINDS)) if kind_of(number) in kinds)
+    of_kinds = (number for number in range(options.trials * len(KINDS)) if kind_of_arch(number) in kinds)
     numbers = [number for number, _ in zip(of_kinds, range(options.trials), strict=False)]
     if options.only is not None:
         numbers = [options.only]

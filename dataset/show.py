@@ -22,7 +22,7 @@ from dataset.builder import SPLITS
 from dataset.schema import PuzzleSet, Split, SplitName, check_contents, open_split, read_names
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, joined
-from dataset.text.schema import check_text_contents, has_split, is_text, open_text_split
+from dataset.text.schema import check_text_contents, has_split, kind_of_data, open_text_split
 from dataset.text.show import describe_text, show_samples
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
@@ -96,7 +96,7 @@ def describe(settings: Settings) -> str:
     Raises:
         UserError: The dataset is missing, damaged, or changed since it was built.
     """
-    if is_text(settings.path):
+    if kind_of_data(settings.path) == "text":
         return _describe_text(settings)
     splits = {name: open_split(settings.path, name) for name in SPLITS if (settings.path / name).exists()}
     if settings.split not in splits:

@@ -37,7 +37,7 @@ from dataset.schema import (
 )
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, Fault, joined
-from dataset.text.schema import is_text
+from dataset.text.schema import kind_of_data
 from dataset.text.validate import validate_text
 from utils.arguments import Parser, typed_path
 from utils.errors import UserError
@@ -150,7 +150,7 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
         UserError: There is no dataset at `path`.
     """
     findings = Findings()
-    if is_text(path):
+    if kind_of_data(path) == "text":
         most_leaks = 1.0 if allow_leak else MAX_LEAK
         warn = findings.warnings.append
         summary, errors = validate_text(path, most_leaks=most_leaks, collect=findings.collect, warn=warn)

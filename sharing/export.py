@@ -46,7 +46,7 @@ from sharing.exported import (
 from sharing.hub import require_account, upload
 from sharing.published import Weights, arch_of, to_published
 from sharing.published_text_export import write_for_transformers
-from sharing.weights_file import is_text, read_step, write_weights
+from sharing.weights_file import holds_characters, read_step, write_weights
 from utils.arguments import Parser, typed_path
 from utils.checkpoint.names import folder_around, kind_of
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
@@ -207,7 +207,7 @@ def load_source(checkpoint: str, *, raw: bool) -> Source:
     if kind_of(checkpoint) == "weights":
         if raw:
             raise UserError(f"--raw applies to the checkpoint of a run, but {checkpoint} is not one; leave it out")
-        if is_text(checkpoint):
+        if holds_characters(checkpoint):
             raise UserError(why_not_described(checkpoint))
         model = read_exported(checkpoint)
         step = model.step if model is not None else read_step(checkpoint)

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from models import ArchConfig
 from sharing.published import COMPILED, PREFIX, Weights, prefix_of, to_ours
 from sharing.published_text_files import find_published
-from sharing.weights_file import is_text, read_metadata, read_weights
+from sharing.weights_file import holds_characters, read_metadata, read_weights
 from utils.checkpoint.names import folder_around
 from utils.command_line import read_config, validate
 from utils.config import Int, StrictModel
@@ -138,7 +138,7 @@ def why_not_described(where: str) -> str:
     """
     if around := folder_around(where):
         return around
-    if is_text(where):
+    if holds_characters(where):
         return f"{where} is no checkpoint, but a file of text; give the folder of a run or of one of its steps"
     return (
         f"{where} is a file of weights, which says neither its architecture nor its data; give arch=... (with "

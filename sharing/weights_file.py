@@ -208,7 +208,7 @@ def write_weights(
     write_atomically(path, contents)
 
 
-def is_text(where: str) -> bool:
+def holds_characters(where: str) -> bool:
     """Return whether a file begins with text, unlike a file of weights or the index of several.
 
     Args:

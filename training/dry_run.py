@@ -23,13 +23,13 @@ from training.data import (
     AnySizes,
     Sizes,
     TextSizes,
-    open_own,
-    sizes_of,
     slots_of_ranks,
 )
 from training.flops import flops_of_parts, flops_of_text
 from training.footprint import GRADIENTS, PARTS, Footprint, Footprints, ImaginedWorld
+from training.kinds import kind_of_arch
 from training.precision import with_forward_dtype
+from training.splits import open_own
 from training.trained import read_config_of_new_run
 from utils.command_line import read_config, validate
 from utils.composing import Origin
@@ -129,7 +129,7 @@ def _sizes(config: PretrainConfig, typed: dict[str, int]) -> AnySizes:
     needed = ("vocab_size",) if is_text else _SIZES
     if missing := [key for key in needed if key not in typed]:
         try:
-            of_data = sizes_of(open_own(config, "train"))
+            of_data: AnySizes = kind_of_arch(config.arch).sizes.of(open_own(config, "train"))
         except UserError as error:
             example = {"seq_len": 81, "vocab_size": 32000 if is_text else 11, "num_puzzle_identifiers": 1001}
             keys = " ".join(f"{key}={example[key]}" for key in missing)

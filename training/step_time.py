@@ -21,8 +21,9 @@ from models.text.config import LONGEST_RUN, TextConfig
 from models.text.objective import TextBatch, TextRow, TextSettings
 from models.text.packing import Packing
 from training.config import PretrainConfig
-from training.data import AnySizes, Sizes, sizes_from
+from training.data import AnySizes, Sizes
 from training.precision import with_forward_dtype
+from training.splits import sizes_from
 from training.trained import initial_weights
 from utils.command_line import validate
 from utils.ranks.setup import connect_devices

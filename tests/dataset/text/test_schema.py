@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dataset.schema import open_split
-from dataset.text.schema import TextSplit, check_text_contents, is_text, open_text_split, require_same_tokens
+from dataset.text.schema import TextSplit, check_text_contents, kind_of_data, open_text_split, require_same_tokens
 from tests.dataset.text.samples import random_split, write_hrm_text
 from utils.errors import UserError
 
@@ -35,7 +35,7 @@ def _put(where: tuple[int, ...] | int, value: int) -> Callable[[np.ndarray], obj
 
 def test_a_split_is_opened_as_it_was_written(tmp_path: Path) -> None:
     split = random_split(tmp_path, num=20, longest=30)
-    assert is_text(tmp_path) and not split.is_published_form
+    assert kind_of_data(tmp_path) == "text" and not split.is_published_form
     assert isinstance(split.tokens, np.memmap) and split.tokens.dtype == np.uint16
     table = np.load(tmp_path / "train" / "samples.npy")
     places = split.samples(7).take(np.array([3, 1]))
@@ -117,9 +117,9 @@ def test_a_damaged_split_is_refused(tmp_path: Path, damage: Callable[[Path], obj
 def test_a_missing_dataset_says_how_to_build_one(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no dataset of text at .*build it \(.*build.text.* --source FILE"):
         open_text_split(tmp_path / "none", "train")
-    assert not is_text(tmp_path)
+    assert kind_of_data(tmp_path) != "text"
     (tmp_path / "metadata.json").write_text("{}")
-    assert not is_text(tmp_path), "a folder of puzzles may hold such a file as well"
+    assert kind_of_data(tmp_path) != "text", "a folder of puzzles may hold such a file as well"
 
 
 def test_text_is_no_dataset_of_puzzles(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def _hrm_text(path: Path, num_epochs: int = 2, dtype: type[np.integer[Any]] = np
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32, np.uint64])
 def test_a_folder_of_hrm_text_is_opened_unchanged(tmp_path: Path, dtype: type[np.integer[Any]]) -> None:
     split = _hrm_text(tmp_path / "data", dtype=dtype)
-    assert split.is_published_form and is_text(tmp_path / "data")
+    assert split.is_published_form and kind_of_data(tmp_path / "data") == "text"
     assert (split.metadata.vocab_size, split.metadata.max_len, split.metadata.tokenizer) == (64, 9, "unknown")
     assert split.metadata.special_tokens is None
     assert len(split.epochs) == 2 and split.samples(3) is split.epochs[1]
