@@ -37,7 +37,7 @@ from optim.sparse_sign_sgd import sparse_sign_sgd_
 from training.arch_of_recipe import note_on_arch
 from training.attention_kernel import require_attention_kernel
 from training.compiling import with_compile
-from training.data import Data, open_data
+from training.data import Data
 from training.dry_run import dry_run
 from training.less_memory import smaller_step
 from training.number_watch import NumberWatch
@@ -46,6 +46,7 @@ from training.precision import require_fp8_products, with_forward_dtype
 from training.recovery import Recovery
 from training.resume import Start, read_start
 from training.session import Session
+from training.splits import open_data
 from training.state import TrainState, require_same_run
 from training.trained import (
     initial_weights,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dataset.builder import SPLITS
-from dataset.text.schema import is_text
+from dataset.text.schema import kind_of_data
 from sharing.sources import kind_of, no_checkpoint
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.checkpoint.names import step_named
@@ -103,7 +103,7 @@ def view(argv: list[str] | None = None) -> str:
         pyplot()  # find out now, and not after a model has answered puzzles, that it is missing
     runs = runs_named(settings.paths)
     path = runs[0] if runs else settings.paths[0]
-    if settings.png and not runs and is_text(path):
+    if settings.png and not runs and kind_of_data(path) == "text":
         raise UserError("--png draws puzzles, and a dataset of text has none; leave it out")
     page, lines = compared(runs, settings) if len(runs) > 1 else shown(path, settings)
     write_page(page, settings.output)
@@ -183,7 +183,7 @@ def runs_named(paths: list[Path]) -> list[Path]:
 
 
 def is_dataset(path: Path) -> bool:
-    return any((path / split).is_dir() for split in SPLITS) or is_text(path)
+    return any((path / split).is_dir() for split in SPLITS) or kind_of_data(path) is not None
 
 
 def compared(runs: list[Path], settings: Settings) -> tuple[Page, list[str]]:
@@ -216,7 +216,8 @@ def shown(path: Path, settings: Settings) -> tuple[Page, list[str]]:
     if is_dataset(path):
         if settings.step is not None:
             raise UserError(f"--step is for runs, and {path} is a dataset; leave it out")
-        return page_of_text(path, settings) if is_text(path) else page_of_dataset(path, settings), []
+        page_of = page_of_text if kind_of_data(path) == "text" else page_of_dataset
+        return page_of(path, settings), []
     if not any((path / name).exists() for name in ("metrics.jsonl", "eval_outputs", "results.json")):
         raise UserError(f"{no_checkpoint(path)}; datasets and what evaluate.py saved have pages too")
     lines = save_missing_answers(path, settings)

@@ -4,7 +4,7 @@ An evaluator has the name of a task, such as "sudoku". The task's file in datase
 """
 # B = examples, S = cells of a board
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -154,3 +154,23 @@ def training_evaluators(names: Sequence[EvaluatorName] | None, split: Split) -> 
         vote = {task.kind for task in TASKS if task.lets_vote}
         names = [name for name in fitting_evaluators(split) if name not in vote]
     return build_evaluators(names, split)
+
+
+def able_evaluators(
+    names: Sequence[EvaluatorName], split: Split, tell: Callable[[str], None] | None = None
+) -> Evaluators:
+    """Return the evaluators with these names and those that fit the split, as far as they work.
+
+    Args:
+        tell: takes a line about an evaluator that is left out.
+    """
+    able: list[EvaluatorName] = []
+    for name in dict.fromkeys([*names, *fitting_evaluators(split)]):
+        try:
+            build_evaluators([name], split)
+        except UserError as error:  # datasets of other programs may lack what votes need
+            if tell is not None:
+                tell(f"without the evaluator {name}: {error}")
+        else:
+            able.append(name)
+    return build_evaluators(able, split)

@@ -2,6 +2,8 @@
 # S = cells of a board
 
 import gzip
+import os
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +26,7 @@ from utils.text import one_line
 # In the published datasets, puzzles without a row of their own in the puzzle table have this
 # number.
 BLANK_IDENTIFIER = 0
+STDIN = "-"
 # No board has more cells.
 _MOST_CELLS = 1600
 # Far more than a list of a million Sudokus has.
@@ -116,10 +119,25 @@ class PuzzleReader:
     is_for: str
     table: PuzzleTable
 
+    @property
+    def text_board(self) -> TextTask | None:
+        """Return the boards of the training; None if they are grids of ARC."""
+        return self.board if isinstance(self.board, TextTask) else None
+
+    def of_typed(self, typed: str) -> list[Puzzle]:
+        """Return the puzzles of a text, of the file that it names, or for - of standard input."""
+        if typed == STDIN:
+            return self.of_lines(read_stdin(), "stdin")
+        if os.path.isfile(file := os.path.expanduser(typed)):
+            return self.of_file(Path(file))
+        if re.search(r"\.(sdk|ss|sdm|txt|csv|tsv|json|jsonl)(\.gz)?$", file, re.IGNORECASE):
+            raise UserError(f"there is no file {file}; correct puzzle=...")
+        return self.of_text(typed, "puzzle")
+
     def of_text(self, text: str, where: str) -> list[Puzzle]:
         """Return one board or, for ARC, the test inputs of ARC tasks as JSON."""
         is_json = text.lstrip().startswith("{")  # no board of text begins so
-        if isinstance(self.board, TextTask):
+        if self.text_board is not None:
             if is_json:
                 raise UserError(f"{where} is JSON, as ARC tasks are, but {self.is_for}; give the cells of a board")
             return [Puzzle(Path(where).name, self._board_of(text, where).parse(text, where))]
@@ -133,12 +151,10 @@ class PuzzleReader:
 
     def of_lines(self, text: str, where: str) -> list[Puzzle]:
         """Return boards, each on one line or in rows, or the test inputs of ARC tasks as JSON."""
-        if not isinstance(self.board, TextTask) or text.lstrip().startswith("{"):
+        board = self.text_board
+        if board is None or text.lstrip().startswith("{"):
             return self.of_text(text, where)
-        if self.mixes_sizes:
-            boards = split_sizes(text, where, self.board, self.other_board)
-        else:
-            boards = self.board.split(text, where)
+        boards = split_sizes(text, where, board, self.other_board) if self.mixes_sizes else board.split(text, where)
         puzzles = [puzzle for place, cells in boards for puzzle in self.of_text(cells, place)]
         if not puzzles:
             raise UserError(f"{where} holds no puzzle; give one on each line, or in rows")
@@ -156,7 +172,7 @@ class PuzzleReader:
 
     def of_csv(self, file: Path) -> list[Puzzle]:
         """Return the puzzles of a CSV file with a question and, if they are known, an answer."""
-        if not isinstance(self.board, TextTask):
+        if self.text_board is None:
             raise UserError(f"{file} has boards of text, but {self.is_for}; give task=<file>.json")
         return list(self._rows_of(file))
 
@@ -171,13 +187,14 @@ class PuzzleReader:
 
     def _board_of(self, text: str, where: str) -> TextTask:
         """Return the board that a text shows."""
-        assert isinstance(self.board, TextTask)
-        num_cells = len(self.board.cells_in(text))
+        own = self.text_board
+        assert own is not None
+        num_cells = len(own.cells_in(text))
         if board := self.other_board(num_cells):
             return board
         sizes = [num for num in range(1, _MOST_CELLS + 1) if self.other_board(num)]
         if len(sizes) < 2:
-            return self.board  # which says how many cells it has
+            return own  # which says how many cells it has
         nearest = min(sizes, key=lambda size: abs(size - num_cells))
         raise UserError(
             f"{where} has {num_cells} characters, this model's puzzles have {joined(list(map(str, sizes)), 'or')}, and "
@@ -186,7 +203,7 @@ class PuzzleReader:
 
     def of_tasks(self, tasks: Sequence[Task], where: str) -> list[Puzzle]:
         """Return the test inputs of ARC tasks, with their outputs if these are known."""
-        if isinstance(self.board, TextTask):
+        if self.text_board is not None:
             raise UserError(
                 f"{where} is an ARC task, but {self.is_for}; give its boards with puzzle= or csv=, or a checkpoint "
                 "that was trained on ARC"

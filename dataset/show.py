@@ -22,7 +22,7 @@ from dataset.schema import PuzzleSet, Split, SplitName, check_contents, open_spl
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, joined
 from dataset.tasks.tokens import TokensTask
-from dataset.text.schema import check_text_contents, has_split, is_text, open_text_split
+from dataset.text.schema import check_text_contents, has_split, kind_of_data, open_text_split
 from dataset.text.show import describe_text, show_samples
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
@@ -94,7 +94,7 @@ def describe(settings: Settings) -> str:
     Raises:
         UserError: The dataset is missing, damaged, or changed since it was built.
     """
-    if is_text(settings.path):
+    if kind_of_data(settings.path) == "text":
         return _describe_text(settings)
     # The split to show is opened in any case: that raises an error that names what is missing.
     splits: dict[SplitName, Split] = {

@@ -34,7 +34,7 @@ from dataset.schema import (
 )
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, Fault, count, joined
-from dataset.text.schema import is_text
+from dataset.text.schema import kind_of_data
 from dataset.text.validate import validate_text
 from utils.arguments import Parser, typed_path
 from utils.shell import run_command
@@ -107,7 +107,7 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
     """
     findings = Findings()
     most_leaks = 1.0 if allow_leak else MAX_LEAK
-    if is_text(path):
+    if kind_of_data(path) == "text":
         return findings, validate_text(path, most_leaks, findings)
     splits = _open_splits(path, findings)
     for split in splits.values():

@@ -181,8 +181,7 @@ class RecursiveModel(Model):
         """Run one segment."""
 
     @property
-    def positions_per_slot(self) -> int:
-        """How many vectors of size D a block computes for a slot."""
+    def positions_per_slot(self) -> int:  # type: ignore[override]
         return math.prod(self.state_shape[:-1])
 
     def initial_values(self, generator: torch.Generator) -> InitialValues:

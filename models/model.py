@@ -54,6 +54,9 @@ class Model(nn.Module, ABC):
     forward_methods: ClassVar[tuple[str, ...]] = ()
     """Methods that use the weights beside `forward`, and may be called instead of it."""
 
+    positions_per_slot = 1
+    """How many vectors of the hidden size a block computes for each unit of the batch."""
+
     is_compiled = False
     """Whether `compile_levels` was called. Each new shape of a batch then costs a compilation."""
 

@@ -1,19 +1,12 @@
 """Check before the first trial that the config takes a sweep's points, and runs log its metric."""
 
 import difflib
-from functools import cache
 
-from dataset.evaluators import training_evaluators
-from dataset.schema import open_datasets
-from dataset.text.schema import SET_NAME, open_text_split
-from models.base import CommonConfig
-from models.losses import ACT_SUMS
-from models.metric_sums import EVAL_METRICS
-from models.text.losses import TEXT_SUMS
 from search.space import Point, overrides_of
 from search.sweep import Sweep
 from training.config import PretrainConfig
-from training.evaluation_text import text_eval_metrics
+from training.kinds import kind_of_arch
+from training.splits import open_own
 from utils.command_line import read_config, validate
 from utils.composing import Origin
 from utils.errors import UserError
@@ -65,8 +58,8 @@ def full_metric(metric: str, config: PretrainConfig) -> str:
     Raises:
         UserError: The run does not log it, or its test data are missing.
     """
-    spec = ACT_SUMS if config.arch.kind == "puzzles" else TEXT_SUMS
-    known = [f"train/{name}" for name in (*spec.means, "grad_norm", "lr")]
+    kind = kind_of_arch(config.arch)
+    known = [f"train/{name}" for name in (*kind.sums.means, "grad_norm", "lr")]
     known += [f"perf/{name}" for name in PERF]
     if metric.startswith(("train/", "perf/")):
         name = metric
@@ -75,34 +68,13 @@ def full_metric(metric: str, config: PretrainConfig) -> str:
             raise UserError(
                 f"sweep.metric={metric} is one of evaluation, but the runs never evaluate; give eval_every_n_steps=..."
             )
-        if isinstance(config.arch, CommonConfig):
-            sets, names = _evaluated(
-                tuple(config.test_paths),
-                tuple(config.train_paths),
-                tuple(config.evaluators) if config.evaluators is not None else None,
-                config.arch.halt_max_steps,
-                config.arch.reads_boards_of_any_size,
-            )
-        else:
-            sets, names = [SET_NAME], text_eval_metrics(open_text_split(config.test_paths[0], "test"))
-        known += [f"eval/{each}/{name}" for each in sets for name in names]
+        split = open_own(config, "test")
+        sets = list(split.num_examples(None))
+        names, more = kind.eval_metrics(config, split, kind.evaluators(config, split))
+        known += [f"eval/{each}/{name}" for each in sets for name in (*names, *more)]
         name = metric if "/" in metric else f"eval/{sets[0]}/{metric}"
     if name not in known:
         close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         possible = f"did you mean {' or '.join(close)}?" if close else f"take one of {', '.join(known)}"
         raise UserError(f"sweep.metric={metric} is no metric of these runs; {possible}")
     return name
-
-
-@cache
-def _evaluated(
-    paths: tuple[str, ...],
-    train_paths: tuple[str, ...],
-    evaluators: tuple[str, ...] | None,
-    halt_max_steps: int,
-    any_size: bool,
-) -> tuple[list[str], list[str]]:
-    """Return the test sets of a run, and the names of the metrics that it logs for each."""
-    split = open_datasets(paths, "test", numbered_by=train_paths, any_size=any_size)
-    at_steps = [f"exact_accuracy_at_step/{n}" for n in range(1, halt_max_steps + 1)]
-    return list(split.sets), [*EVAL_METRICS, *training_evaluators(evaluators, split).metrics, *at_steps]

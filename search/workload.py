@@ -17,9 +17,10 @@ from search.sweep import Sweep
 from training import step_time
 from training.arch_of_recipe import note_on_arch
 from training.config import PretrainConfig
-from training.data import AnySizes, open_own, sizes_of
+from training.data import AnySizes
 from training.example_step import num_parameters
-from training.plan import make_sampler
+from training.kinds import kind_of_arch
+from training.splits import open_own
 from utils.checkpoint.format import Progress
 from utils.errors import UserError
 from utils.processes import ending_with_parent
@@ -72,8 +73,8 @@ class Size:
 
     @staticmethod
     def of(arch: str, config: PretrainConfig, overrides: list[str]) -> "Size":
-        data = open_own(config, "train")
-        sizes, last_step = sizes_of(data), make_sampler(config, data, Progress()).last_step
+        data, kind = open_own(config, "train"), kind_of_arch(config.arch)
+        sizes, last_step = kind.sizes.of(data), kind.sampler(config, data, Progress()).last_step
         note = note_on_arch(overrides, config, sizes)
         return Size(arch, config, sizes, min(last_step, config.max_steps or last_step), note)
 

@@ -16,8 +16,9 @@ import torch
 from models.base import RecursiveModel
 from pretrain import build_state, train
 from training.config import PretrainConfig
-from training.data import Data, open_data
+from training.data import Data
 from training.resume import Start, read_start
+from training.splits import open_data
 from training.state import TrainState
 from training.trained import open_trained
 from utils.checkpoint.reader import Checkpoint

@@ -20,8 +20,9 @@ from tests import runs
 from tests.in_process import load_run
 from tests.spawn import world_of
 from training.config import PretrainConfig
-from training.data import Sizes, open_data, require_same_sizes, sizes_of_checkpoint
+from training.data import Sizes, require_same_sizes
 from training.resume import read_start
+from training.splits import open_data, sizes_of_checkpoint
 from utils.errors import UserError
 from utils.ranks.launch import Launch
 from utils.ranks.setup import connect_devices

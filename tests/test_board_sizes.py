@@ -157,8 +157,7 @@ def test_each_size_is_opened_once(one_rank: Path, monkeypatch: pytest.MonkeyPatc
     large = "G" + "." * 255
     file = tmp_path / "puzzles.csv"
     file.write_text("question\n" + "\n".join([large, FOUR, SIX, large.lower(), FOUR]) + "\n")
-    solver.source.config.__dict__["csv"] = str(file)
-    solutions = list(solver.solutions(solver.source.puzzles()))
+    solutions = list(solver.solutions(solver.reader.of_csv(file)))
     assert [len(solution.puzzle.question_S) for solution in solutions] == [256, 16, 36, 256, 16]
     assert opened == [(36, 8), (256, 18), (16, 6)]
     assert all(solution.board.title == f"Sudoku {solution.board.name.split()[1]}" for solution in solutions)

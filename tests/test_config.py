@@ -19,9 +19,9 @@ from models.transformer import TransformerConfig
 from optim.build import OptimConfig
 from search.config import Entry
 from search.sweep import Sweep, SweepPage
-from solve import SolveConfig
 from tests.models.helpers import ARCH_NAMES, arch_files
 from training.config import PretrainConfig
+from training.solver import SolveConfig
 from utils.command_line import differences, read_config, validate
 from utils.config import name_of
 from utils.config_files import CONFIG_DIR

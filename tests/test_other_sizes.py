@@ -6,10 +6,9 @@ import pytest
 
 from dataset import build_sudoku_dataset
 from dataset.schema import open_split
-from evaluate import EvaluateConfig, load
 from tests.in_process import SINGLE, begin, changed, mistake, train_here, weights_of
+from training.target import Target
 from training.trained import open_trained
-from utils.command_line import read_config, validate
 from utils.errors import UserError
 
 SE_RRM = ["arch=se_rrm", "arch.add_tokens=2", "arch.dropout=0.1", "arch.head_dim=8", "arch.head_dim_t=8"]
@@ -29,19 +28,16 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _evaluation(run: Path, data: Path) -> EvaluateConfig:
-    return validate(EvaluateConfig, read_config("evaluate", [f"checkpoint={run}", f"data_path={data}"]))
-
-
 def test_a_run_is_evaluated_and_trained_further_on_another_size(data: Path, larger: Path, tmp_path: Path) -> None:
     train_here(_typed(data, tmp_path / "run", *SE_RRM))
     trained = open_trained(tmp_path / "run", SINGLE)
-    loaded = load(_evaluation(tmp_path / "run", larger), trained, SINGLE)
+    target = Target.of(trained, str(larger), SINGLE)
+    model = target.trained.load_puzzle_model(SINGLE)
     metadata = open_split(larger, "test").metadata
-    assert (loaded.model.seq_len, loaded.model.vocab_size) == (metadata.seq_len, metadata.vocab_size) == (36, 8)
+    assert (model.seq_len, model.vocab_size) == (metadata.seq_len, metadata.vocab_size) == (36, 8)
     own = trained.load_puzzle_model(SINGLE)
     assert (own.seq_len, own.vocab_size) == (16, 6)
-    assert not changed(own.state_dict(), loaded.model.state_dict())
+    assert not changed(own.state_dict(), model.state_dict())
 
     begun = begin(_typed(larger, tmp_path / "further", f"init_from={tmp_path / 'run'}", *SE_RRM))
     assert not changed(own.state_dict(), weights_of(begun.state))
@@ -52,6 +48,6 @@ def test_a_model_of_one_size_refuses_another(data: Path, larger: Path, tmp_path:
     run = tmp_path / "run"
     train_here(_typed(data, run, *SE_RRM, "arch.pos_encodings=learned"))
     with pytest.raises(UserError, match="has puzzles of 36 tokens and a vocabulary of 8, but the model was trained on"):
-        load(_evaluation(run, larger), open_trained(run, SINGLE), SINGLE)
+        Target.of(open_trained(run, SINGLE), str(larger), SINGLE)
     said = mistake(_typed(larger, tmp_path / "further", f"init_from={run}", *SE_RRM, "arch.pos_encodings=learned"))
     assert "pos_embedding is (1, 1, 16, 32) there and (1, 1, 36, 32) in the model" in said

@@ -26,10 +26,10 @@ from optim.schedule import lr_multiplier
 from pretrain import StepResult, StepSettings, after_step, build_state, train, train_step
 from tests import runs
 from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START, begin
-from training.data import open_data
 from training.plan import Plan
 from training.resume import read_start
 from training.session import Evaluation
+from training.splits import open_data
 from training.state import TrainState
 from utils.checkpoint.format import Progress
 from utils.checkpoint.reader import Checkpoint
@@ -68,11 +68,6 @@ def test_step_1_and_every_interval_are_logged(quiet: Path) -> None:
     assert [row["step"] for row in rows] == [1, 5, 10, 12]
     assert [row["step"] for row in rows if "train/lm_loss" in row] == [1, 5, 10]
     assert [row["step"] for row in rows if "eval/all/exact_accuracy" in row] == [5, 10, 12]
-
-
-def test_with_log_interval_1_every_step_is_logged(every_step: list[Row]) -> None:
-    assert [row["step"] for row in every_step] == list(range(1, 13))
-    assert all("train/lm_loss" in row and "train/lr" in row for row in every_step)
 
 
 def test_rows_have_the_documented_names(every_step: list[Row]) -> None:
@@ -180,31 +175,11 @@ def test_the_epochs_decide_the_number_of_steps(data: Path, tmp_path: Path, max_s
     assert runs.latest(tmp_path / "run") == 5
 
 
-def test_max_steps_ends_the_run_and_its_schedule(data: Path, tmp_path: Path) -> None:
-    state, rows = _run(data, tmp_path / "run", max_steps=7, log_interval=1, lr_warmup_steps=2, lr_min_ratio=0.25)
-    assert state.progress.step == 7
-    rates = [row["train/lr"] for row in rows]
-    assert rates[0] == pytest.approx(0.5e-4) and max(rates) == pytest.approx(1e-4)
-    assert rates[-1] == pytest.approx(0.25e-4)
-
-
 def test_evaluations_do_not_change_training(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
     """With evaluations after every step, the losses are the same as with few evaluations."""
     _, rows = _run(data, tmp_path / "run", log_interval=1, eval_every_n_steps=1, checkpoint_every_eval=False)
     assert [row["train/lm_loss"] for row in rows] == [row["train/lm_loss"] for row in every_step]
     assert all("eval/all/exact_accuracy" in row for row in rows)
-
-
-def test_eval_max_examples_limits_the_evaluation(data: Path, tmp_path: Path) -> None:
-    _, rows = _run(data, tmp_path / "run", max_steps=2, eval_max_examples=7)
-    assert rows[-1]["eval/all/num_examples"] == 7
-
-
-def test_saved_outputs_lie_in_the_run(data: Path, tmp_path: Path) -> None:
-    _run(data, tmp_path / "run", max_steps=2, eval_save_outputs="[predictions,labels]")
-    assert [path.name for path in (tmp_path / "run" / "eval_outputs").rglob("*.safetensors")] == [
-        "all_rank0_0000.safetensors"
-    ]
 
 
 def test_eval_max_share_limits_and_reports_the_time_of_evaluations(
@@ -318,11 +293,6 @@ def test_one_batch_can_be_overfitted(data: Path, tmp_path: Path) -> None:
     assert losses[0] > 1.4 and sum(losses[-5:]) / 5 < 0.5 * losses[0]
 
 
-def test_no_puzzle_embedding(data: Path, tmp_path: Path) -> None:
-    state, rows = _run(data, tmp_path / "run", arch__puzzle_emb_ndim=0, max_steps=3)
-    assert state.model.puzzle_embedding is None and rows[-1]["step"] == 3
-
-
 def test_bfloat16_on_the_cpu(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
     state, rows = _run(data, tmp_path / "run", arch__forward_dtype="bfloat16", max_steps=3, log_interval=1)
     assert all(parameter.dtype == torch.float32 for parameter in state.model.parameters())
@@ -383,24 +353,6 @@ def test_the_average_ignores_skipped_steps(data: Path, tmp_path: Path, monkeypat
             assert changed, f"step {step} was taken, but the average did not change"
 
 
-@pytest.mark.parametrize(("kind", "factor"), [("none", 1.0), ("sqrt", 2.0), ("linear", 4.0)])
-def test_the_rate_of_the_weights_grows_with_the_batch(data: Path, tmp_path: Path, kind: str, factor: float) -> None:
-    """The rate of the puzzle table does not grow.
-
-    A row moves once in a step, however many slots name it.
-    """
-    settings = {"global_batch_size": 16, "lr_scaling_reference": 4, "lr": 1e-3, "lr_warmup_steps": 0, "max_steps": 1}
-    state, rows = _run(data, tmp_path / "run", lr_scaling=kind, puzzle_emb_lr=1e-3, **settings)
-    assert rows[0]["train/lr"] == pytest.approx(1e-3 * factor)
-    assert state.model.puzzle_embedding is not None
-    assert state.model.puzzle_embedding.weight.abs().max() == pytest.approx(1e-3)
-
-
-def test_another_seed_gives_another_run(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
-    _, rows = _run(data, tmp_path / "run", seed=1, log_interval=1, max_steps=2)
-    assert rows[0]["train/lm_loss"] != every_step[0]["train/lm_loss"]
-
-
 def test_another_seed_gives_another_order_of_the_data(data: Path, tmp_path: Path, eager: Path) -> None:
     """The weights come from a file here, so only the order of the data can differ."""
     first = []
@@ -435,13 +387,6 @@ def test_the_puzzle_table_has_its_own_rate_and_decay(data: Path, tmp_path: Path,
     )
 
 
-def test_training_leaves_global_random_states_alone(data: Path, tmp_path: Path) -> None:
-    torch.manual_seed(5)
-    before = torch.get_rng_state().clone()
-    _run(data, tmp_path / "run", max_steps=2)
-    assert torch.equal(before, torch.get_rng_state())
-
-
 # ---- what a person sees ------------------------------------------------------------------------
 
 
@@ -473,14 +418,6 @@ def test_a_profile_is_a_trace_and_two_tables(data: Path, tmp_path: Path, capfd: 
         assert shares == sorted(shares, reverse=True)
     assert any("3 steps: " in line and "trace.json" in line and "rank_0.txt" in line for line in lines)
     assert (tmp_path / "run" / "profile" / "rank_0.txt").stat().st_size > 0
-
-
-@pytest.mark.slow
-def test_a_compiled_model_has_the_losses_of_the_eager_one(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
-    state, rows = _run(data, tmp_path / "run", log_interval=1, compile=True)
-    for row, eager in zip(rows, every_step, strict=True):
-        assert row["train/lm_loss"] == pytest.approx(eager["train/lm_loss"], rel=1e-4)
-    assert not [name for name in state.model.state_dict() if "_orig_mod" in name]
 
 
 # ---- what the config says about a step ---------------------------------------------------------

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.text.objective import TextBatch
 from pretrain import StepSettings
 from tests import runs
 from tests.dataset.text.samples import random_dataset
@@ -90,6 +91,8 @@ def test_the_loss_is_the_mean_over_the_labels_of_the_step(text: Path, tmp_path: 
     batch = next(iter(TextLoader(plan.sampler, SINGLE, num_parts=2, target_only=True).batches(range(1, 2))))  # type: ignore[arg-type]
     assert batch.num_labels == sum(int((row.labels_N != -100).sum()) for row in batch.rows)
     settings = StepSettings.at(1, plan, SINGLE).objective
+    of_a_rank = TextBatch(batch.rows[:1], batch.num_labels)
+    assert begun.state.layout.objective.divisor(of_a_rank, settings) == batch.num_labels, "other ranks have labels too"
     _, outputs, sums = begun.state.layout.forward_backward(None, batch, settings)
     gradient = begun.state.model.get_parameter("lm_head.weight").grad
     assert outputs == [] and gradient is not None

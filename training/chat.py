@@ -10,7 +10,6 @@ from training.prompts import Chat, Writer
 from utils.errors import UserError
 from utils.terminal import tell, write
 
-STDIN = "-"
 _DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _HELP = {
     "instruction": "Each line is an instruction. The model sees no earlier one.",

@@ -4,12 +4,12 @@ import math
 
 import torch
 
-from dataset.text.schema import TextSplit
 from models.base import RecursiveModel
 from models.model import Model
 from training.config import PretrainConfig
-from training.data import Data, TextSizes
+from training.data import Data
 from training.flops import FlopsOfRun
+from training.kinds import kind_of_arch
 from utils.compiled_code import keep_compiled_code, why_compiling_fails
 from utils.errors import UserError
 from utils.ranks.world import World
@@ -89,27 +89,23 @@ def _decide(config: PretrainConfig, model: Model, data: Data, world: World) -> t
 def estimated_flops(config: PretrainConfig, model: Model, data: Data) -> float:
     """Return about how many floating-point operations a whole run has.
 
-    training/flops.py counts them exactly, but takes a second for it.
+    training/flops.py counts those of puzzles exactly, but takes a second for it.
     """
-    batch_size = config.global_batch_size
-    if isinstance(data.train, TextSplit):
-        assert isinstance(data.sizes, TextSizes)
-        num_steps = config.epochs * data.train.metadata.num_tokens / batch_size
-        last_step = math.ceil(min(num_steps, config.max_steps or num_steps))
-        return float(FlopsOfRun(config, data.sizes, last_step).of_steps(1, last_step))
-    metadata = data.train.metadata
-    num_steps = config.epochs * metadata.total_groups * metadata.mean_puzzle_examples / batch_size
-    return min(num_steps, config.max_steps or num_steps) * estimated_flops_of_step(config, model)
+    num_steps = config.epochs * kind_of_arch(config.arch).size_of_epoch(data.train) / config.global_batch_size
+    num_steps = min(num_steps, config.max_steps or num_steps)
+    if isinstance(model, RecursiveModel):
+        return num_steps * estimated_flops_of_step(config, model)
+    last_step = math.ceil(num_steps)
+    return float(FlopsOfRun(config, data.sizes, last_step).of_steps(1, last_step))
 
 
-def estimated_flops_of_step(config: PretrainConfig, model: Model) -> float:
+def estimated_flops_of_step(config: PretrainConfig, model: RecursiveModel) -> float:
     """Return about how many floating-point operations a step of puzzles has, over all ranks.
 
     Each weight of a called network meets each position with two operations, forward, and with four
     more backward. Attention scores, embeddings and heads are left out.
     """
     arch = config.puzzle_arch
-    assert isinstance(model, RecursiveModel)
     num_levels = max(1, len(model.levels()))
     weights = sum(weight.numel() for weight in model.block_weights()) / num_levels
     passes = 2 if arch.values_going_on else 1  # q_continue needs a segment more

@@ -1,27 +1,21 @@
 """The config of a training run."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from omegaconf import DictConfig, OmegaConf
 from pydantic import Field, model_validator
 
 from dataset.evaluators import EvaluatorName
 from dataset.loader import DataOn
-from models import ARCHS, ArchConfig
+from models import ArchConfig
 from models.base import CommonConfig
-from models.metric_sums import EVAL_METRICS
 from models.parallel import ParallelConfig
 from models.text.config import TextConfig
-from models.text.losses import TEXT_EVAL_METRICS
 from optim.build import OptimConfig
 from optim.schedule import BatchScaling
 from sharing.published import PuzzleTable
 from training.run_config import RunConfig
 from training.synonyms import aliases
-from utils.config import Bool, Float, Int, name_of, page
-from utils.config_files import CONFIG_DIR, Container
-from utils.errors import UserError
+from utils.config import Bool, Float, Int, page
 from utils.metrics import WandbConfig
 from utils.perf.trace import ProfileConfig
 from utils.ranks.config import DeviceName, DistConfig
@@ -32,52 +26,8 @@ NotNegative = Field(ge=0)
 _MOST_SLOTS = 10**6  # slots take memory, and the config may be forged
 
 
-# The keys that say something to one kind of architecture only.
-KEYS_OF_KIND = {
-    "puzzles": (
-        *("data_on", "augment", "augment_clues", "puzzle_emb_lr", "puzzle_emb_weight_decay", "puzzle_table"),
-        *("freeze_weights", "eval_adaptive", "eval_save_outputs", "evaluators"),
-    ),
-    "text": ("rows_per_step", "target_only"),
-}
-
-
-def require_keys_of(
-    kind: str, values: Mapping[str, Any], keys_of_kind: Mapping[str, Sequence[str]], config_name: str, reader: str
-) -> None:
-    """Check that no key is changed that only another kind of model reads.
-
-    Args:
-        values: of the keys of config/<config_name>.yaml, which holds their defaults.
-        reader: the model, as the message names it.
-
-    Raises:
-        UserError: A key of another kind differs from its default.
-    """
-    defaults = OmegaConf.load(CONFIG_DIR / f"{config_name}.yaml")
-    assert isinstance(defaults, DictConfig)
-    for other, keys in keys_of_kind.items():
-        changed = [key for key in keys if values[key] != defaults[key]]
-        if other != kind and changed:
-            raise UserError(
-                f"{changed[0]}={values[changed[0]]} is for {other}, but {reader} reads {kind}; leave it out"
-            )
-
-
-def require_keys_of_arch(values: Container) -> None:
-    """Check that a config of pretrain.py changes no key that its architecture does not read.
-
-    Raises:
-        UserError: A key that is for puzzles differs from its default with an architecture of text,
-            or the other way round.
-    """
-    name = values["arch"].get("name")
-    kinds = {name_of(arch): arch.kind for arch in ARCHS}
-    if name not in kinds:
-        return  # the validation of the config says what is wrong
-    require_keys_of(kinds[name], values, KEYS_OF_KIND, "pretrain", f"arch={name}")
-    if kinds[name] == "text" and values["parallel"]["puzzle_table"] == "sharded":
-        raise UserError(f"parallel.puzzle_table=sharded is for puzzles, but arch={name} reads text; leave it out")
+# What the ranks share of a step: the key that counts it, and what it is.
+_SLOTS = {"puzzles": ("global_batch_size", "slots"), "text": ("rows_per_step", "rows")}
 
 
 @page("pretrain", bare="data_path", aliases=aliases(batch_size="eval_batch_size"))
@@ -164,17 +114,6 @@ class PretrainConfig(RunConfig):
     dist: DistConfig
 
     @model_validator(mode="after")
-    def _best_is_evaluated(self) -> "PretrainConfig":
-        names = TEXT_EVAL_METRICS if self.arch.kind == "text" else EVAL_METRICS
-        known = self.best_metric is None or self.best_metric.startswith("eval/") or self.best_metric in ("auto", *names)
-        # The data decide which metrics an evaluator has, but none has a name with a slash.
-        if not known and (self.evaluators == [] or "/" in str(self.best_metric)):
-            raise ValueError(
-                f"best_metric is {self.best_metric!r}; name one of evaluation, such as eval/all/exact_accuracy"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _something_is_left_to_train(self) -> "PretrainConfig":
         if self.freeze_weights and self.freeze != "none":
             raise ValueError(
@@ -237,14 +176,13 @@ class PretrainConfig(RunConfig):
 
     @model_validator(mode="after")
     def _the_batch_is_whole(self) -> "PretrainConfig":
-        if self.arch.kind == "puzzles":
-            if self.global_batch_size > _MOST_SLOTS:
-                raise ValueError(f"global_batch_size is {self.global_batch_size}, and must be at most {_MOST_SLOTS}")
-        elif self.global_batch_size % self.rows_per_step:
-            capacity = -(-self.global_batch_size // self.rows_per_step)
+        if self.num_slots > _MOST_SLOTS:
+            raise ValueError(f"{self.slots_key[0]} is {self.num_slots}, and must be at most {_MOST_SLOTS}")
+        if self.global_batch_size % self.num_slots:
+            capacity = -(-self.global_batch_size // self.num_slots)
             raise ValueError(
-                f"global_batch_size={self.global_batch_size} tokens can't be cut into rows_per_step="
-                f"{self.rows_per_step} equal rows; take {capacity * self.rows_per_step}, or another number of rows"
+                f"global_batch_size={self.global_batch_size} tokens can't be cut into rows_per_step={self.num_slots} "
+                f"equal rows; take {capacity * self.num_slots}, or another number of rows"
             )
         return self
 
@@ -263,12 +201,13 @@ class PretrainConfig(RunConfig):
     @property
     def num_slots(self) -> int:
         """What the ranks share of a step: slots of puzzles, or rows of text."""
-        return self.rows_per_step if self.arch.kind == "text" else self.global_batch_size
+        num: int = getattr(self, self.slots_key[0])
+        return num
 
     @property
     def slots_key(self) -> tuple[str, str]:
         """The key that says how many slots or rows a step has, and what they are."""
-        return ("rows_per_step", "rows") if self.arch.kind == "text" else ("global_batch_size", "slots")
+        return _SLOTS[self.arch.kind]
 
     @property
     def first_lr_step(self) -> int:

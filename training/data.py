@@ -1,32 +1,14 @@
-"""The data of a run: its splits, their sizes, and what each rank has of a batch."""
+"""The sizes of data, what a model requires of them, and what each rank has of a batch."""
 
-import json
 import math
-import os
-from dataclasses import MISSING, asdict, dataclass, fields, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from pydantic import TypeAdapter, ValidationError
-
-from dataset.schema import Split, SplitName, check_contents, open_datasets, open_split
-from dataset.text.schema import (
-    UNKNOWN,
-    Form,
-    TextSplit,
-    check_text_contents,
-    has_split,
-    is_text,
-    open_text_split,
-    require_same_tokens,
-)
-from models import ArchConfig
+from dataset.schema import Split, SplitName
+from dataset.text.schema import UNKNOWN, Form, TextSplit
 from models.base import CommonConfig
 from training.config import PretrainConfig
-from utils.checkpoint.reader import Checkpoint
-from utils.config_files import CONFIG_DIR
 from utils.errors import UserError
 from utils.ranks.world import World, shares
 
@@ -98,58 +80,16 @@ class TextSizes:
 
 
 AnySizes = Sizes | TextSizes
-
-
-def sizes_of(split: Split | TextSplit) -> AnySizes:
-    return TextSizes.of(split) if isinstance(split, TextSplit) else Sizes.of(split)
-
-
-def sizes_from(stored: dict[str, Any], arch: ArchConfig) -> AnySizes:
-    """Return the sizes that a checkpoint of this architecture holds.
-
-    Raises:
-        TypeError: They are others.
-    """
-    kind: type[AnySizes] = TextSizes if arch.kind == "text" else Sizes
-    known = {field.name: field.default is MISSING for field in fields(kind)}
-    if not {name for name, is_required in known.items() if is_required} <= stored.keys() <= known.keys():
-        raise TypeError(f"{sorted(stored)} are no sizes of data")
-    try:
-        return TypeAdapter(kind).validate_json(json.dumps(stored), strict=True)
-    except ValidationError as error:
-        raise TypeError(str(error)) from error
-
-
-def sizes_of_data(data_path: str, arch: ArchConfig) -> AnySizes:
-    """Return the sizes of data that an architecture reads.
-
-    Raises:
-        UserError: There are no such data.
-    """
-    if arch.kind == "text":
-        name: SplitName = "train" if has_split(Path(data_path), "train") else "test"
-        return TextSizes.of(open_text_split(data_path, name))
-    return Sizes.of(open_split(data_path, "test"))
-
-
-def sizes_of_checkpoint(checkpoint: Checkpoint, arch: ArchConfig) -> AnySizes:
-    """Return the sizes of the data that a checkpoint was trained on.
-
-    Raises:
-        UserError: It lacks one.
-    """
-    try:
-        return sizes_from(checkpoint.state.task, arch)
-    except TypeError as error:
-        raise UserError(f"checkpoint {checkpoint.path} is damaged: state.json has other sizes than data") from error
+AnySplit = Split | TextSplit
 
 
 @dataclass
 class Data:
     """The splits of a run and the sha256 of their contents, by the name of the split."""
 
-    train: Split | TextSplit
-    test: Split | TextSplit | None
+    train: AnySplit
+    test: AnySplit | None
+    sizes: AnySizes  # of the training data
     fingerprint: dict[str, str]
 
     def puzzles(self, name: SplitName) -> Split:
@@ -157,96 +97,6 @@ class Data:
         split = self.train if name == "train" else self.test
         assert isinstance(split, Split)
         return split
-
-    @cached_property
-    def sizes(self) -> AnySizes:
-        return sizes_of(self.train)
-
-
-def open_data(config: PretrainConfig, world: World) -> Data:
-    """Open the splits of a run. Rank 0 also reads their contents once and checks them. Every rank.
-
-    Raises:
-        UserError: The data are missing, damaged or of another task than the model, or the ranks
-            cannot share the batch.
-    """
-    fingerprint: dict[str, str] = {}
-    with world.shared_errors():
-        train = open_own(config, "train")
-        test = open_own(config, "test") if config.evaluates else None
-        require_whole_shares(config, world)
-        for split in filter(None, (train, test)):
-            if isinstance(train, TextSplit):
-                assert isinstance(split, TextSplit)
-                require_same_tokens(train, split)
-            else:
-                assert isinstance(split, Split) and isinstance(config.arch, CommonConfig)
-                require_same_sizes(Sizes.of(train), split, config.arch, " + ".join(config.train_paths))
-                _require_no_smoothing_of_small_boards(config.arch, split)
-            if world.is_main:
-                fingerprint[split.path.name] = (
-                    check_text_contents(split) if isinstance(split, TextSplit) else check_contents(split)
-                )
-    return Data(train, test, world.broadcast_object(fingerprint))
-
-
-def _require_no_smoothing_of_small_boards(arch: CommonConfig, split: Split) -> None:
-    """Raise UserError if a part of the label would be spread over symbols that a board lacks."""
-    smoothing = arch.loss.label_smoothing
-    if smoothing and any(puzzle_set.corner is not None for puzzle_set in split.sets.values()):
-        raise UserError(
-            f"arch.loss.label_smoothing is {smoothing:g}, which would ask small boards for symbols that they lack; set "
-            "it to 0"
-        )
-
-
-def open_own(config: PretrainConfig, name: SplitName) -> Split | TextSplit:
-    """Open the train or the test split of a run.
-
-    Raises:
-        UserError: The data are missing or damaged, or the architecture reads others. If the run was
-            started in another folder, the message names it.
-    """
-    paths, here = (config.train_paths if name == "train" else config.test_paths), os.getcwd()
-    for path in [*config.train_paths, *paths]:
-        if config.started_in not in (None, here) and not (os.path.isabs(path) or os.path.exists(path)):
-            key = "data_paths_test" if path not in config.train_paths else "data_path"
-            raise UserError(
-                f"no dataset at {path}: the run was started in {config.started_in}, and it is neither there nor here "
-                f"in {here}; give {key}=<folder of the dataset>"
-            )
-    _require_kind(config.arch, paths)
-    if config.arch.kind == "text":
-        if len(paths) > 1:
-            raise UserError(
-                f"arch={config.arch.name} reads one folder of text, but {len(paths)} are given ({', '.join(paths)}); "
-                "build one dataset of all sources"
-            )
-        is_missing = not os.path.exists(paths[0])
-        if is_missing and paths[0] == OmegaConf.select(OmegaConf.load(CONFIG_DIR / "pretrain.yaml"), "data_path"):
-            raise UserError(
-                f"arch={config.arch.name} reads text, and the default of data_path is a folder of puzzles; give "
-                "data_path=<folder of a dataset of text>. dataset/build_text_dataset.py builds one"
-            )
-        return open_text_split(paths[0], name)
-    any_size = config.puzzle_arch.reads_boards_of_any_size
-    return open_datasets(paths, name, numbered_by=config.train_paths, any_size=any_size)
-
-
-def _require_kind(arch: ArchConfig, paths: list[str]) -> None:
-    """Raise UserError if a folder holds what the architecture doesn't read."""
-    for path in paths:
-        holds_text = is_text(path)
-        if arch.kind == "puzzles" and holds_text:
-            raise UserError(
-                f"arch={arch.name} reads puzzles, but {path} holds text; take arch=gpt or arch=hrm_text, or a dataset "
-                "of puzzles"
-            )
-        if arch.kind == "text" and not holds_text and (Path(path) / "train" / "dataset.json").is_file():
-            raise UserError(
-                f"arch={arch.name} reads text, but {path} holds puzzles; take arch=hrm or arch=trm, or a dataset that "
-                "dataset/build_text_dataset.py wrote"
-            )
 
 
 def require_whole_shares(config: PretrainConfig, world: World) -> None:
@@ -281,31 +131,28 @@ def slots_of_ranks(config: PretrainConfig, world: World) -> list[int]:
     return [share.stop - share.start for share in shares(world.share_weights, config.num_slots)]
 
 
-def with_tokens_of(sizes: TextSizes, found: TextSizes) -> TextSizes:
+def with_tokens_of(sizes: TextSizes, found: TextSizes, data: str | Path, trained_on: str) -> TextSizes:
     """Return the sizes of a model, with the tokenizer of data if the model does not name its own.
 
     Published models do not. Data with as many tokens are then taken for theirs.
-    """
-    if sizes.tokenizer == UNKNOWN and found.vocab_size == sizes.vocab_size:
-        return replace(sizes, tokenizer=found.tokenizer, special_tokens=found.special_tokens)
-    return sizes
-
-
-def require_own_tokens(sizes: TextSizes, split: TextSplit, trained_on: str) -> None:
-    """Raise UserError unless a token of a split means what it means to a model.
 
     Args:
-        sizes: those of the model.
-        trained_on: names the data of the model.
+        found: of the data.
+        data, trained_on: name the data and those of the training in messages.
+
+    Raises:
+        UserError: A token of the data means something else to the model.
     """
-    own = TextSizes.of(split)
-    sizes = with_tokens_of(sizes, own)
-    if (own.tokenizer, own.special_tokens, own.vocab_size) != (sizes.tokenizer, sizes.special_tokens, sizes.vocab_size):
+    if sizes.tokenizer == UNKNOWN and found.vocab_size == sizes.vocab_size:
+        sizes = replace(sizes, tokenizer=found.tokenizer, special_tokens=found.special_tokens)
+    tokens = (found.tokenizer, found.special_tokens, found.vocab_size)
+    if tokens != (sizes.tokenizer, sizes.special_tokens, sizes.vocab_size):
         raise UserError(
-            f"{split.path} has other tokens ({own.tokenizer[:12]}, vocab_size {own.vocab_size}) than {trained_on}, on "
+            f"{data} has other tokens ({found.tokenizer[:12]}, vocab_size {found.vocab_size}) than {trained_on}, on "
             f"which the model was trained ({sizes.tokenizer[:12]}, vocab_size {sizes.vocab_size}); build it with that "
             "tokenizer"
         )
+    return sizes
 
 
 def require_same_sizes(sizes: Sizes, other: Split, arch: CommonConfig, trained_on: str) -> None:

@@ -15,11 +15,19 @@ from models.parallel import ParallelConfig
 from models.text.config import LONGEST_RUN
 from training.arch_of_recipe import note_on_arch
 from training.config import PretrainConfig
-from training.data import VOCAB_MULTIPLE, AnySizes, Sizes, TextSizes, open_own, sizes_of, slots_of_ranks
+from training.data import (
+    VOCAB_MULTIPLE,
+    AnySizes,
+    Sizes,
+    TextSizes,
+    slots_of_ranks,
+)
 from training.example_step import model_on_meta, num_parameters, tokens_of_row
 from training.flops import flops_of_parts, flops_of_text
 from training.footprint import PARTS, Footprint, Footprints, ImaginedWorld
+from training.kinds import kind_of_arch
 from training.precision import with_forward_dtype
+from training.splits import open_own
 from training.trained import read_config_of_new_run
 from utils.command_line import read_config, validate
 from utils.composing import Origin
@@ -115,7 +123,7 @@ def _sizes(config: PretrainConfig, typed: dict[str, int]) -> AnySizes:
     is_text = config.arch.kind == "text"
     if missing := [key for key in (("vocab_size",) if is_text else _SIZES) if key not in typed]:
         try:
-            of_data = sizes_of(open_own(config, "train"))
+            of_data: AnySizes = kind_of_arch(config.arch).sizes.of(open_own(config, "train"))
         except UserError as error:
             example = {"seq_len": 81, "vocab_size": 32000 if is_text else 11, "num_puzzle_identifiers": 1001}
             keys = " ".join(f"{key}={example[key]}" for key in missing)

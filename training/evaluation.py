@@ -19,9 +19,9 @@ from dataset.tta import Ballots, Variations
 from models.base import RecursiveModel
 from models.inference import Examples, Finished, Slots, idle_segment
 from models.metric_sums import EvalSums
+from training.laps import Interrupts, run_lap
 from utils.perf.clocks import Deadline
 from utils.ranks.world import World
-from utils.run.stop import StopSignal
 from utils.saved_outputs import OutputWriter, SavedOutput
 
 
@@ -108,33 +108,25 @@ def evaluate(
     options: EvalOptions,
     *,
     evaluators: Evaluators = NO_EVALUATORS,
-    lockstep: bool = False,
-    stop: StopSignal | None = None,
-    deadline: Deadline | None = None,
+    interrupts: Interrupts | None = None,
 ) -> dict[str, float] | None:
     """Evaluate each example of every set once. All ranks get the same metrics. Every rank.
 
     Args:
         evaluators: what else to find out about the answers.
-        lockstep: a segment of this model is a collective, so that a rank without examples of its
-            own computes along.
-        stop: asked between segments. If any rank was asked to stop, the evaluation is abandoned.
-        deadline: of rank 0. A batch then counts whole or not at all, because the sequences that
-            halt early are the easy ones. Examples for which no time is left are evenly spread.
-            Several sets share the time.
+        interrupts: several sets share the time of its deadline.
 
     Returns:
         eval/<set>/<name> for EVAL_METRICS, the evaluators' metrics, exact_accuracy_at_step/<n> and
         num_examples, which counts the examples with labels. `steps` are those that ran; `halt_step`
         is where the Q head would have stopped. None if the evaluation was abandoned.
     """
-    deadline = deadline or Deadline()
+    interrupts = interrupts or Interrupts()
     metrics: dict[str, float] = {}
     if options.save_to is not None and not options.keep_saved:
         OutputWriter.clear(options.save_to, list(split.sets), world)
-    for set_name, part in deadline.shared_by(list(split.sets)):
-        evaluation = _SetEvaluation(model, split, set_name, world, options, evaluators)
-        found = evaluation.run(part, stop, lockstep=lockstep)
+    for set_name, part in interrupts.deadline.shared_by(list(split.sets)):
+        found = _SetEvaluation(model, split, set_name, world, options, evaluators).run(part, interrupts)
         if found is None:
             return None
         metrics |= {f"eval/{set_name}/{name}": value for name, value in found.items()}
@@ -167,7 +159,7 @@ class _SetEvaluation:
     def _new_sums(self) -> EvalSums:
         return EvalSums(self._num_steps, self._evaluators.checks, self._world)
 
-    def run(self, deadline: Deadline, stop: StopSignal | None, *, lockstep: bool) -> dict[str, float] | None:
+    def run(self, deadline: Deadline, interrupts: Interrupts) -> dict[str, float] | None:
         """Return the metrics of the set, or None if any rank was asked to stop. Every rank."""
         options, evaluators, world = self._options, self._evaluators, self._world
         loader = EvalLoader(
@@ -179,7 +171,7 @@ class _SetEvaluation:
         if not options.keep_votes:
             evaluators.clear()
         while (slots := self._next_lap(examples, deadline)) is not None:
-            ended = self._run_lap(slots, deadline, stop, lockstep=lockstep)
+            ended = self._run_lap(slots, deadline, interrupts)
             if ended == "stopped":
                 return None
             if ended == "late":
@@ -208,45 +200,37 @@ class _SetEvaluation:
         deadline.was_met &= not (more and late)
         return slots if more and not late else None
 
-    def _run_lap(
-        self, slots: Slots, deadline: Deadline, stop: StopSignal | None, *, lockstep: bool
-    ) -> Literal["done", "stopped", "late"]:
-        """Run the examples of a lap until they have left. Every rank.
-
-        A lap that ends too late is not counted.
+    def _run_lap(self, slots: Slots, deadline: Deadline, interrupts: Interrupts) -> Literal["done", "stopped", "late"]:
+        """Run the examples of a lap until they have left, and count them if it ends in time. Every
+        rank.
         """
-        world, model = self._world, self._model
-        deadline.begin_lap()
         of_lap, finished = self._new_sums(), list[Finished]()
-        while True:
-            asked_to_stop = stop is not None and stop.requested()
-            stopping, busy, late = world.any_of(asked_to_stop, slots.busy, world.is_main and deadline.is_over)
-            if stopping:
-                return "stopped"
-            if late and busy:
-                return "late"
-            if late or not busy:
-                break
-            if not slots.busy:  # other ranks are
-                if lockstep:
-                    idle_segment(model, self._split.metadata.seq_len, world.device)
-                continue
+
+        def advance() -> None:
             said = slots.advance()
             of_lap.add_segment(
                 *(said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, said.deltas_B),
                 ignore_label=IGNORE_LABEL,
             )
-            if deadline.is_set:
-                world.wait_for_device()  # otherwise the clock would time what was asked for, not what was done
             if said.finished is not None and deadline.is_set:
                 finished.append(said.finished)  # until the lap is known to be in time
             elif said.finished is not None:
                 self._count(said.finished)
-        self._sums.add(of_lap)
-        for each in finished:
-            self._count(each)
-        deadline.end_lap()
-        return "done"
+
+        ended = run_lap(
+            self._world,
+            interrupts,
+            deadline,
+            is_busy=lambda: slots.busy,
+            advance=advance,
+            idle=lambda: idle_segment(self._model, self._split.metadata.seq_len, self._world.device),
+        )
+        if ended == "done":
+            self._sums.add(of_lap)
+            for each in finished:
+                self._count(each)
+            deadline.end_lap()
+        return ended
 
     def _count(self, done: Finished) -> None:
         """Count the answers of sequences that left."""

@@ -4,10 +4,11 @@
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Union
 
 import numpy as np
 import torch
@@ -22,11 +23,11 @@ from models.text.config import CallCounts
 from models.text.generation import Decoder
 from models.text.model import TextModel
 from models.text.packing import Packing
+from training.laps import Interrupts, run_lap
 from utils.errors import UserError
 from utils.files import write_atomically
 from utils.perf.clocks import Deadline
 from utils.ranks.world import World
-from utils.run.stop import StopSignal
 
 # Of a text that is shown, the model reads at most so many tokens, and continues for so many.
 _MOST_GIVEN, _MOST_CONTINUED = 64, 128
@@ -120,9 +121,7 @@ def evaluate_text(
     world: World,
     options: TextEvalOptions,
     *,
-    lockstep: bool = False,
-    stop: StopSignal | None = None,
-    deadline: Deadline | None = None,
+    interrupts: Interrupts | None = None,
 ) -> dict[str, float] | None:
     """Evaluate each sample once. All ranks get the same metrics. Every rank.
 
@@ -130,36 +129,21 @@ def evaluate_text(
     instruction have no answer.
 
     Args:
-        lockstep: a forward pass of this model is a collective, so that a rank without samples of
-            its own computes along.
-        stop: asked between forward passes. If any rank was asked to stop, the evaluation is
-            abandoned.
-        deadline: of rank 0. A batch then counts whole or not at all, and samples for which no time
-            is left are evenly spread. Loss and answers share the time.
+        interrupts: loss and answers share the time of its deadline.
 
     Returns:
         eval/all/<name> for `text_eval_metrics`, num_examples and num_answers. bits_per_byte is the
         loss for each byte of the labelled text, where special tokens have no bytes. If there are
         several tasks, each has a loss of its own. None if the evaluation was abandoned.
     """
-    evaluation = _Evaluation(model, split, world, options, lockstep=lockstep, stop=stop)
-    if not evaluation.run(deadline or Deadline()):
+    evaluation = _Evaluation(model, split, world, options, interrupts or Interrupts())
+    if not evaluation.run():
         return None
     return {f"eval/{SET_NAME}/{name}": value for name, value in evaluation.metrics().items()}
 
 
-class _Lap(Protocol):
-    """The forward passes of one batch of this rank."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a forward pass is left."""
-
-    def advance(self) -> None:
-        """Make the next forward pass."""
-
-    def count(self) -> None:
-        """Add what was found to the sums of this rank."""
+_Lap = Union["_Row", "_Decoding"]
+"""The forward passes of one batch of this rank. `count` adds what they found to the sums."""
 
 
 class _Evaluation:
@@ -171,41 +155,40 @@ class _Evaluation:
         split: TextSplit,
         world: World,
         options: TextEvalOptions,
-        *,
-        lockstep: bool,
-        stop: StopSignal | None,
+        interrupts: Interrupts,
     ) -> None:
-        self._model, self._split, self._world, self._options = model, split, world, options
-        self._lockstep, self._stop = lockstep, stop
+        self.model, self.split, self.world, self.options = model, split, world, options
+        self._interrupts = interrupts
         with world.shared_errors():
             self._tokenizer = _tokenizer(split)
-            self._rows_N, self._places_N5 = _chosen(split, options.max_examples)
+            self._rows_N, self.places_N5 = _chosen(split, options.max_examples)
         # dataset.json may name more tokens than the tokenizer has.
-        self._bytes_V = np.zeros(split.metadata.vocab_size, np.int64)
+        self.bytes_V = np.zeros(split.metadata.vocab_size, np.int64)
         if self._tokenizer is not None:
-            of_tokens = self._tokenizer.bytes_of_tokens()[: len(self._bytes_V)]
-            self._bytes_V[: len(of_tokens)] = of_tokens
-        self._num_tokens = max(options.batch_size // world.data_size, int(self._places_N5[:, [1, 3]].sum(1).max()))
+            of_tokens = self._tokenizer.bytes_of_tokens()[: len(self.bytes_V)]
+            self.bytes_V[: len(of_tokens)] = of_tokens
+        self.num_tokens = max(options.batch_size // world.data_size, int(self.places_N5[:, [1, 3]].sum(1).max()))
         shape, dtype = (len(split.metadata.tasks), len(_SUMS)), widest_float(world.device)
-        self._sums_TM = torch.zeros(shape, dtype=dtype, device=world.device)
+        self.sums_TM = torch.zeros(shape, dtype=dtype, device=world.device)
 
-    def run(self, deadline: Deadline) -> bool:
+    def run(self) -> bool:
         """Return False if any rank was asked to stop. Every rank."""
-        problems_N = np.flatnonzero(_is_problem(self._places_N5))
+        deadline = self._interrupts.deadline
+        problems_N = np.flatnonzero(_is_problem(self.places_N5))
         phases: dict[str, Callable[[Deadline], bool]] = {"loss": self._measure_loss}
         if problems_N.size:
             phases["answers"] = lambda deadline: self._answer(problems_N, deadline)
         for name, part in deadline.shared_by(list(phases)):
             if not phases[name](part):
                 return False
-        (late,) = self._world.any_of(self._world.is_main and deadline.is_near)
-        return True if late or self._options.sample is None else self._show(self._options.sample)
+        (late,) = self.world.any_of(self.world.is_main and deadline.is_near)
+        return True if late or self.options.sample is None else self._show(self.options.sample)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of all ranks together. Every rank."""
-        sums_TM = self._world.sum_(self._sums_TM)
+        sums_TM = self.world.sum_(self.sums_TM)
         found = _means(sums_TM.sum(0).tolist())
-        of_tasks = zip(self._split.metadata.tasks, sums_TM.tolist(), strict=True)
+        of_tasks = zip(self.split.metadata.tasks, sums_TM.tolist(), strict=True)
         by_task = {task: means for task, sums_M in of_tasks if (means := _means(sums_M))}
         if len(by_task) > 1:
             for task, means in by_task.items():
@@ -215,36 +198,10 @@ class _Evaluation:
     # ---- the loss ----
 
     def _measure_loss(self, deadline: Deadline) -> bool:
-        order_N = _order(len(self._places_N5), spread=deadline.is_set)
-        lengths_N = (self._places_N5[:, 1] + self._places_N5[:, 3] - 1)[order_N]
-        rows = published_steps(lengths_N, self._num_tokens, 1, drop_last_batch=False)
-        return self._run_laps([order_N[row] for (row,) in rows], self._row, deadline)
-
-    def _row(self, samples_K: np.ndarray) -> "_Row":
-        """Return the lap of a row that holds these samples. All rows have the same length."""
-        with unchanged([self._split]):
-            row = packed_row(
-                self._split.tokens,
-                self._places_N5[samples_K],
-                self._num_tokens,
-                target_only=self._options.target_only,
-            )
-        lengths_K, tasks_K = row.prefix_lens + row.response_lens, self._places_N5[samples_K, 4]
-        # Padding may be of any task, because it has no label.
-        tasks_N = np.append(np.repeat(tasks_K, lengths_K), np.zeros(self._num_tokens - lengths_K.sum(), np.int64))
-        is_label_N = row.labels != IGNORE_LABEL
-        counts_TM = np.zeros(self._sums_TM.shape)
-        for name, tasks, numbers in (
-            ("num_examples", tasks_K, None),
-            ("labels", tasks_N[is_label_N], None),
-            ("bytes", tasks_N[is_label_N], self._bytes_V[row.labels[is_label_N]]),
-        ):
-            counts_TM[:, _SUMS.index(name)] = np.bincount(tasks, numbers, minlength=len(counts_TM))
-        arrays = (row.inputs, row.labels, row.position_ids, tasks_N)
-        tokens = tuple(self._world.to_device(torch.from_numpy(array)) for array in arrays)
-        sequences = list(zip(row.prefix_lens.tolist(), row.response_lens.tolist(), strict=True))
-        packing = Packing(sequences, self._num_tokens, self._world.device)
-        return _Row(self._model, tokens, packing, counts_TM, self._sums_TM)
+        order_N = _order(len(self.places_N5), spread=deadline.is_set)
+        lengths_N = (self.places_N5[:, 1] + self.places_N5[:, 3] - 1)[order_N]
+        rows = published_steps(lengths_N, self.num_tokens, 1, drop_last_batch=False)
+        return self._run_laps([order_N[row] for (row,) in rows], partial(_Row, self), deadline)
 
     # ---- the answers ----
 
@@ -253,39 +210,19 @@ class _Evaluation:
         # each should be a fair share of the problems.
         order_N = _order(len(problems_N), spread=deadline.is_set)
         if not deadline.is_set:
-            order_N = np.argsort(-self._places_N5[problems_N][:, [1, 3]].sum(1), kind="stable")
-        batches = list(_batches_of_prompts(problems_N[order_N], self._places_N5, self._num_tokens))
+            order_N = np.argsort(-self.places_N5[problems_N][:, [1, 3]].sum(1), kind="stable")
+        batches = list(_batches_of_prompts(problems_N[order_N], self.places_N5, self.num_tokens))
         return self._run_laps(batches, self._decoding, deadline)
 
     def _decoding(self, samples_B: np.ndarray) -> "_Decoding":
         """Return the lap that answers these problems. Without a problem it reads one token."""
         prompts, responses = self._read(samples_B) if len(samples_B) else ([[0]], [[0]])
-        return self._lap_of(prompts, responses, of_tasks=(self._places_N5[samples_B, 4].tolist(), self._sums_TM))
-
-    def _lap_of(
-        self,
-        prompts: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        *,
-        prefix_lens: Sequence[int] | None = None,
-        of_tasks: tuple[Sequence[int], Tensor] | None = None,
-    ) -> "_Decoding":
-        special = self._split.metadata.special_tokens
-        return _Decoding(
-            self._model,
-            prompts,
-            responses,
-            device=self._world.device,
-            stop_tokens=() if special is None else (special.end,),
-            vocab_size=self._split.metadata.vocab_size,
-            prefix_lens=prefix_lens,
-            of_tasks=of_tasks,
-        )
+        return _Decoding(self, prompts, responses, tasks=self.places_N5[samples_B, 4].tolist())
 
     def _read(self, samples_B: np.ndarray) -> tuple[list[list[int]], list[list[int]]]:
         """Return the tokens of the instructions and of the responses."""
-        tokens, places_B5 = self._split.tokens, self._places_N5[samples_B]
-        with unchanged([self._split]):
+        tokens, places_B5 = self.split.tokens, self.places_N5[samples_B]
+        with unchanged([self.split]):
             prompts, responses = (
                 [tokens[start : start + length].tolist() for start, length in places_B5[:, which].tolist()]
                 for which in ([0, 1], [2, 3])
@@ -306,7 +243,7 @@ class _Evaluation:
         Raises:
             UserError: A file changed since it was opened.
         """
-        world = self._world
+        world = self.world
         for first in range(0, len(batches), world.data_size):
             lap, mistake = None, None
             try:
@@ -331,74 +268,68 @@ class _Evaluation:
         self, lap: _Lap | None, begin: Callable[[np.ndarray], _Lap], deadline: Deadline
     ) -> Literal["done", "stopped", "late"]:
         """Make all forward passes of a lap, and count it unless it ends too late. Every rank."""
-        world = self._world
-        deadline.begin_lap()
-        while True:
-            busy = lap is not None and lap.busy
-            asked_to_stop = self._stop is not None and self._stop.requested()
-            stopping, any_busy, late = world.any_of(asked_to_stop, busy, world.is_main and deadline.is_over)
-            if stopping:
-                return "stopped"
-            if not any_busy:
-                break
-            if late:
-                return "late"
-            if lap is not None and busy:
-                lap.advance()
-            elif self._lockstep:
-                begin(np.zeros(0, np.int64)).advance()
-            if deadline.is_set:
-                world.wait_for_device()  # otherwise the clock would time what was asked for, not what was done
-        deadline.end_lap()
-        if lap is not None:
-            lap.count()
-        return "done"
+        ended = run_lap(
+            self.world,
+            self._interrupts,
+            deadline,
+            is_busy=lambda: lap is not None and lap.busy,
+            advance=lambda: None if lap is None else lap.advance(),
+            idle=lambda: begin(np.zeros(0, np.int64)).advance(),
+        )
+        if ended == "done":
+            deadline.end_lap()
+            if lap is not None:
+                lap.count()
+        return ended
 
     # ---- answers to show ----
 
     def _show(self, sample: TextSample) -> bool:
         """Answer a few samples on all ranks alike. Return False if any rank was asked to stop."""
-        num, world = min(sample.most, len(self._places_N5)), self._world
-        samples_B = np.arange(num) * len(self._places_N5) // num
+        num, world = min(sample.most, len(self.places_N5)), self.world
+        samples_B = np.arange(num) * len(self.places_N5) // num
         with world.shared_errors():
             prompts, responses = self._read(samples_B)
         prefix_lens = [len(prompt) for prompt in prompts]
-        is_problem_B = _is_problem(self._places_N5[samples_B]).tolist()
+        is_problem_B = _is_problem(self.places_N5[samples_B]).tolist()
         for n, is_problem in enumerate(is_problem_B):
             if not is_problem:  # the model reads the first half of a text
                 given = min(len(responses[n]) // 2, _MOST_GIVEN)
                 prompts[n] += responses[n][:given]
                 responses[n] = responses[n][given : given + _MOST_CONTINUED]
-        lap = self._lap_of(prompts, responses, prefix_lens=prefix_lens)
+        lap = _Decoding(self, prompts, responses, prefix_lens=prefix_lens)
         if self._run_lap(lap, self._decoding, Deadline()) == "stopped":
             return False
         for n, found in enumerate(zip(prompts, lap.answers, responses, strict=True)):
             texts = [_text(self._tokenizer, tokens) for tokens in found]
-            task = self._split.metadata.tasks[self._places_N5[samples_B[n], 4]]
+            task = self.split.metadata.tasks[self.places_N5[samples_B[n], 4]]
             sample.answers.append(TextAnswer(int(self._rows_N[samples_B[n]]), task, is_problem_B[n], *texts))
         return True
 
 
 class _Row:
-    """The loss of one packed row.
+    """The loss of one packed row, which holds some samples. All rows have the same length."""
 
-    Args:
-        tokens: inputs, labels, positions and tasks of the tokens, each (N,).
-        counts_TM: what is known of the row before the model has read it.
-        sums_TM: takes the counts and the losses.
-    """
-
-    def __init__(
-        self,
-        model: TextModel,
-        tokens: tuple[Tensor, ...],
-        packing: Packing,
-        counts_TM: np.ndarray,
-        sums_TM: Tensor,
-    ) -> None:
-        self._model, self._packing = model, packing
-        *self._tokens, self._tasks_N = tokens
-        self._counts_TM, self._sums_TM = counts_TM, sums_TM
+    def __init__(self, of: _Evaluation, samples_K: np.ndarray) -> None:
+        places_K5, num_tokens = of.places_N5[samples_K], of.num_tokens
+        with unchanged([of.split]):
+            row = packed_row(of.split.tokens, places_K5, num_tokens, target_only=of.options.target_only)
+        lengths_K, tasks_K = row.prefix_lens + row.response_lens, places_K5[:, 4]
+        # Padding may be of any task, because it has no label.
+        tasks_N = np.append(np.repeat(tasks_K, lengths_K), np.zeros(num_tokens - lengths_K.sum(), np.int64))
+        is_label_N = row.labels != IGNORE_LABEL
+        self._counts_TM = np.zeros(of.sums_TM.shape)  # what is known before the model has read the row
+        for name, tasks, numbers in (
+            ("num_examples", tasks_K, None),
+            ("labels", tasks_N[is_label_N], None),
+            ("bytes", tasks_N[is_label_N], of.bytes_V[row.labels[is_label_N]]),
+        ):
+            self._counts_TM[:, _SUMS.index(name)] = np.bincount(tasks, numbers, minlength=len(self._counts_TM))
+        arrays = (row.inputs, row.labels, row.position_ids, tasks_N)
+        *self._tokens, self._tasks_N = (of.world.to_device(torch.from_numpy(array)) for array in arrays)
+        sequences = list(zip(row.prefix_lens.tolist(), row.response_lens.tolist(), strict=True))
+        self._packing = Packing(sequences, num_tokens, of.world.device)
+        self._model, self._sums_TM = of.model, of.sums_TM
         self._found: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -421,29 +352,27 @@ class _Decoding:
 
     Args:
         responses: the right answers, with the end token.
-        stop_tokens: end an answer.
-        vocab_size: only tokens below it are possible. The model's vocabulary may be rounded up.
         prefix_lens: as for `Decoder`.
-        of_tasks: the task of each prompt, and the sums that take the answers. Then an answer also
-            ends with its first wrong token.
+        tasks: of the prompts. Then the answers count, and also end with their first wrong token.
     """
 
     def __init__(
         self,
-        model: TextModel,
+        of: _Evaluation,
         prompts: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
         *,
-        device: torch.device,
-        stop_tokens: Collection[int],
-        vocab_size: int,
         prefix_lens: Sequence[int] | None = None,
-        of_tasks: tuple[Sequence[int], Tensor] | None = None,
+        tasks: Sequence[int] | None = None,
     ) -> None:
+        self._device, metadata = of.world.device, of.split.metadata
         most_new_tokens = max(map(len, responses)) - 1
-        self._decoder = Decoder(model, prompts, most_new_tokens=most_new_tokens, prefix_lens=prefix_lens, device=device)
-        self._responses, self._stop_tokens, self._vocab_size = responses, stop_tokens, vocab_size
-        self._of_tasks, self._device = of_tasks, device
+        self._decoder = Decoder(
+            of.model, prompts, most_new_tokens=most_new_tokens, prefix_lens=prefix_lens, device=self._device
+        )
+        self._stop_tokens = () if metadata.special_tokens is None else (metadata.special_tokens.end,)
+        self._vocab_size = metadata.vocab_size  # that of the model may be rounded up
+        self._responses, self._tasks, self._sums_TM = responses, tasks, of.sums_TM
         self._going_on = list(range(len(prompts)))
         self.answers = [list[int]() for _ in prompts]
 
@@ -469,17 +398,16 @@ class _Decoding:
         answer, response = self.answers[number], self._responses[number]
         is_wrong = answer[-1] != response[len(answer) - 1]
         is_whole = len(answer) == len(response) or answer[-1] in self._stop_tokens
-        return is_whole or (is_wrong and self._of_tasks is not None)
+        return is_whole or (is_wrong and self._tasks is not None)
 
     def count(self) -> None:
-        if self._of_tasks is None:
+        if self._tasks is None:
             return
-        tasks, sums_TM = self._of_tasks
-        counts_TM = np.zeros(sums_TM.shape)
+        counts_TM = np.zeros(self._sums_TM.shape)
         columns = [_SUMS.index("num_answers"), _SUMS.index("exact_accuracy")]
-        for task, answer, response in zip(tasks, self.answers, self._responses, strict=True):
+        for task, answer, response in zip(self._tasks, self.answers, self._responses, strict=True):
             counts_TM[task, columns] += 1, answer == response
-        sums_TM += torch.from_numpy(counts_TM).to(sums_TM)
+        self._sums_TM += torch.from_numpy(counts_TM).to(self._sums_TM)
 
 
 def _means(sums_M: Sequence[float]) -> dict[str, float]:

@@ -29,8 +29,10 @@ from models.text.model import TextModel
 from models.text.packing import Packing
 from sharing.stored_config import completed
 from training.config import PretrainConfig
-from training.data import AnySizes, Sizes, TextSizes, open_own, sizes_from, sizes_of
+from training.data import AnySizes, Sizes, TextSizes
 from training.example_step import example_step, model_on_meta
+from training.kinds import kind_of_arch
+from training.splits import open_own, sizes_from
 from utils.checkpoint.format import RunState, read_state, step_folders
 from utils.command_line import validate
 from utils.errors import UserError
@@ -244,7 +246,8 @@ def sizes_of_run(run: Path, config: PretrainConfig) -> AnySizes:
     if (state := _newest_state(run, config.arch)) is not None:
         return sizes_from(state.task, config.arch)
     try:
-        return sizes_of(open_own(config, "train"))
+        found: AnySizes = kind_of_arch(config.arch).sizes.of(open_own(config, "train"))
+        return found
     except UserError as error:
         raise UserError(
             f"{run}: the sizes of its model are not known, because it has no checkpoint and its data are gone "

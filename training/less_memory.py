@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from models import shapes_of
+from models import ArchConfig, shapes_of
 from models.act import empty_batch
 from models.base import CommonConfig, RecursiveModel
 from models.inference import Slots
 from training.allocations import Allocations
-from training.data import Data, Sizes
+from training.data import AnySizes, Data, Sizes
 from training.dry_run import FREE_SHARE, Question, Variants, gb, overrides_of, smallest_change
 from training.resume import Start
 from utils.out_of_memory import half
@@ -42,14 +42,27 @@ def smaller_step(start: Start, data: Data, world: World) -> str:
     )
 
 
-def smaller_evaluation(key: str, batch_size: int, arch: CommonConfig, sizes: Sizes, num_held: int, world: World) -> str:
+def smaller_evaluation(
+    key: str,
+    batch_size: int,
+    arch: ArchConfig,
+    sizes: AnySizes,
+    *,
+    num_examples: int,
+    num_held: int,
+    world: World,
+) -> str:
     """Return the batch size with which an evaluation fits, by calculation.
 
     Args:
         key: of the batch size.
-        batch_size: over all ranks together; not more than there are examples.
+        batch_size: over all ranks together.
+        num_examples: of the largest set.
         num_held: the bytes that this rank holds beside the evaluation.
     """
+    if not isinstance(arch, CommonConfig) or not isinstance(sizes, Sizes):  # nobody counts those of text
+        return half(key, batch_size)
+    batch_size = min(batch_size, num_examples)
     asked = num_held + _evaluation(arch, sizes, batch_size, world)
     for smaller in _halves(batch_size, world.data_size):
         needed = num_held + _evaluation(arch, sizes, smaller, world)

@@ -21,7 +21,7 @@ from models.inference import Finished, Slots, Trace, trace
 from models.losses import correctness, widest_float
 from models.metric_sums import reliability, reliability_sums
 from models.trajectories import Trajectories
-from training.evaluation import EvalOptions, answers_of, cropped
+from training.evaluation import EvalOptions, answers_of, cropped, evaluate_votes
 from utils.batch import Batch
 from utils.config import Float, Int, StrictModel
 from utils.errors import UserError
@@ -148,6 +148,28 @@ def costs(config: MoreCompute, metrics: Mapping[str, float], set_name: str, trai
     if config.tta is not None:
         found.append(cost(f"tta={config.tta}", "tta/"))
     return found
+
+
+def evaluate_more(
+    config: MoreCompute,
+    model: RecursiveModel,
+    split: Split,
+    world: World,
+    options: EvalOptions,
+    evaluators: Evaluators,
+    variations: Variations | None,
+) -> dict[str, float]:
+    """Return the metrics of trajectories, restarts and votes, as far as asked. Every rank."""
+    given = model, split, world, options
+    metrics: dict[str, float] = {}
+    for trajectories, one_by_one in ((config.side_by_side, False), (config.one_by_one, True)):
+        if trajectories is not None:
+            metrics |= evaluate_trajectories(
+                *given, evaluators=evaluators, trajectories=trajectories, one_by_one=one_by_one
+            )
+    if variations is not None:
+        metrics |= evaluate_votes(*given, evaluators=evaluators, variations=variations)
+    return metrics
 
 
 @torch.no_grad()

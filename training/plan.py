@@ -1,26 +1,20 @@
 """The plan of a run: what is known before its first step, and what is due after each."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from torch import Tensor
-
-from dataset.evaluators import NO_EVALUATORS, Evaluators, training_evaluators
+from dataset.evaluators import NO_EVALUATORS, Evaluators
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
-from dataset.schema import IGNORE_LABEL, Split
-from dataset.text.sampler import FileOrderSampler, ShuffledSampler, TextSampler
-from dataset.text.schema import SET_NAME, TextSplit
-from models.act import ActSettings, draw_min_halt_steps, draw_random_halts, draw_seeds
-from models.base import RecursiveModel
-from models.metric_sums import EVAL_METRICS
+from dataset.schema import Split
+from dataset.text.sampler import TextSampler
+from models.act import ActSettings
 from models.model import Model
-from models.text.config import TextConfig
 from models.text.objective import TextSettings
 from optim.schedule import batch_scale, lr_multiplier
 from training.config import PretrainConfig
 from training.data import Data
-from training.evaluation_text import text_eval_metrics
+from training.kinds import Kind, kind_of_arch
 from utils.checkpoint.format import Progress
 from utils.errors import UserError
 from utils.ranks.world import World
@@ -51,12 +45,12 @@ class Plan:
             UserError: The run would have no step, or the data do not give what the config asks for.
         """
         with world.shared_errors():
-            sampler = make_sampler(config, data.train, progress)
+            kind = kind_of_arch(config.arch)
+            sampler = kind.sampler(config, data.train, progress)
             last_step = min(sampler.last_step, config.max_steps or sampler.last_step)
-            _require_steps(config, sampler, last_step)
-            evaluators = NO_EVALUATORS
-            if isinstance(data.test, Split):
-                evaluators = training_evaluators(config.evaluators, data.test)
+            if last_step < 1:
+                raise UserError(kind.why_no_step(config, sampler))
+            evaluators = NO_EVALUATORS if data.test is None else kind.evaluators(config, data.test)
             best_metric = full_best_metric(config, data, evaluators)
             augmentation = online_augmentation(config, data, world)
         return Plan(config, sampler, last_step, data.test is not None, evaluators, best_metric, augmentation)
@@ -82,29 +76,18 @@ class Plan:
         """
         return self.config.ema_rate if step / self.last_step > self.config.ema_start else 0.0
 
+    @property
+    def kind(self) -> Kind[Any, Any, Any, Any]:
+        """What differs between puzzles and text."""
+        return kind_of_arch(self.config.arch)
+
     def objective_settings(self, step: int, world: World) -> ActSettings | TextSettings:
         """Return what the objective of the model needs to know at a step."""
-        config, arch = self.config, self.config.arch
-        if isinstance(arch, TextConfig):
-            return TextSettings(arch.grad_calls_at(step, self.last_step), IGNORE_LABEL)
-        return ActSettings(
-            depth=arch.depth_at(step, self.last_step),
-            loss=arch.loss,
-            ignore_label=IGNORE_LABEL,
-            global_batch_size=config.global_batch_size,
-            min_halt_steps_B=draw_exploration(config, step, world),
-            seeds_B=draw_slot_seeds(config, step, world) if arch.is_random else None,
-        )
-
-    @property
-    def unit(self) -> str:
-        """What global_batch_size counts."""
-        return "tokens" if self.config.arch.kind == "text" else "examples"
+        return self.kind.settings(self.config, step, self.last_step, world)
 
     def positions_per_step(self, model: Model) -> int:
         """Return how many positions the blocks compute in a step, over all ranks together."""
-        per_slot = model.positions_per_slot if isinstance(model, RecursiveModel) else 1
-        return self.config.global_batch_size * per_slot
+        return self.config.global_batch_size * model.positions_per_slot
 
     # ---- what is due after a step ----
 
@@ -183,20 +166,6 @@ def improves(value: float | None, best: float | None, mode: Literal["max", "min"
     return value > best if mode == "max" else value < best
 
 
-def draw_exploration(config: PretrainConfig, step: int, world: World) -> Tensor:
-    """Return the minimal halting step of each slot of this rank, drawn for this step; (B,)."""
-    arch = config.puzzle_arch
-    draw = draw_random_halts if arch.halts_at_random else draw_min_halt_steps
-    drawn = draw(config.seed, step, config.global_batch_size, arch.halt_exploration_prob, arch.halt_max_steps)
-    return world.to_device(drawn[world.slice_of(config.global_batch_size)])
-
-
-def draw_slot_seeds(config: PretrainConfig, step: int, world: World) -> Tensor:
-    """Return the seed of each slot of this rank, drawn for this step; int64 (B,)."""
-    drawn = draw_seeds(config.seed, step, config.global_batch_size)
-    return world.to_device(drawn[world.slice_of(config.global_batch_size)])
-
-
 def full_best_metric(config: PretrainConfig, data: Data, evaluators: Evaluators) -> str:
     """Return the metric that `best` follows, with its set. It is empty if the run follows none.
 
@@ -208,84 +177,17 @@ def full_best_metric(config: PretrainConfig, data: Data, evaluators: Evaluators)
     """
     if config.best_metric is None or data.test is None:
         return ""
-    sets, at_steps = [SET_NAME] if isinstance(data.test, TextSplit) else list(data.test.sets), list[str]()
-    if isinstance(data.test, TextSplit):
-        metrics = text_eval_metrics(data.test, config.eval_max_examples)
-    else:
-        at_steps = [f"exact_accuracy_at_step/{n}" for n in range(1, config.puzzle_arch.halt_max_steps + 1)]
-        metrics = [*EVAL_METRICS, *evaluators.metrics]
+    sets = list(data.test.num_examples(None))
+    metrics, more = kind_of_arch(config.arch).eval_metrics(config, data.test, evaluators)
     name = config.best_metric
     if name == "auto":
         name = "exact_accuracy" if "exact_accuracy" in metrics else "loss"
     if "/" not in name:
         name = f"eval/{sets[0]}/{name}"
-    if name not in [f"eval/{each}/{metric}" for each in sets for metric in (*metrics, *at_steps)]:
+    if name not in [f"eval/{each}/{metric}" for each in sets for metric in (*metrics, *more)]:
         possible = ", ".join(f"eval/{each}/{metric}" for each in sets for metric in metrics)
         raise UserError(f"best_metric={config.best_metric} is no metric of this data; take one of {possible}")
     return name
-
-
-def make_sampler(config: PretrainConfig, train: Split | TextSplit, progress: Progress) -> Sampler | TextSampler:
-    """Return what decides about the data of each step, from this progress on.
-
-    Raises:
-        UserError: A text is longer than a row, or its order can't go on with other rows.
-    """
-    first_step, first_draw, repeats = progress.step + 1, progress.draws, config.overfit_one_batch
-    if isinstance(train, Split):
-        return Sampler(
-            list(train.sets.values()),
-            seed=config.seed,
-            epochs=config.epochs,
-            global_batch_size=config.global_batch_size,
-            first_step=first_step,
-            first_draw=first_draw,
-            repeat_first_batch=repeats,
-        )
-    rows_per_step = config.rows_per_step
-    capacity = config.global_batch_size // rows_per_step
-    if not train.is_published_form:
-        return ShuffledSampler(
-            train,
-            seed=config.seed,
-            epochs=config.epochs,
-            capacity=capacity,
-            rows_per_step=rows_per_step,
-            first_step=first_step,
-            first_row=first_draw,
-            repeat_first_batch=repeats,
-        )
-    if first_draw != progress.step * rows_per_step:
-        raise UserError(
-            f"{train.path} has its own order, in which a run can't go on with rows_per_step={rows_per_step}; give the "
-            "number of before"
-        )
-    return FileOrderSampler(
-        train,
-        epochs=config.epochs,
-        capacity=capacity,
-        rows_per_step=rows_per_step,
-        drop_last_batch=True,
-        repeat_first_batch=repeats,
-    )
-
-
-def _require_steps(config: PretrainConfig, sampler: Sampler | TextSampler, last_step: int) -> None:
-    if last_step < 1 and isinstance(sampler, FileOrderSampler):  # its epochs leave no rest to the next one
-        raise UserError(
-            f"no epoch of {sampler.split.path} fills one global batch of {config.global_batch_size} tokens in "
-            f"{config.rows_per_step} rows; lower global_batch_size and rows_per_step"
-        )
-    if last_step < 1 and isinstance(sampler, TextSampler):
-        raise UserError(
-            f"{config.epochs} epochs don't fill one global batch of {config.global_batch_size} tokens in "
-            f"{config.rows_per_step} rows; raise epochs or lower global_batch_size and rows_per_step"
-        )
-    if last_step < 1 and isinstance(sampler, Sampler):
-        raise UserError(
-            f"{config.epochs} epochs draw {sampler.num_draws} examples, which don't fill one global batch of "
-            f"{config.global_batch_size}; raise epochs or lower global_batch_size"
-        )
 
 
 def online_augmentation(config: PretrainConfig, data: Data, world: World) -> OnlineAugmentation | None:

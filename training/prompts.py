@@ -8,14 +8,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from dataset.text.schema import Form, SpecialTokens, is_text, open_text_split
+from dataset.text.schema import Form, SpecialTokens, kind_of_data, open_text_split
 from dataset.text.stream import TextStream
 from dataset.text.tokenizer import Tokenizer, find_tokenizer
 from models.text.generation import generate
 from models.text.model import TextModel
 from models.text.sampling import Draws, Sampling
 from sharing.hub import is_address, path_of, with_file
-from training.data import TextSizes, sizes_of_data, with_tokens_of
+from training.data import TextSizes, with_tokens_of
+from training.splits import sizes_of_data
 from training.trained import Trained
 from utils.config import Float, Int, StrictModel
 from utils.errors import UserError
@@ -46,21 +47,6 @@ class PromptConfig(StrictModel):
         return Sampling(temperature, self.top_k, self.top_p)
 
 
-@dataclass(frozen=True)
-class TrainedOn:
-    """What a model of text was trained to read.
-
-    Attributes:
-        tokenizer: which turns text into its tokens.
-        max_len: the most tokens that it read of a sample.
-        form: what most of its samples were.
-    """
-
-    tokenizer: Tokenizer
-    max_len: int
-    form: Form
-
-
 @dataclass
 class Answer:
     """What the model wrote after a prompt."""
@@ -88,19 +74,14 @@ def open_reader(trained: Trained, config: PromptConfig, data_path: str | None) -
     if data_path is not None:
         found = sizes_of_data(data_path, trained.arch)
         assert isinstance(found, TextSizes)
-        sizes = with_tokens_of(sizes, found)
-        if found.tokenizer != sizes.tokenizer:
-            raise UserError(
-                f"{trained.name} reads tokens of {_shown(sizes.tokenizer)}, but those of {data_path} are of "
-                f"{_shown(found.tokenizer)}; give data_path=<the folder of its dataset>, or leave it out"
-            )
+        sizes = with_tokens_of(sizes, found, data_path, trained.data)
     paths = [data_path] if data_path is not None else _data_of(trained)
     folders = [folder for path in paths for folder in (Path(path), Path(path) / "train")]
     if trained.checkpoint is None:
         folders.extend(_beside(trained.name))
     special_tokens = SpecialTokens(**sizes.special_tokens) if sizes.special_tokens else None
     tokenizer = find_tokenizer(sizes.tokenizer, special_tokens, folders, trained.name)
-    return Reader(TrainedOn(tokenizer, sizes.max_len, _form(sizes, paths, config, trained)), config)
+    return Reader(tokenizer, sizes.max_len, _form(sizes, paths, config, trained), config)
 
 
 def _beside(weights: str) -> list[Path]:
@@ -126,7 +107,7 @@ def _form(sizes: TextSizes, paths: Sequence[str], config: PromptConfig, trained:
     if sizes.form is not None:
         return sizes.form
     for path in paths:
-        if is_text(path):
+        if kind_of_data(path) == "text":
             return open_text_split(path, "train").form
     raise UserError(
         f"{trained.name} does not say whether it was trained on instructions; give prompt_form=instruction, or "
@@ -134,20 +115,19 @@ def _form(sizes: TextSizes, paths: Sequence[str], config: PromptConfig, trained:
     )
 
 
-def _shown(tokenizer: str) -> str:
-    return tokenizer if len(tokenizer) < 64 else f"the tokenizer {tokenizer[:12]}"
-
-
 class Reader:
     """Turns prompts into the tokens that a model of text was trained to read.
+
+    Args:
+        max_len: the most tokens that the model read of a sample.
+        form: what most of its samples were.
 
     Raises:
         UserError: A stop token is none of the vocabulary, or a stop text is empty.
     """
 
-    def __init__(self, trained_on: TrainedOn, config: PromptConfig) -> None:
-        self.config, self.tokenizer, self.max_len = config, trained_on.tokenizer, trained_on.max_len
-        self.form: Form = trained_on.form if config.prompt_form == "auto" else config.prompt_form
+    def __init__(self, tokenizer: Tokenizer, max_len: int, form: Form, config: PromptConfig) -> None:
+        self.config, self.tokenizer, self.max_len, self.form = config, tokenizer, max_len, form
         for token in config.stop_tokens:
             if not 0 <= token < self.tokenizer.vocab_size:
                 raise UserError(

@@ -11,38 +11,27 @@ from types import TracebackType
 
 from torch import Tensor
 
-from dataset.loader import TrainLoader
-from dataset.pictures import board_of, draw_answers
-from dataset.schema import Split
-from dataset.tasks import task_of_set, task_of_shape
-from dataset.tasks.arc import ArcTask
-from dataset.tasks.base import TextTask
-from dataset.text.sampler import TextSampler
-from dataset.text.schema import TextSplit
-from models.base import RecursiveModel
-from models.text.model import TextModel
 from models.text.objective import TextBatch
 from training.advice import advice
 from training.config import PretrainConfig
-from training.data import Data, Sizes
-from training.evaluation import AnswerSample, EvalOptions, evaluate
-from training.evaluation_text import TextEvalOptions, TextSample, evaluate_text
+from training.data import AnySplit, Data
 from training.example_step import num_parameters
 from training.flops import FlopsGauge, FlopsOfRun
+from training.kinds import Asked, kind_of_arch
+from training.laps import Interrupts
 from training.less_memory import smaller_evaluation
 from training.number_watch import BadStep
 from training.plan import Plan
 from training.resume import Start, prepare
 from training.saves import Saves
 from training.state import TrainState
-from training.text_loader import TextLoader
 from utils.batch import Batch
 from utils.checkpoint.writer import Checkpointer
 from utils.errors import UserError
-from utils.metrics import Metrics, Picture, Row
-from utils.out_of_memory import advising, half
+from utils.metrics import Metrics, Row
+from utils.out_of_memory import advising
 from utils.overrides import typed_override
-from utils.perf.clocks import Deadline, StepClock, TimeShare
+from utils.perf.clocks import StepClock, TimeShare
 from utils.perf.ranks import RankSampler
 from utils.perf.trace import StepProfiler
 from utils.ranks.replicas import require_same_replicas
@@ -55,8 +44,6 @@ from utils.run.stop import StopSignal
 from utils.text import for_shell
 
 _LONG_EVALUATION_S = 10.0
-_LONGEST_QUESTION = 144  # cells of a puzzle on a command line
-_NUM_TEXTS = 8  # of which an evaluation of text writes the answers
 
 
 @dataclass(frozen=True)
@@ -95,7 +82,7 @@ class Session:
         config, progress = start.config, state.progress
         config.profile.require_ranks(world.size)
         with world.shared_errors():
-            self._loader = _train_loader(data, plan, world)
+            self._loader = plan.kind.loader(config, data.train, plan.sampler, plan.augmentation, world)
             if world.is_main:
                 prepare(start, lock, world.launch)
                 Launched(
@@ -130,7 +117,7 @@ class Session:
             None if config.profile.enabled else config.perf_every_n_steps,  # there is one profiler at a time
             world,
             num_examples=config.global_batch_size // config.num_slots * (mine.stop - mine.start),
-            unit=plan.unit,
+            unit=plan.kind.unit,
             max_share=config.perf_max_share,
         )
         flops = FlopsOfRun(config, data.sizes, plan.last_step)
@@ -217,7 +204,7 @@ class Session:
             row["train/skipped_steps"] = len(progress.skipped_steps)
         if progress.failed_saves:
             row["train/failed_saves"] = progress.failed_saves
-        row |= self.clock.read(config.global_batch_size, self.plan.unit)
+        row |= self.clock.read(config.global_batch_size, self.plan.kind.unit)
         with self.clock.paused():
             row |= self._flops.row(progress.step, progress.skipped_steps, row["perf/step_ms"])
         return row | self._ranks.row()
@@ -244,7 +231,16 @@ class Session:
         try:
             taking, advice = self._eval_share.taking(limited=limited), advising(self._smaller_evaluation)
             with taking as deadline, state.averaged_weights(), advice:
-                metrics, pictures = self._evaluate(self._data.test, deadline)
+                asked = Asked(
+                    self.config,
+                    progress.step,
+                    self._world,
+                    self.plan.evaluators,
+                    self._metrics.num_pictures,
+                    Interrupts(state.layout.lockstep, self._stop, deadline),
+                    self.say,
+                )
+                metrics, pictures = self.plan.kind.evaluate(asked, state.model, self._data.test)
         except UserError:
             progress.pending_row = row
             self.save(is_best=False, is_last=True)
@@ -265,65 +261,18 @@ class Session:
     def _smaller_evaluation(self) -> str:
         """Return the batch size with which an evaluation fits beside the state of this rank."""
         config, test = self.config, self._data.test
-        batch_size = config.eval_batch_size or config.global_batch_size
-        if not isinstance(test, Split):
-            return half("eval_batch_size", batch_size)
-        batch_size = min(batch_size, max(test.num_examples(config.eval_max_examples).values()))
-        num_held = sum(local_part(tensor).nbytes for tensor in self.state.own_tensors())
-        sizes = Sizes.of(self._data.puzzles("train"))
-        return smaller_evaluation("eval_batch_size", batch_size, config.puzzle_arch, sizes, num_held, self._world)
-
-    def _evaluate(self, test: Split | TextSplit, deadline: Deadline) -> tuple[dict[str, float] | None, list[Picture]]:
-        """Return the metrics of the test split, and pictures of some answers. Every rank."""
-        config, model, layout = self.config, self.state.model, self.state.layout
-        batch_size = config.eval_batch_size or config.global_batch_size
-        if isinstance(test, TextSplit):
-            assert isinstance(model, TextModel)
-            sample = TextSample(_NUM_TEXTS)
-            text_options = TextEvalOptions(batch_size, config.target_only, config.eval_max_examples, sample)
-            metrics = evaluate_text(
-                model,
-                test,
-                self._world,
-                text_options,
-                lockstep=layout.lockstep,
-                stop=self._stop,
-                deadline=deadline,
-            )
-            if metrics is not None and self._world.is_main:
-                self._write_sample(sample)
-            return metrics, []
-        assert isinstance(model, RecursiveModel)
-        num_pictures = self._metrics.num_pictures
-        answers = AnswerSample(num_pictures) if num_pictures else None
-        options = EvalOptions(
-            batch_size,
-            adaptive=config.eval_adaptive,
-            max_examples=config.eval_max_examples,
-            save_outputs=config.eval_save_outputs,
-            save_to=config.run_path / "eval_outputs" / f"step_{self.state.progress.step:08d}",
-            sample=answers,
+        assert test is not None
+        return smaller_evaluation(
+            "eval_batch_size",
+            config.eval_batch_size or config.global_batch_size,
+            config.arch,
+            self._data.sizes,
+            num_examples=max(test.num_examples(config.eval_max_examples).values()),
+            num_held=sum(local_part(tensor).nbytes for tensor in self.state.own_tensors()),
+            world=self._world,
         )
-        metrics = evaluate(
-            model,
-            test,
-            self._world,
-            options,
-            evaluators=self.plan.evaluators,
-            lockstep=layout.lockstep,
-            stop=self._stop,
-            deadline=deadline,
-        )
-        return metrics, pictures_of(answers, test) if answers is not None and metrics is not None else []
 
-    def _write_sample(self, sample: TextSample) -> None:
-        """Write a few answers into the folder of the run. The run goes on without them."""
-        try:
-            sample.write(self.config.run_path, self.state.progress.step)
-        except OSError as error:
-            self.say(f"the answers of step {self.state.progress.step} can't be written ({error.strerror})")
-
-    def _announce_evaluation(self, test: Split | TextSplit) -> None:
+    def _announce_evaluation(self, test: AnySplit) -> None:
         """Say that an evaluation begins, unless the last one was short. A silent run looks hung."""
         last_s = self._eval_share.last_s
         if last_s is not None and last_s < _LONG_EVALUATION_S:
@@ -449,73 +398,24 @@ class Session:
         error.add_note(f"at step {self.state.progress.step}; {self._checkpointer.last_good}")
 
 
-def _train_loader(data: Data, plan: Plan, world: World) -> TrainLoader | TextLoader:
-    config = plan.config
-    if isinstance(plan.sampler, TextSampler):
-        num_parts = config.parallel.num_microbatches(config.grad_accumulation)
-        return TextLoader(
-            plan.sampler,
-            world,
-            num_parts=num_parts,
-            target_only=config.target_only,
-            kernel=config.text_arch.attention_kernel,
-        )
-    assert isinstance(data.train, Split)
-    return TrainLoader(data.train, plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on)
-
-
-def pictures_of(sample: AnswerSample, split: Split) -> list[Picture]:
-    """Return a picture for each answer of the sample, in the order of rows."""
-    if sample.set_name is None:
-        return []
-    seq_len, vocab_size = split.shape_of(sample.set_name)
-    board = board_of(task_of_shape(seq_len, vocab_size), seq_len)
-    pictures = []
-    for answer in sorted(sample.answers, key=lambda answer: answer.row):
-        title = f"row {answer.row} of {sample.set_name}"
-        tokens = (answer.question_S, answer.label_S, answer.answer_S[None])
-        pictures.append(Picture(title, partial(draw_answers, board, *tokens, title)))
-    return pictures
-
-
 def what_next(config: PretrainConfig, data: Data) -> str:
     """Return the folder of a run that has ended, and the commands that use its model."""
     trained = typed_override("checkpoint", str(config.run_path))
+    question = kind_of_arch(config.arch).question(data.test or data.train)
     return (
         f"done; {config.run_path} has the model\n"
         f"python evaluate.py {trained}\n"
-        f"python solve.py {trained} {for_shell([_question(data.test or data.train)])}\n"
+        f"python solve.py {trained} {for_shell([question])}\n"
         f"python view.py {for_shell([str(config.run_path)])}"
     )
-
-
-def _question(split: Split | TextSplit) -> str:
-    """Return what solve.py may be asked: the first example, if it is short and fills its board."""
-    if isinstance(split, TextSplit):
-        return "prompt=..."
-    name, puzzles = next(iter(split.sets.items()))
-    task = task_of_set(split, name)
-    if isinstance(task, TextTask) and puzzles.inputs.shape[1] <= _LONGEST_QUESTION and puzzles.inputs[0].all():
-        return f"puzzle={task.plain(puzzles.inputs[0])}"
-    return "task=TASK.json" if isinstance(task, ArcTask) else "puzzle=..."
 
 
 def describe(config: PretrainConfig, data: Data, state: TrainState, plan: Plan, world: World) -> str:
     """Return the line at the head of the log that says what is about to run."""
     network = num_parameters(config, data.sizes)  # a rank of a pipeline holds some of them
-    table = state.model.puzzle_embedding
-    num_rows = f"{table.weight.numel():,} in the puzzle table" if table is not None else "no puzzle table"
+    data_in_words, batch_in_words = plan.kind.description(config, data.train, plan.sampler, state.model)
     drawn = f", {plan.augmentation.description} drawn on the fly" if plan.augmentation is not None else ""
-    steps, where = f"{plan.last_step:,} steps of", f"{config.parallel.name}, {world.size} x {world.device.type}"
-    if isinstance(data.train, TextSplit):
-        metadata = data.train.metadata
-        assert isinstance(plan.sampler, TextSampler)
-        return (
-            f"{config.run_path}: {config.arch.name}, {network:,} parameters; {metadata.num_samples:,} samples of "
-            f"{metadata.num_tokens:,} tokens; {steps} {config.global_batch_size:,} tokens in {config.rows_per_step} "
-            f"rows, {100 * plan.sampler.waste:.1f} % padding; {where}"
-        )
     return (
-        f"{config.run_path}: {config.arch.name}, {network:,} parameters and {num_rows}; "
-        f"{data.train.metadata.total_groups:,} groups{drawn}; {steps} {config.global_batch_size} sequences; {where}"
+        f"{config.run_path}: {config.arch.name}, {network:,} parameters{data_in_words}{drawn}; "
+        f"{plan.last_step:,} steps of {batch_in_words}; {config.parallel.name}, {world.size} x {world.device.type}"
     )

@@ -209,14 +209,14 @@ def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data)
             f"init_from={config.initial_weights} is where a run begins, but {checkpoint.path} goes on; "
             "give another run_name and no resume to begin there"
         )
-    if config.arch.kind == "text":
-        before, now = (of["global_batch_size"] // of["rows_per_step"] for of in (saved.config, config.model_dump()))
-        if before != now:
-            raise UserError(
-                f"{checkpoint.path} was trained on rows of {before:,} tokens, and global_batch_size="
-                f"{config.global_batch_size} in {config.rows_per_step} rows makes rows of {now:,}, which hold other "
-                f"samples; change both keys alike, such as global_batch_size={before * config.rows_per_step}"
-            )
+    key, _ = config.slots_key  # only rows of text hold more than one unit of the batch
+    before, now = (of["global_batch_size"] // of[key] for of in (saved.config, config.model_dump()))
+    if before != now:
+        raise UserError(
+            f"{checkpoint.path} was trained on rows of {before:,} tokens, and global_batch_size="
+            f"{config.global_batch_size} in {config.rows_per_step} rows makes rows of {now:,}, which hold other "
+            f"samples; change both keys alike, such as global_batch_size={before * config.rows_per_step}"
+        )
     shared = saved.fingerprint.keys() & data.fingerprint.keys()  # a run that doesn't evaluate opens no test split
     changed = sorted(split for split in shared if saved.fingerprint[split] != data.fingerprint[split])
     if changed and not config.allow_changed_data:

@@ -12,9 +12,10 @@ from contextlib import suppress
 from models import build_on_meta
 from models.parallel.layout import Layout
 from training.config import PretrainConfig
-from training.data import AnySizes, sizes_from
+from training.data import AnySizes
 from training.example_step import example_step
 from training.precision import with_forward_dtype
+from training.splits import sizes_from
 from training.trained import initial_weights
 from utils.command_line import validate
 from utils.ranks.setup import connect_devices

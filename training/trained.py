@@ -11,27 +11,22 @@ from pydantic import model_validator
 from torch import Tensor
 
 from dataset.schema import Split
-from dataset.text.schema import UNKNOWN
+from dataset.text.schema import UNKNOWN, TextSplit
 from models import ArchConfig, build_arch, build_on_meta
 from models.base import CommonConfig, RecursiveModel
 from models.model import Model
 from models.parallel.layout import Layout
+from models.text.model import TextModel
 from sharing.exported import ExportedText, ModelFile, open_model
 from sharing.published import PuzzleTable, fit_one_by_one
 from sharing.sources import Kind, kind_of, require_known
 from sharing.stored_config import completed
-from training.config import PretrainConfig, require_keys_of_arch
-from training.data import (
-    AnySizes,
-    Sizes,
-    TextSizes,
-    require_same_sizes,
-    sizes_from,
-    sizes_of_checkpoint,
-    sizes_of_data,
-)
+from training.config import PretrainConfig
+from training.data import AnySizes, Sizes
+from training.kinds import kind_of_arch, require_keys_of_arch
 from training.precision import with_forward_dtype
 from training.run_config import read_beside_groups, without_options
+from training.splits import sizes_from, sizes_of_checkpoint, sizes_of_data
 from utils.checkpoint.format import RunState, read_state, step_folders
 from utils.checkpoint.names import step_named
 from utils.checkpoint.reader import Checkpoint, InParts, open_checkpoint
@@ -96,26 +91,24 @@ class Trained:
             )
         return self.arch, self.sizes
 
-    def on(self, split: Split) -> "Trained":
-        """Return the model for the puzzles of a split, which may differ from those of its training.
-
-        A model that is free of sizes takes the sizes of the puzzles. One that is free of the number
-        of tokens does if the puzzles have as many kinds of tokens.
+    def on(self, split: Split | TextSplit) -> "Trained":
+        """Return the model for the data of a split, which may differ from those of its training.
 
         Raises:
-            UserError: It is not free, and was built for other sizes; or it is a model of text.
+            UserError: The model can't read the split.
         """
-        arch, sizes = self.of_puzzles()
-        of_split = Sizes.of(split)
-        if arch.weights_fit(same_vocabulary=of_split.vocab_size == sizes.vocab_size):
-            return replace(self, sizes=of_split)
-        require_same_sizes(sizes, split, arch, self.data)
-        return self
+        return replace(self, sizes=kind_of_arch(self.arch).sizes_on(self.arch, self.sizes, split, self.data))
 
     def load_puzzle_model(self, world: World) -> RecursiveModel:
         """As `load_model`, for a model of puzzles. Every rank."""
         model = self.load_model(world)
         assert isinstance(model, RecursiveModel)
+        return model
+
+    def load_text_model(self, world: World) -> TextModel:
+        """As `load_model`, for a model of text. Every rank."""
+        model = self.load_model(world)
+        assert isinstance(model, TextModel)
         return model
 
     def load_model(self, world: World) -> Model:
@@ -289,13 +282,14 @@ def require_tokens_of(source: str, sizes: AnySizes, world: World) -> None:
         sizes: of the data on which the weights are trained further.
     """
     with world.shared_errors():
-        if not world.is_main or not isinstance(sizes, TextSizes):
+        own = sizes.as_dict().get("tokenizer")  # puzzles have none
+        if not world.is_main or own is None:
             return
         described = _description(source)
         theirs = None if described is None else described[1].get("tokenizer")
-        if theirs not in (None, UNKNOWN, sizes.tokenizer):
+        if theirs not in (None, UNKNOWN, own):
             raise UserError(
-                f"{source} reads tokens of {str(theirs)[:12]}, but those of the data are of {sizes.tokenizer[:12]}; "
+                f"{source} reads tokens of {str(theirs)[:12]}, but those of the data are of {own[:12]}; "
                 "build the dataset with the tokenizer of the weights"
             )
 

@@ -303,6 +303,10 @@ class BoardTask(ABC):
         """
         return tokens
 
+    def of_other_size(self, num_cells: int) -> BoardTask | None:
+        """Return the same kind of task with boards of so many cells; None if there is none."""
+        return None
+
     # ---- for subclasses ----
 
     def _row(self, row: int) -> range:
@@ -347,7 +351,6 @@ class TextTask(BoardTask):
         return token_of, joined(list(token_of), "or")
 
     def of_other_size(self, num_cells: int) -> BoardTask | None:
-        """Return the same kind of task with boards of so many cells; None if there is none."""
         return self.of_shape(num_cells, len(self.symbols))
 
     def lines_in(self, text: str) -> list[Line]:

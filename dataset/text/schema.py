@@ -13,6 +13,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -175,21 +176,20 @@ class TextSplit:
             file.require_unchanged()
 
 
-def is_text(data_path: str | Path) -> bool:
-    """Return whether a folder holds text, in this format or in HRM-Text's."""
+def kind_of_data(data_path: str | Path) -> Literal["puzzles", "text"] | None:
+    """Return what a folder holds; None if it is no dataset. Text may be in HRM-Text's format."""
     folders = [Path(data_path), *(Path(data_path) / split for split in ("train", "test"))]
     for folder in folders:
         is_described = any((folder / name).is_file() for name in ("metadata.json", "samples.npy"))
         if is_described and (folder / "tokens.npy").is_file():
-            return True
-    for folder in folders[1:]:
-        try:
-            described = read_json(folder / "dataset.json", REBUILD)
-        except (OSError, UserError):  # what opens the dataset says what is wrong
-            continue
-        if isinstance(described, dict) and described.get("kind") == TextMetadata.kind_of_data:
-            return True
-    return False
+            return "text"
+    files = [file for folder in folders[1:] if (file := folder / "dataset.json").is_file()]
+    for file in files:
+        with suppress(OSError, UserError):  # what opens the dataset says what is wrong
+            described = read_json(file, REBUILD)
+            if isinstance(described, dict) and described.get("kind") == TextMetadata.kind_of_data:
+                return "text"
+    return "puzzles" if files else None
 
 
 def has_split(data_path: Path, split: SplitName) -> bool:

@@ -9,7 +9,7 @@ from dataset.text.tokenizer import ByteTokenizer
 from models.text.config import HRMTextConfig
 from models.text.model import TextModel
 from tests.models.text.helpers import make_config
-from training.prompts import PromptConfig, Reader, TrainedOn, Writer
+from training.prompts import PromptConfig, Reader, Writer
 
 START, END_OF_INSTRUCTION, END = 256, 257, 258
 MAX_LEN = 40
@@ -48,4 +48,4 @@ def prompt_config(**options: Any) -> PromptConfig:
 
 
 def make_writer(model: TextModel, form: Form = "text", **options: Any) -> Writer:
-    return Writer(model, Reader(TrainedOn(ByteTokenizer(), MAX_LEN, form), prompt_config(**options)))
+    return Writer(model, Reader(ByteTokenizer(), MAX_LEN, form, prompt_config(**options)))

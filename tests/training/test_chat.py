@@ -55,13 +55,6 @@ def test_an_answer_is_printed(printed: Printed) -> None:
     assert told == {"prompt": "ab", "form": "text", "answer": "hß\x1b!", "tokens": tokens, "ended_by": "end"}
 
 
-def test_a_terminal_gets_no_control_characters(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    writer = make_writer(Script(*b"a\x1b[2Jb\n\tc", END), max_new_tokens=20)
-    write_answer(writer, "ab", writer.reader.read("ab", "prompt"), as_json=False)
-    assert printed()[0] == "a?[2Jb\n\tc\n"
-
-
 def test_a_terminal_gets_all_other_characters(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Among them are blanks that do not break, and what joins emoji; not changes of direction."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -70,22 +63,6 @@ def test_a_terminal_gets_all_other_characters(printed: Printed, monkeypatch: pyt
     writer.reader.max_len = 100
     write_answer(writer, "ab", writer.reader.read("ab", "prompt"), as_json=False)
     assert printed()[0] == f"{text}?\n"
-
-
-def test_an_output_that_lacks_a_character_gets_a_question_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stream, encoding="ascii"))
-    writer = make_writer(Script(*"aß".encode(), END))
-    write_answer(writer, "ab", writer.reader.read("ab", "prompt"), as_json=False)
-    assert stream.getvalue() == b"a?\n"
-
-
-def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with open("/dev/full", "w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        writer = make_writer(Script(*b"ab", END))
-        with pytest.raises(UserError, match=r"the output can't be written \(No space left on device\); free its disk"):
-            write_answer(writer, "ab", writer.reader.read("ab", "prompt"), as_json=False)
 
 
 def test_a_full_context_is_said(printed: Printed) -> None:
@@ -137,9 +114,3 @@ def _interrupt(writer: Writer, monkeypatch: pytest.MonkeyPatch, *, turn: int) ->
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(writer, "write", interrupted)
-
-
-def test_no_input_is_an_empty_chat(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    chat(make_writer(Script(0)), as_json=False)
-    assert printed() == ("", "")

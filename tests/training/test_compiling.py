@@ -17,10 +17,11 @@ from tests.spawn import run_ranks
 from training import compiling
 from training.compiling import LEAST_FLOPS, estimated_flops_of_step, with_compile
 from training.config import PretrainConfig
-from training.data import AnySizes, Sizes, open_data
+from training.data import AnySizes, Sizes
 from training.flops import flops_of_step
 from training.recovery import Recovery
 from training.resume import Start, read_start
+from training.splits import open_data
 from utils.command_line import read_config, validate
 from utils.errors import UserError
 from utils.ranks.launch import Launch

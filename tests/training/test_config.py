@@ -22,7 +22,6 @@ NO_EVALUATION = ("eval_interval=null", "eval_every_n_steps=null")
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        (["best_metric=train/lm_loss"], "name one of evaluation"),
         (["freeze_weights=true", "freeze=blocks"], "freeze=blocks leaves less; give one of them"),
         (["freeze_weights=true", NO_TABLE], "freeze_weights trains the puzzle table only, but arch.puzzle_emb_ndim"),
         (["freeze=puzzle_table", NO_TABLE], "there is none; leave freeze out"),
@@ -43,11 +42,6 @@ def test_keys_that_contradict_one_another_are_refused(typed: list[str], expected
 @pytest.mark.parametrize(
     "typed",
     [
-        ["best_metric=eval/any/thing"],
-        [
-            "best_metric=valid_boards",
-            "evaluators=[sudoku]",
-        ],  # a metric of an evaluator is checked when the data are known
         ["best_metric=null"],
         ["freeze_weights=true"],
         ["freeze=blocks", NO_TABLE],
@@ -74,17 +68,6 @@ def test_the_config_names_the_weights_and_the_data() -> None:
     assert compose("data_paths=[b,c]", "data_paths_test=[d]").test_paths == ["d"]
 
 
-def test_a_run_evaluates_by_epochs_or_by_steps() -> None:
-    assert compose("eval_interval=1", "eval_every_n_steps=null").evaluates
-    assert compose("eval_interval=null", "eval_every_n_steps=1").evaluates
-    assert not compose(*NO_EVALUATION).evaluates
-
-
 def test_a_config_is_written_and_read_back_unchanged() -> None:
     config = compose("experiment=sudoku_hard_full", "run_name='[a, 1]: b'", "wandb.tags=[x,'1']")
     assert validate(PretrainConfig, yaml.safe_load(OmegaConf.to_yaml(OmegaConf.create(config.model_dump())))) == config
-
-
-def test_a_config_does_not_change_after_validation() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        compose().lr = 1.0

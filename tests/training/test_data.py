@@ -10,7 +10,8 @@ from dataset.schema import open_split
 from tests.dataset.shapes import split_of
 from tests.spawn import world_of
 from training.config import PretrainConfig
-from training.data import Sizes, open_data, require_same_sizes, require_whole_shares, slots_of_ranks
+from training.data import Sizes, require_same_sizes, require_whole_shares, slots_of_ranks
+from training.splits import open_data
 from utils.command_line import read_config, validate
 from utils.ranks.world import World
 

@@ -19,6 +19,7 @@ from tests.models.helpers import seed_with, small_hrm
 from tests.spawn import run_ranks
 from tests.training.examples import IGNORED, made_split, random_rows
 from training.evaluation import AnswerSample, EvalOptions, evaluate
+from training.laps import Interrupts
 from utils.batch import Batch
 from utils.perf.clocks import Deadline
 from utils.ranks.world import World
@@ -124,7 +125,7 @@ def _evaluate(model: HRM, split: Split, batch_size: int, **options: Any) -> dict
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize("batch_size", [2, 5, 23])
+@pytest.mark.parametrize("batch_size", [2, 23])
 def test_a_sample_has_the_answers_to_the_first_examples(
     model: HRM, rows: dict[str, np.ndarray], batch_size: int, adaptive: bool, tmp_path: Path
 ) -> None:
@@ -178,7 +179,7 @@ def test_the_metrics_equal_those_of_segments_run_by_hand(model: HRM, rows: dict[
     assert "eval/all/q_continue_loss" not in metrics  # q_continue has a target only in training
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 7, 22, 23, 1000])
+@pytest.mark.parametrize("batch_size", [1, 7, 1000])
 def test_the_batch_size_does_not_change_the_metrics(model: HRM, rows: dict[str, np.ndarray], batch_size: int) -> None:
     split = made_split(all=rows)
     expected = _evaluate(model, split, 5)
@@ -372,7 +373,7 @@ def test_a_batch_before_a_deadline_counts_completely_or_not_at_all(
         made_split(all=rows),
         SINGLE,
         EvalOptions(5, adaptive=adaptive, save_outputs=["labels"], save_to=tmp_path),
-        deadline=deadline,
+        interrupts=Interrupts(deadline=deadline),
     )
     assert metrics is not None
     assert deadline.was_met == (num_batches == 5)
@@ -399,7 +400,7 @@ def test_a_stop_abandons_the_evaluation(model: HRM, rows: dict[str, np.ndarray],
         made_split(all=rows),
         SINGLE,
         EvalOptions(5, save_outputs=["logits"], save_to=tmp_path / "outputs"),
-        stop=Stop(),
+        interrupts=Interrupts(stop=Stop()),
     )
     assert outcome is None
     assert not (tmp_path / "outputs").exists()

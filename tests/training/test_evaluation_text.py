@@ -23,6 +23,7 @@ from tests.models.parallel.helpers import DIST, config_of
 from tests.models.text.helpers import make_config
 from tests.spawn import run_ranks
 from training.evaluation_text import TextAnswer, TextEvalOptions, TextSample, evaluate_text, text_eval_metrics
+from training.laps import Interrupts
 from utils.errors import UserError
 from utils.perf.clocks import Deadline
 from utils.ranks.setup import connect_devices
@@ -202,6 +203,19 @@ def test_a_text_goes_on_after_its_first_half(tmp_path: Path) -> None:
     assert sample.answers == [TextAnswer(0, "text", False, text[:7], answer, text[7:])]
 
 
+@torch.no_grad()
+def test_answers_have_no_token_that_the_dataset_lacks(problems: TextSplit) -> None:
+    """The vocabulary of a model is rounded up. Here its further tokens are the likeliest ones."""
+    small, padded = _model(), TextModel(make_config(HRMTextConfig), vocab_size=512)
+    for name, tensor in padded.state_dict().items():
+        own = small.state_dict()[name]
+        tensor.copy_(own if own.shape == tensor.shape else torch.cat([own, 3 * own])[:512])
+    padded.fill_constants()
+    right = _one_by_one(small, problems, list(range(NUM)))["eval/all/exact_accuracy"]
+    found = evaluate_text(padded, problems, SINGLE, _options(60))
+    assert found is not None and found["eval/all/exact_accuracy"] == pytest.approx(right) and right > 0
+
+
 # ---- several ranks ----
 
 
@@ -216,7 +230,9 @@ def _on_a_rank(world: World, path: str, batch_size: int) -> tuple[dict[str, floa
     model = _model()
     shard_weights(model, config, world)
     sample, split = TextSample(3), open_text_split(path, "test")
-    found = evaluate_text(model, split, world, _options(batch_size, sample=sample), lockstep=True)
+    found = evaluate_text(
+        model, split, world, _options(batch_size, sample=sample), interrupts=Interrupts(lockstep=True)
+    )
     return found, sample.answers
 
 
@@ -242,20 +258,23 @@ def test_a_stop_abandons_it(problems: TextSplit, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(stop, "requested", requested)
     for num_calls in (0, 1, 9, 25):  # in the loss, and in the answers
         left = num_calls
-        assert evaluate_text(_model(), problems, SINGLE, _options(40), stop=stop) is None
+        assert evaluate_text(_model(), problems, SINGLE, _options(40), interrupts=Interrupts(stop=stop)) is None
     left = 10**6
-    assert evaluate_text(_model(), problems, SINGLE, _options(40), stop=stop) is not None
+    assert evaluate_text(_model(), problems, SINGLE, _options(40), interrupts=Interrupts(stop=stop)) is not None
 
 
 def test_without_time_there_are_no_metrics(problems: TextSplit) -> None:
     deadline, sample = Deadline(0.0), TextSample(2)
-    assert evaluate_text(_model(), problems, SINGLE, _options(40, sample=sample), deadline=deadline) == {}
+    assert (
+        evaluate_text(_model(), problems, SINGLE, _options(40, sample=sample), interrupts=Interrupts(deadline=deadline))
+        == {}
+    )
     assert not deadline.was_met and not sample.answers
 
 
 def test_enough_time_changes_nothing(problems: TextSplit) -> None:
     deadline, model = Deadline(600.0), _model()
-    found = evaluate_text(model, problems, SINGLE, _options(40), deadline=deadline)
+    found = evaluate_text(model, problems, SINGLE, _options(40), interrupts=Interrupts(deadline=deadline))
     assert found == pytest.approx(_one_by_one(model, problems, list(range(NUM))), rel=1e-5)
     assert deadline.was_met
 
@@ -279,7 +298,7 @@ def test_some_time_gives_evenly_spread_samples(problems: TextSplit, monkeypatch:
         return forward(inputs_N, *args, **options)
 
     model.forward = watched  # type: ignore[method-assign]
-    found = evaluate_text(model, problems, SINGLE, _options(40), deadline=deadline)
+    found = evaluate_text(model, problems, SINGLE, _options(40), interrupts=Interrupts(deadline=deadline))
     assert found is not None and 0 < found["eval/all/num_examples"] < NUM and not deadline.was_met
     starts = problems.samples(0).take(np.arange(NUM))[:, 0]
     firsts = {tuple(problems.tokens[start : start + 2].tolist()): n for n, start in enumerate(starts.tolist())}

@@ -54,7 +54,9 @@ def test_the_named_batch_of_an_evaluation_is_the_largest_half_that_fits(
     arch, sizes = begun.start.config.puzzle_arch, Sizes.of(begun.data.puzzles("train"))
 
     def named() -> int:
-        said = smaller_evaluation("batch_size", NUM_SLOTS, arch, sizes, 10**6, SINGLE)
+        said = smaller_evaluation(
+            "batch_size", NUM_SLOTS, arch, sizes, num_examples=NUM_SLOTS, num_held=10**6, world=SINGLE
+        )
         found = re.search(r"batch_size=(\d+): ([\d.]+) GB instead of ([\d.]+)", said)
         assert found is not None and float(found[2]) < float(found[3]), said
         return int(found[1])

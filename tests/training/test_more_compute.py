@@ -182,6 +182,12 @@ def test_the_surest_trajectory_answers_a_puzzle_of_a_user(monkeypatch: pytest.Mo
     assert answered.predictions_TNS.tolist() == [[[1]]]
 
 
+def test_trajectories_and_restarts_take_noise_and_seed_from_the_config() -> None:
+    config = MoreCompute(num_steps=None, trajectories=3, restarts=4, noise=0.5, tta=None, seed=7)
+    assert config.side_by_side == Trajectories(3, 0.5, 7) and config.one_by_one == Trajectories(5, 0.5, 7)
+    assert config.side_by_side != Trajectories(3, 0.5, 0)
+
+
 def test_passes_that_would_be_the_same_are_refused() -> None:
     def options(**given: Any) -> MoreCompute:
         return MoreCompute(

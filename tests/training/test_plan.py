@@ -4,7 +4,6 @@
 
 import functools
 import itertools
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,9 @@ from dataset.schema import PuzzleSet
 from models.act import draw_min_halt_steps
 from tests.spawn import world_of
 from training.config import PretrainConfig
-from training.data import open_data
-from training.plan import Plan, draw_exploration, full_best_metric, improves, online_augmentation
+from training.kinds import draw_exploration
+from training.plan import Plan, full_best_metric, online_augmentation
+from training.splits import open_data
 from utils.checkpoint.format import Progress
 from utils.command_line import read_config, validate
 from utils.errors import UserError
@@ -142,11 +142,6 @@ def test_evaluations_by_epochs_and_by_steps(
     assert {step for step in steps if plan.evaluation_due(step)} == expected
 
 
-def test_a_run_without_a_test_split_never_evaluates() -> None:
-    plan = _plan(evaluates=False, last_step=6, eval_interval=None, eval_every_n_steps=2)
-    assert not [step for step in range(1, 7) if plan.evaluation_due(step)]
-
-
 @pytest.mark.parametrize("every", [None, 1, 3, 4, 100])
 @pytest.mark.parametrize("after_evaluations", [True, False])
 def test_checkpoints_are_due_at_intervals_and_after_evaluations(every: int | None, after_evaluations: bool) -> None:
@@ -189,20 +184,6 @@ def test_the_schedule_counts_from_0_for_urm_as_published_and_from_1_for_others()
         assert [plan.lr_multiplier(step) for step in range(1, 9)] == expected
 
 
-@pytest.mark.parametrize(("kind", "factor"), [("none", 1.0), ("sqrt", math.sqrt(1.5)), ("linear", 1.5)])
-def test_the_rate_scales_with_the_batch(kind: str, factor: float) -> None:
-    plan = _plan(lr_scaling=kind, lr_scaling_reference=8, global_batch_size=12)
-    assert plan.lr_scale == pytest.approx(factor)
-
-
-def test_the_average_equals_the_weights_until_its_start() -> None:
-    for start in (0.0, 0.3, 0.5):
-        plan = _plan(last_step=10, ema_rate=0.9, ema_start=start)
-        assert [plan.ema_rate(step) for step in range(1, 11)] == [
-            0.9 if step > 10 * start else 0 for step in range(1, 11)
-        ]
-
-
 # ---- the best evaluation -----------------------------------------------------------------------
 
 
@@ -234,12 +215,6 @@ def test_a_run_is_finished_at_its_last_step_or_out_of_patience() -> None:
         progress = Progress(step=step, evaluations_since_best=since_best, pending_row=pending)
         is_over = step in (5, 6, 7) or since_best in (2, 3)
         assert plan.is_finished(progress) == (is_over and pending is None), progress
-
-
-def test_a_missing_value_is_no_improvement() -> None:
-    assert improves(0.0, None, "max") and improves(0.0, None, "min")
-    assert not improves(None, None, "max") and not improves(None, 0.0, "min")
-    assert not improves(1.0, 1.0, "max") and not improves(1.0, 1.0, "min")
 
 
 # ---- the plan of a run -------------------------------------------------------------------------
@@ -333,6 +308,7 @@ def test_a_run_without_evaluations_has_no_best(data: Path) -> None:
         ("eval/all/exact_accuracy_at_step/16", "eval/all/exact_accuracy_at_step/16"),
         ("eval/all/exact_accuracy_at_step/17", None),
         ("eval/other/exact_accuracy", None),
+        ("train/lm_loss", None),
     ],
 )
 def test_the_default_set_of_the_best_metric_is_the_first_set(

@@ -95,17 +95,6 @@ def test_a_run_that_began_without_the_key_goes_on_without_fp8(data: Path, tmp_pa
     assert not changed(runs.tensors(run, 2), runs.tensors(tmp_path / "again", 2))
 
 
-@needs_fp8
-def test_the_products_that_fp8_computes_are_named() -> None:
-    model = small_model("trm", fp8_no_grad=True, mlp_t=True)
-    (line,) = precision.require_fp8_products(model, World.single())
-    assert line == (
-        "arch.fp8_no_grad: calls without gradient multiply in FP8: mlp_t.down_proj, mlp.gate_up_proj, mlp.down_proj; "
-        "other sizes, float32: mlp_t.gate_up_proj (12 to 512)"
-    )
-    assert precision.require_fp8_products(small_model("trm"), World.single()) == []
-
-
 def test_sizes_that_fp8_never_multiplies_are_refused() -> None:
     model = small_model("trm", fp8_no_grad=True, mlp_t=True, width_multiple=1, expansion=1.0)
     with pytest.raises(UserError, match=r"the model has none; give arch.width_multiple=16, or set arch.fp8_no_grad to"):
@@ -125,8 +114,6 @@ def test_the_last_bit_of_a_product_of_scales_is_no_error(monkeypatch: pytest.Mon
             RuntimeError("torch._scaled_mm is only supported on CUDA devices\nwith 9.0"),
             "supported on CUDA devices with",
         ),
-        (NotImplementedError("The operator 'aten::_scaled_mm' is not implemented for MPS"), "not implemented for MPS"),
-        (ValueError("Only bf16 high precision output types are supported"), "Only bf16 high precision"),
         (torch.zeros(128, 128), "a product of ones is wrong"),
     ],
 )
@@ -144,4 +131,3 @@ def test_a_device_without_fp8_is_refused(
     message = str(caught.value)
     assert why in message and "\n" not in message
     assert message.startswith("arch.fp8_no_grad is true, but PyTorch can't multiply in FP8 on cpu into float32 (")
-    assert message.endswith("take a Hopper GPU and arch.forward_dtype=bfloat16, or set arch.fp8_no_grad to false")

@@ -28,8 +28,6 @@ def _written(writer: Writer, prompt: str = "abc") -> str:
 def test_prompts_have_the_special_tokens_of_training() -> None:
     assert make_writer(Script(0)).reader.read("ab", "prompt") == [START, 97, 98]
     assert make_writer(Script(0), "instruction").reader.read("ab", "prompt") == [START, 97, 98, END_OF_INSTRUCTION]
-    assert make_writer(Script(0), "text", prompt_form="instruction").reader.read("", "x") == [START, END_OF_INSTRUCTION]
-    assert make_writer(Script(0), "instruction", prompt_form="text").reader.read("", "x") == [START]
     assert make_writer(Script(0)).reader.read("\udcff", "prompt") == [START, 0xFF], (
         "a byte of a terminal that is no UTF-8"
     )

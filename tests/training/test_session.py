@@ -14,6 +14,7 @@ import torch
 from models.losses import METRICS
 from tests.in_process import SINGLE, begin
 from tests.runs import settings
+from training.laps import Interrupts
 from training.number_watch import BadStep
 from training.plan import Plan
 from training.session import Session, describe
@@ -21,7 +22,6 @@ from utils.checkpoint import writer as writer_module
 from utils.checkpoint.format import step_folders
 from utils.checkpoint.reader import Checkpoint
 from utils.errors import UserError
-from utils.perf.clocks import Deadline
 from utils.ranks.world import World
 from utils.run.stop import StopSignal
 
@@ -68,13 +68,6 @@ def test_rows_after_the_checkpoint_are_dropped(
         assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == kept
 
 
-def test_torchrun_learns_that_the_run_has_begun(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    began = list[World]()
-    monkeypatch.setattr(World, "note_beginning", lambda world: began.append(world))
-    with open_session():
-        assert len(began) == 1
-
-
 @pytest.mark.parametrize(("changes", "every"), [({}, 7), ({"profile": "true"}, None)])
 def test_communication_is_sampled_unless_a_trace_is_taken(
     open_session: Open, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], every: int | None
@@ -83,11 +76,6 @@ def test_communication_is_sampled_unless_a_trace_is_taken(
     monkeypatch.setattr("training.session.RankSampler", lambda every, world, **more: given.append((every, more)))
     open_session(perf_every_n_steps=7, perf_max_share=0.25, **changes)
     assert given == [(every, {"num_examples": BATCH, "unit": "examples", "max_share": 0.25})]
-
-
-def test_ranks_to_trace_must_exist(open_session: Open) -> None:
-    with pytest.raises(UserError, match=r"profile\.ranks: there is no rank 1 of 1"):
-        open_session(profile="true", profile__ranks="[1]")
 
 
 def test_a_row_has_the_speed_in_operations(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,18 +87,6 @@ def test_a_row_has_the_speed_in_operations(open_session: Open, monkeypatch: pyte
             rows.append(session.end_step())
         speeds = [row["perf/model_tflops"] * row["perf/step_ms"] for row in rows if row]
         assert len(speeds) == 4 and speeds == pytest.approx(speeds[:1] * 4), "each step has as many operations"
-
-
-def test_a_run_says_what_to_change_and_when_its_first_row_comes(
-    open_session: Open, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with open_session(log_interval=3, lr_warmup_steps=2000, max_steps=12) as session:
-        for _ in session.batches():
-            session.add_to_sums(_sums(1.0), torch.tensor(1.0), BATCH)
-            session.end_step()
-    lines = [line.split("  ", 1)[1] for line in capfd.readouterr().err.splitlines()]
-    assert lines[1].startswith("warning: the warm-up (lr_warmup_steps=2000)")
-    assert lines[2] == "step 5/12; the next row is that of step 6", "step 5 is the first of this process"
 
 
 def test_the_head_counts_the_whole_model_where_a_rank_has_a_part(data: Path, tmp_path: Path) -> None:
@@ -171,17 +147,6 @@ def test_a_row_counts_the_steps_that_were_left_out(open_session: Open) -> None:
         assert session.end_step()["train/skipped_steps"] == 2
 
 
-def test_the_bar_and_the_trace_follow_each_step(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_session() as session:
-        followed: list[object] = []
-        monkeypatch.setattr(session._metrics, "advance", followed.append)
-        monkeypatch.setattr(session._profiler, "step", lambda: followed.append("trace"))
-        for _ in session.batches():
-            session.add_to_sums(_sums(1.0), torch.tensor(1.0), BATCH)
-            session.end_step()
-        assert followed == [each for step in range(5, 13) for each in ("trace", step)]
-
-
 def test_a_vote_distinguishes_a_stop_from_missing_data(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = StopSignal()
     with open_session(stop=stop) as session:
@@ -225,12 +190,12 @@ def test_an_evaluation_follows_the_config(
         for tensor in state.ema.tensors().values():
             tensor.add_(1)
         average = {name: tensor.clone() for name, tensor in state.ema.tensors().items()}
-        monkeypatch.setattr("training.session.evaluate", evaluate)
+        monkeypatch.setattr("training.kinds.evaluate", evaluate)
         monkeypatch.setattr(state.layout, "lockstep", limited)
         found = session.evaluate({"train/lr": 1.0}, limited=limited)
-        assert given["model"] is state.model and given["split"].path.name == "test" and given["stop"] is stop
-        assert (given["evaluators"], given["lockstep"]) == (session.plan.evaluators, limited)
-        assert given["deadline"].is_set == limited
+        assert given["model"] is state.model and given["split"].path.name == "test"
+        assert given["evaluators"] == session.plan.evaluators and given["interrupts"].stop is stop
+        assert (given["interrupts"].lockstep, given["interrupts"].deadline.is_set) == (limited, limited)
         made = given["options"]
         assert (made.batch_size, made.num_steps, made.adaptive, made.max_examples) == (expected, None, True, 3)
         assert (made.keep_votes, made.save_outputs) == (False, ["labels"])
@@ -243,7 +208,7 @@ def test_an_evaluation_follows_the_config(
 
 def test_an_interrupted_evaluation_is_pending(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_session() as session:
-        monkeypatch.setattr("training.session.evaluate", lambda *args, **kwargs: None)
+        monkeypatch.setattr("training.kinds.evaluate", lambda *args, **kwargs: None)
         found, progress = session.evaluate({"train/lr": 1.0}, limited=True), session.state.progress
         assert (found.row, found.is_done, found.is_best) == ({"train/lr": 1.0}, False, False)
         assert (progress.pending_row, progress.evaluations_since_best) == ({"train/lr": 1.0}, 0)
@@ -255,7 +220,7 @@ def test_a_failed_evaluation_is_saved_as_pending(open_session: Open, monkeypatch
         raise UserError("the test split is gone")
 
     session = open_session()
-    monkeypatch.setattr("training.session.evaluate", fail)
+    monkeypatch.setattr("training.kinds.evaluate", fail)
     with pytest.raises(UserError, match="the test split is gone"), session:
         session.evaluate({"train/lr": 1.0}, limited=True)
     saved = Checkpoint.open(_run(session) / "step_00000004").state
@@ -266,12 +231,12 @@ def test_a_failed_evaluation_is_saved_as_pending(open_session: Open, monkeypatch
 def test_an_evaluation_cut_off_by_its_deadline_cannot_be_the_best(
     open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def evaluate(*args: Any, deadline: Deadline, **kwargs: Any) -> dict[str, float]:
-        deadline.was_met = False
+    def evaluate(*args: Any, interrupts: Interrupts, **kwargs: Any) -> dict[str, float]:
+        interrupts.deadline.was_met = False
         return {session.plan.best_metric: 1.0}
 
     with open_session() as session:
-        monkeypatch.setattr("training.session.evaluate", evaluate)
+        monkeypatch.setattr("training.kinds.evaluate", evaluate)
         found, progress = session.evaluate({}, limited=True), session.state.progress
         assert (found.is_done, found.is_best) == (True, False) and session.plan.best_metric in found.row
         assert (progress.best, progress.evaluations_since_best, progress.pending_row) == (None, 0, None)
@@ -368,28 +333,8 @@ def test_every_way_out_finishes_the_save_and_closes_the_sinks(
         assert note == f"at step 4; the last good checkpoint is {_run(session) / 'step_00000004'}"
 
 
-def test_sinks_delay_other_ranks_by_half_of_the_timeout_at_most(
-    open_session: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = open_session()
-    session._world = World(timeout=session._world.timeout / 10)
-    closed = _closings(session, monkeypatch)
-    _leave(session, UserError("no data"))
-    half = session._world.timeout.total_seconds() / 2
-    assert half < 60 and closed[-1] == f"metrics {{'failed': True, 'at_most_s': {half}}}"
-
-
 def _full(*args: Any) -> Any:
     raise OSError(28, os.strerror(28))
-
-
-def test_a_disk_that_is_full_at_the_end_is_a_mistake(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = open_session()
-    closed = _closings(session, monkeypatch)
-    monkeypatch.setattr(writer_module, "_write_tensors", _full)
-    with pytest.raises(UserError, match="the checkpoint of step 4 could not be written"), session:
-        session.save(is_best=False)
-    assert closed == ["profiler", "metrics {'failed': True, 'at_most_s': 60.0}"]
 
 
 def test_a_fault_in_the_last_save_names_the_step(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,18 +380,3 @@ def test_the_marker_of_a_stop_is_written_after_its_checkpoint(
         session.mark_stopped()
         assert (_run(session) / "latest").exists(), "the marker was written before the checkpoint"
         assert (_run(session) / "stopped").read_text() == f"{reason}\n"
-
-
-def test_an_evaluation_is_announced_unless_the_last_one_was_short(
-    open_session: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    session = open_session()
-    monkeypatch.setattr(session, "say", said.append)
-    session.evaluate({}, limited=False)
-    assert said == ["step 4: evaluating 20 examples"], "a long first evaluation would look like a run that hangs"
-    session.evaluate({}, limited=False)
-    assert len(said) == 1
-    session._eval_share.last_s = 65.0
-    session.evaluate({}, limited=False)
-    assert said[1:] == ["step 4: evaluating 20 examples, which took 1 min the last time"]

@@ -24,7 +24,7 @@ class _Clock:
         self.now, self.steps, self._slot_s, self._step_s = 0.0, list[int](), slot_s, step_s
         monkeypatch.setattr(step_time, "time", self)
         monkeypatch.setattr(step_time, "example_step", lambda *given: (given[3],))
-        monkeypatch.setattr("training.step_time.Layout.forward_backward", lambda layout, num_slots: self.take(num_slots))
+        monkeypatch.setattr("training.step_time.Layout.forward_backward", lambda _, num_slots: self.take(num_slots))
 
     def perf_counter(self) -> float:
         return self.now

@@ -215,7 +215,7 @@ def test_every_command_takes_a_step_by_its_name(trained: Path, tmp_path: Path, m
     config = {"checkpoint": str(named), "arch": None, "puzzle_table": None, "data_path": None}
     assert validate(TrainedConfig, config).kind == "run"
     assert export.main(["--format", "hrm", str(named), "-o", str(tmp_path / "weights")]) == 0
-    assert Solver.from_checkpoint(named, device="cpu").source.checkpoint == str(step)
+    assert Solver.from_checkpoint(named, device="cpu").trained.name == str(step)
     settings = at_named_step(parse_settings([str(named)]))
     assert (settings.paths, settings.step) == ([trained], 4)
 

@@ -6,12 +6,12 @@ import pytest
 from omegaconf import OmegaConf
 
 import evaluate
-import solve
 from launch.ray_config import RayPage
 from pretrain import USAGE
 from search.sweep import Sweep
 from tests import runs
 from training.config import PretrainConfig
+from training.solver import SolveConfig
 from utils.command_line import CommandLine, read_config, validate
 from utils.composing import Origin, compose, names_in
 from utils.config import PAGES
@@ -254,7 +254,7 @@ def test_a_mistake_in_the_file_of_a_sweep(text: str, expected: str, tmp_path: Pa
 
 def test_names_of_other_programs_are_of_keys_that_exist() -> None:
     """A name that is itself a key of the same program would never be looked up."""
-    assert {evaluate.EvaluateConfig, solve.SolveConfig, RayPage} <= {each.config_class for each in PAGES.values()}
+    assert {evaluate.EvaluateConfig, SolveConfig, RayPage} <= {each.config_class for each in PAGES.values()}
     defaults = {name: compose(name, ["checkpoint=x"] * (name in ("evaluate", "solve"))).values for name in PAGES}
     known = {key for name in PAGES for key in (*names_in(defaults[name]), *dict(default_groups(name)))}
     assert OTHER_NAMES.keys() <= known

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from dataset.arc import read_tasks
 from dataset.schema import compare_with_builder, read_metadata, read_names
 from dataset.show import _record
-from dataset.text.schema import _published_special_tokens, is_text, open_text_split
+from dataset.text.schema import _published_special_tokens, kind_of_data, open_text_split
 from dataset.text.sources import read_documents
 from dataset.text.tokenizer import FileTokenizer
 from sharing.exported import open_model
@@ -92,7 +92,7 @@ def test_a_repeated_key_is_an_error_with_file_and_key(
 def test_the_kind_of_a_dataset_is_asked_without_an_error(tmp_path: Path) -> None:
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "dataset.json").write_text('{"kind": "text", "kind": "text"}')
-    assert not is_text(tmp_path)
+    assert kind_of_data(tmp_path) != "text"
 
 
 def test_equal_keys_of_different_objects_are_allowed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataset.text.schema import TextSplit, check_text_contents, is_text, open_text_split, require_same_tokens
+from dataset.text.schema import TextSplit, check_text_contents, kind_of_data, open_text_split, require_same_tokens
 from tests.dataset.text.samples import random_split, write_hrm_text
 from utils.errors import UserError
 
@@ -34,7 +34,7 @@ def _put(where: tuple[int, ...] | int, value: int) -> Callable[[np.ndarray], obj
 
 def test_a_split_is_opened_as_it_was_written(tmp_path: Path) -> None:
     split = random_split(tmp_path, num=20, longest=30)
-    assert is_text(tmp_path) and not split.is_published_form
+    assert kind_of_data(tmp_path) == "text" and not split.is_published_form
     assert isinstance(split.tokens, np.memmap) and split.tokens.dtype == np.uint16
     table = np.load(tmp_path / "train" / "samples.npy")
     places = split.samples(7).take(np.array([3, 1]))
@@ -156,7 +156,7 @@ def _hrm_text(path: Path, num_epochs: int = 2, dtype: type[np.integer[Any]] = np
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32, np.uint64])
 def test_a_folder_of_hrm_text_is_opened_unchanged(tmp_path: Path, dtype: type[np.integer[Any]]) -> None:
     split = _hrm_text(tmp_path / "data", dtype=dtype)
-    assert split.is_published_form and is_text(tmp_path / "data")
+    assert split.is_published_form and kind_of_data(tmp_path / "data") == "text"
     assert (split.metadata.vocab_size, split.metadata.max_len, split.metadata.tokenizer) == (64, 9, "unknown")
     assert split.metadata.special_tokens is None
     assert len(split.epochs) == 2 and split.samples(3) is split.epochs[1]
