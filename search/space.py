@@ -4,10 +4,10 @@ A point is a dict {key: value} of the parameters that are there. Whether a param
 depend on the values of those before it.
 """
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
@@ -122,9 +122,14 @@ class Space:
         The points of a finite space with a few parameters are not all among them.
         """
         seen: set[tuple[str, str]] = set()
-        draw = random.Random(0)
+        rng = np.random.default_rng(0)
+
+        def drawn(parameter: Parameter) -> list[Value]:
+            candidates = parameter.candidates()
+            return [candidates[rng.integers(len(candidates))]]
+
         for _ in range(_MOST_PROBES):
-            pairs = next(self._points(lambda parameter: [draw.choice(parameter.candidates())]))
+            pairs = next(self._points(drawn))
             new = {(parameter.name, repr(value)) for parameter, value in pairs}
             if not new <= seen:
                 seen |= new
