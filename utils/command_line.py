@@ -130,19 +130,31 @@ def _with_keys(words: Sequence[str], config_name: str) -> list[str]:
 
 
 def _without_dashes(word: str, after: Sequence[str], config_name: str) -> str:
-    """Return --key=value, the form in which an agent of W&B passes overrides, as key=value.
-
-    The agent writes values as Python does. Hydra reads True and False, but None only as null.
-    """
-    key, equals, value = word.lstrip("-").partition("=")
-    key = key.replace("-", "_")
-    if equals:
-        return f"{key}={'null' if value == 'None' else value}"
+    """Return --key=value as key=value."""
+    if "=" in word:
+        return _as_key(word)
+    key = word.lstrip("-").replace("-", "_")
     known = [name for page in _pages(config_name) for name in known_keys(page)]
     if key in known:
         value = shlex.quote(after[0]) if after and "=" not in after[0] else "..."
         raise UserError(f"{word}: overrides are written key=value; write {key}={value}")
     raise UserError(f"{word}: {unknown_key(key, None, known, lambda _: {})}")
+
+
+def _as_key(word: str) -> str:
+    """Return --key=value, the form in which an agent of W&B passes overrides, as key=value.
+
+    The agent writes values as Python does. Hydra reads True and False, but None only as null.
+    """
+    key, equals, value = word.lstrip("-").partition("=")
+    return f"{key.replace('-', '_')}{equals}{'null' if value == 'None' else value}"
+
+
+def typed_values(argv: Sequence[str], keys: Sequence[str]) -> Container:
+    """Return the values of some keys on a command line, by key, before any YAML is read."""
+    words = [_as_key(word) if word.startswith("-") else word.lstrip("+") for word in argv]
+    typed = [parse_override(word) for word in words if word.partition("=")[0] in keys]
+    return {override.key_or_group: override.value() for override in typed}
 
 
 def _from_folder(folder: str, overrides: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,9 @@ from utils.overrides import in_text_quotes, parse_override, quoted
 
 # In YAML ${when:${.recurrent},6,1} is 6 if recurrent is true, else 1.
 OmegaConf.register_new_resolver("when", lambda condition, then, other: then if condition else other, replace=True)
+# Hydra's ${now:%Y-%m-%d}. It is the same in each config that a process composes.
+_STARTED = datetime.now()
+OmegaConf.register_new_resolver("now", lambda form: _STARTED.strftime(form), replace=True)
 # A config is written into checkpoints and to W&B, and the environment holds secrets.
 OmegaConf.clear_resolver("oc.env")
 

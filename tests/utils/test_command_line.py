@@ -11,6 +11,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import evaluate  # noqa: F401 registers its page
+import training.solver  # noqa: F401
 from pretrain import USAGE
 from training.config import PretrainConfig
 from utils.command_line import CommandLine, differences, read_config, typed_changes, validate, with_changes
@@ -72,6 +74,13 @@ def test_values_of_every_type() -> None:
     assert _read("arch={hidden_size: 64}").arch.hidden_size == 64
     assert _read("experiment=[sudoku_hard_full,lights_out]").project_name == "lights-out", "the last one wins"
     assert _read("data_paths=[a,b]", "data_paths=[c]").data_paths == ["c"]
+
+
+def test_the_time_gives_a_name() -> None:
+    typed = ["run_name=a_${now:%Y-%m-%d}", "project_name=${now:%Y}"]
+    name = _read(*typed).run_name
+    assert name is not None and re.fullmatch(r"a_2\d\d\d-\d\d-\d\d", name)
+    assert _read(*typed).project_name == name[2:6]
 
 
 def test_a_plus_and_two_dashes_mean_nothing() -> None:
