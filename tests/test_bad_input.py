@@ -45,7 +45,7 @@ MISTAKES = {
     ),
     "text for weights": (
         "evaluate.py checkpoint=a_file data_path={data}",
-        "error: a_file is no checkpoint, but a file of text; give the folder of a run or of one of its steps",
+        "error: a_file is no file of weights (safetensors, or written by torch.save); give one, or a run",
     ),
 }
 

@@ -28,7 +28,10 @@ BOMB = f"{GLOBAL}a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
 )
 
 
-@pytest.fixture(params=["configs", "my configs, 'new' ${x} \\"])
+STRANGE_NAME = "my configs, 'new' ${x} \\"
+
+
+@pytest.fixture(params=["configs", STRANGE_NAME])
 def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """Return a folder like config/, with an experiment that chooses an architecture beside it."""
     root = tmp_path / str(request.param)
@@ -116,6 +119,7 @@ def test_where_a_value_comes_from(folder: Path) -> None:
     assert composed.keys_of_group["experiment"] == {"lr"} and "arch.puzzle_emb_ndim" in composed.derived
 
 
+@pytest.mark.parametrize("folder", [STRANGE_NAME], indirect=True)
 def test_a_run_by_an_own_experiment_resumes_without_the_file(folder: Path, data: Path, tmp_path: Path) -> None:
     run, file = tmp_path / "run", folder / "experiment" / "mine.yaml"
     tiny = ["arch.hidden_size=32", "arch.H_cycles=1", "arch.L_cycles=1", "global_batch_size=16", "lr_warmup_steps=0"]
