@@ -35,8 +35,7 @@ def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
     name = typed[0] if typed else ""
     if name in PAGES or name in WRITERS:
         return show_sweep(name, typed[1:])
-    dry_run, typed = "--dry-run" in typed, [each for each in typed if each != "--dry-run"]
-    found = read_again(typed[1:]) if typed[:1] == ["again"] else read_new(typed)
+    found, dry_run = read_again(typed[1:]) if typed[:1] == ["again"] else read_new(typed)
     if isinstance(found, str):
         return found
     check_sweep(found)
@@ -46,25 +45,26 @@ def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
     return run_sweep(found)
 
 
-def read_new(typed: list[str]) -> Sweep | str:
-    """Return a sweep, or the page that the command line asks for, such as that of --help."""
-    command = CommandLine.parse(typed, "sweep", USAGE)
-    return command.page or Sweep.read(command.overrides)
+def read_new(typed: list[str]) -> tuple[Sweep | str, bool]:
+    """Return a sweep, or the page that the command line asks for; and whether it is a dry run."""
+    command = CommandLine.parse(typed, "sweep", USAGE, flags=["--dry-run"])
+    return command.page or Sweep.read(command.overrides), bool(command.flags)
 
 
-def read_again(argv: list[str]) -> Sweep:
-    """Return a sweep over the best points of another."""
+def read_again(argv: list[str]) -> tuple[Sweep, bool]:
+    """Return a sweep over the best points of another, and whether it is a dry run."""
     parser = Parser("sweep.py again", "Run the best points of a sweep again. Overrides are those of a new sweep.")
     parser.add_argument("sweep", help=NAMED)
     parser.add_argument("--best", type=int, metavar="N", default=5, help="number of points (default: %(default)s)")
     parser.add_argument("overrides", nargs="*", help="such as seed=0,1,2 or max_steps=1000")
     parser.add_argument("--config-dir", metavar="DIR", help="a folder like config/, for the files that are typed")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands of the trials, and run none")
     settings = parser.parse_intermixed_args(argv)
     check_at_least(settings, best=1)
     folder = [] if settings.config_dir is None else [f"--config-dir={settings.config_dir}"]
     command = CommandLine.parse([*settings.overrides, *folder], "sweep", USAGE)
     with open_study(Sweep.open(settings.sweep), create=False) as study:
-        return sweep_again(study, settings.best, command.overrides)
+        return sweep_again(study, settings.best, command.overrides), settings.dry_run
 
 
 def command_lines(found: Sweep) -> str:

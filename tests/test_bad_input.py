@@ -39,25 +39,13 @@ SINGLE = World.single()
 # The arguments of a program, and the beginning of its error line.
 MISTAKES = {
     "unknown key": ("pretrain.py data_path={data} epoch=3", "error: unknown key 'epoch'; did you mean epochs"),
-    "missing dataset": (
-        "pretrain.py data_path=data/nowhere",
-        "error: no dataset at data/nowhere: there is no folder data/nowhere here in /",
-    ),
-    "no CUDA": (
-        "pretrain.py data_path={data} device=cuda",
-        "error: device=cuda, but PyTorch finds no CUDA device here; use device=cpu or device=auto",
-    ),
     "unwritable": (
         "pretrain.py debug=tiny device=cpu data_path={data} checkpoint_path=a_file/run",
         "error: can't write to a_file/run: Not a directory; ",
     ),
-    "no checkpoint": (
-        "evaluate.py checkpoint=checkpoints/nowhere",
-        "error: there is no checkpoint at checkpoints/nowhere; give the folder of a run or of one of its steps",
-    ),
     "text for weights": (
         "evaluate.py checkpoint=a_file data_path={data}",
-        "error: a_file is no checkpoint, but a file of text; give the folder of a run or of one of its steps",
+        "error: a_file is no file of weights (safetensors, or written by torch.save); give one, or a run",
     ),
 }
 
@@ -95,10 +83,9 @@ def test_all_ranks_together_give_one_line(folder: Path) -> None:
     assert [path.name for path in folder.rglob("*")] == ["a_file"]
 
 
-@pytest.mark.parametrize("program", ["pretrain.py --help", "-m dataset.show {data} --num 5"])
-def test_a_reader_that_leaves_early_is_no_fault(data: Path, tmp_path: Path, program: str) -> None:
+def test_a_reader_that_leaves_early_is_no_fault() -> None:
     """As in `python pretrain.py --help | head -1`, where the rest of the page finds no reader."""
-    command = [sys.executable, *program.format(data=data).split()]
+    command = [sys.executable, "pretrain.py", "--help"]
     process = subprocess.Popen(command, cwd=runs.REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
@@ -173,7 +160,7 @@ def _run(data: Path, run: Path, world: World = SINGLE, **changes: object) -> Non
 
 
 def _mistake(call: Callable[[], Any]) -> str:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(UserError) as caught:  # a plain ValueError would count as a fault
         call()
     message = str(caught.value)
     assert "\n" not in message and 20 < len(message) < 600
@@ -184,12 +171,8 @@ def _mistake(call: Callable[[], Any]) -> str:
     "changes, expected",
     [
         ({"lr": -1e-4}, "lr: input should be greater than or equal to 0, but it is -0.0001"),
-        ({"dist__timeout_s": 0}, "dist.timeout_s: input should be greater than 0"),
-        ({"seed": 2**64}, "seed: "),
         ({"arch__hidden_size": 30, "arch__num_heads": 4}, "hidden_size 30 is not divisible by num_heads 4"),
         ({"arch__hidden_size": 6, "arch__num_heads": 2}, "hidden_size / num_heads is 3, but rope positions"),
-        ({"arch__H_cycles": 0}, "arch.H_cycles: input should be greater than or equal to 1, but it is 0"),
-        ({"arch__backprop": "some"}, "it is 'some'"),
         ({"optim": "muon", "optim__rest": "sgd"}, "optim.rest: "),
         ({"best_metric": "train/lm_loss"}, "best_metric is 'train/lm_loss'"),
     ],
@@ -212,11 +195,6 @@ def test_a_batch_that_the_ranks_do_not_divide_is_refused(data: Path, tmp_path: P
 def test_a_folder_with_another_run_is_refused(data: Path, quiet: Path) -> None:
     message = _mistake(lambda: _start(data, quiet))
     assert message.startswith(f"{quiet} already holds checkpoints (newest step_00000012); resume=auto continues")
-
-
-def test_resuming_a_missing_run_is_refused(data: Path, tmp_path: Path) -> None:
-    message = _mistake(lambda: _start(data, tmp_path / "run", resume=tmp_path / "gone"))
-    assert message.startswith(f"there is no checkpoint at {tmp_path / 'gone'}; give the folder of a run")
 
 
 def test_too_few_examples_for_one_batch_are_refused(data: Path, tmp_path: Path) -> None:
@@ -271,22 +249,17 @@ def _truncate(file: Path) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "token out of range": (lambda d: _edit(d, "train", "inputs", _with((3, 5), 6)), "row 3 has token 6, but 0 to 5"),
-    "negative token": (lambda d: _edit(d, "test", "inputs", _with((0, 0), -1)), "row 0 has token -1"),
-    "label out of range": (lambda d: _edit(d, "train", "labels", _with((7, 0), 99)), "row 7 has label 99"),
     "identifier": (
         lambda d: _edit(d, "train", "puzzle_identifiers", _with((2,), 5)),
         "row 2 has puzzle identifier 5, but 0 to 0",
     ),
     "row length": (lambda d: _edit(d, "train", "inputs", lambda a: a[:, :-1]), "rows have 15 tokens, but seq_len"),
-    "rows": (lambda d: _edit(d, "train", "labels", lambda a: a[:-1]), "rows, but inputs has"),
     "floats": (lambda d: _edit(d, "train", "inputs", lambda a: a.astype(np.float32)), "holds float32, not integers"),
-    "axes": (lambda d: _edit(d, "train", "inputs", lambda a: a[0]), "2 axes are needed"),
     "pickle": (
         lambda d: np.save(d / "train" / "all__inputs.npy", np.array([{}] * 3), allow_pickle=True),
         "needs pickle: rebuild the dataset",
     ),
     "truncated": (lambda d: _truncate(d / "train" / "all__labels.npy"), "it is truncated, damaged or needs pickle"),
-    "no array": (lambda d: (d / "test" / "all__labels.npy").unlink(), "all__labels.npy is missing; rebuild"),
     "no split": (lambda d: shutil.rmtree(d / "test"), "dataset.json is missing; build it"),
     "no JSON": (lambda d: (d / "train" / "dataset.json").write_text("{"), "dataset.json: is no JSON"),
     "groups": (lambda d: _set_json(d, "train", total_groups=1), "total_groups is 1, but the sets hold"),
@@ -296,7 +269,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "and a vocabulary of 9, but the model was trained on ",
     ),
     "identifiers": (lambda d: _set_json(d, "test", num_puzzle_identifiers=9), "has 9 puzzle identifiers, but"),
-    "negative size": (lambda d: _set_json(d, "train", vocab_size=-1), "dataset.json: vocab_size: "),
     "text for a number": (lambda d: _set_json(d, "train", seq_len="16"), "dataset.json: seq_len: "),
     "order of indices": (lambda d: _edit(d, "train", "puzzle_indices", lambda a: a[::-1]), "entry 0 is"),
 }
@@ -351,12 +323,10 @@ def test_resuming_with_other_data_is_refused(copied: Path, copied_data: Path) ->
     )
 
 
-@pytest.mark.parametrize("what", ["missing", "empty folder", "a dataset"])
-def test_evaluating_a_path_without_a_checkpoint_is_refused(data: Path, tmp_path: Path, what: str) -> None:
-    path = {"missing": tmp_path / "x", "empty folder": tmp_path, "a dataset": data}[what]
-    message = _mistake(lambda: load_run(path, SINGLE))
-    found = f"{path} is a dataset, which data_path takes" if path == data else f"there is no checkpoint at {path}"
-    assert message.startswith(f"{found}; give the folder of a run or of one of its steps")
+def test_evaluating_a_path_without_a_checkpoint_is_refused(data: Path, tmp_path: Path) -> None:
+    for path in (tmp_path / "missing", tmp_path):
+        assert _mistake(lambda path=path: load_run(path, SINGLE)).startswith(f"there is no checkpoint at {path}; give")
+    assert f"{data} is a dataset, which data_path takes" in _mistake(lambda: load_run(data, SINGLE))
 
 
 def test_evaluating_a_damaged_checkpoint_is_refused(copied: Path) -> None:
@@ -366,17 +336,6 @@ def test_evaluating_a_damaged_checkpoint_is_refused(copied: Path) -> None:
     weights.write_bytes(contents)
     message = _mistake(lambda: load_run(copied / "step_00000012", SINGLE))
     assert "is damaged: the contents of model.safetensors were altered" in message
-
-
-def test_mistakes_reach_the_program_as_user_errors(data: Path, tmp_path: Path) -> None:
-    """A plain ValueError would count as a fault and print a traceback."""
-    config = _start(data, tmp_path / "run")
-    with pytest.raises(UserError):
-        open_data(config.model_copy(update={"data_path": str(tmp_path / "nowhere")}), SINGLE)
-    with pytest.raises(UserError):
-        load_run(tmp_path, SINGLE)
-    with pytest.raises(UserError):
-        _run(data, tmp_path / "run", epochs=1, global_batch_size=64)
 
 
 def test_a_missing_device_is_refused() -> None:

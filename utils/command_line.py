@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel, ValidationError
 
 from utils.arguments import Parser
-from utils.composing import Origin, aliases_of, compose, in_our_words, known_keys, with_switch
-from utils.config import PAGES, flatten
+from utils.composing import Origin, compose, in_our_words, known_keys, with_switch
+from utils.config import flatten, page_of
 from utils.config_files import CONFIG_DIR, Container, choices, default_groups, is_group
 from utils.errors import UserError
 from utils.files import file_errors
@@ -65,8 +65,9 @@ class CommandLine:
         arguments = parser.parse_intermixed_args(_with_keys(words, config_name))
         overrides = arguments.overrides
         for name in _pages(config_name):
-            for key in {typed.lstrip("+").partition("=")[0] for typed in overrides} & aliases_of(name).keys():
-                tell(f"{key} is {aliases_of(name)[key]} here")
+            aliases = page_of(name).aliases
+            for key in {typed.lstrip("+").partition("=")[0] for typed in overrides} & aliases.keys():
+                tell(f"{key} is {aliases[key]} here")
             overrides = in_our_words(name, overrides)
         if arguments.config_dir is not None:
             overrides = _from_folder(arguments.config_dir, overrides)
@@ -99,8 +100,7 @@ def only_help(config_name: str, usage: str, missing: str) -> int:
 
 def _pages(config_name: str) -> list[str]:
     """Return the pages whose keys a program takes."""
-    others = PAGES[config_name].passes_on if config_name in PAGES else None
-    return [config_name, *([others] if others else [])]
+    return [name for name in (config_name, page_of(config_name).passes_on) if name]
 
 
 def _with_keys(words: Sequence[str], config_name: str) -> list[str]:
@@ -109,7 +109,7 @@ def _with_keys(words: Sequence[str], config_name: str) -> list[str]:
     Raises:
         UserError: A word is a flag that is none, or the main key is given twice.
     """
-    main = PAGES[config_name].bare if config_name in PAGES else None
+    main = page_of(config_name).bare
     found: list[str] = []
     bare = []
     for number, word in enumerate(words):
@@ -130,19 +130,31 @@ def _with_keys(words: Sequence[str], config_name: str) -> list[str]:
 
 
 def _without_dashes(word: str, after: Sequence[str], config_name: str) -> str:
+    """Return --key=value as key=value."""
+    if "=" in word:
+        return _as_key(word)
+    key = word.lstrip("-").replace("-", "_")
+    known = [name for page in _pages(config_name) for name in known_keys(page)]
+    if key in known:
+        value = shlex.quote(after[0]) if after and "=" not in after[0] else "..."
+        raise UserError(f"{word}: overrides are written key=value; write {key}={value}")
+    raise UserError(f"{word}: {unknown_key(key, known)}")
+
+
+def _as_key(word: str) -> str:
     """Return --key=value, the form in which an agent of W&B passes overrides, as key=value.
 
     The agent writes values as Python does. Hydra reads True and False, but None only as null.
     """
     key, equals, value = word.lstrip("-").partition("=")
-    key = key.replace("-", "_")
-    if equals:
-        return f"{key}={'null' if value == 'None' else value}"
-    known = [name for page in _pages(config_name) for name in known_keys(page)]
-    if key in known:
-        value = shlex.quote(after[0]) if after and "=" not in after[0] else "..."
-        raise UserError(f"{word}: overrides are written key=value; write {key}={value}")
-    raise UserError(f"{word}: {unknown_key(key, None, known, lambda _: {})}")
+    return f"{key.replace('-', '_')}{equals}{'null' if value == 'None' else value}"
+
+
+def typed_values(argv: Sequence[str], keys: Sequence[str]) -> Container:
+    """Return the values of some keys on a command line, by key, before any YAML is read."""
+    words = [_as_key(word) if word.startswith("-") else word.lstrip("+") for word in argv]
+    typed = [parse_override(word) for word in words if word.partition("=")[0] in keys]
+    return {override.key_or_group: override.value() for override in typed}
 
 
 def _from_folder(folder: str, overrides: list[str]) -> list[str]:
@@ -310,7 +322,7 @@ def validate(config_class: type[C], container: Container, origin: Origin | None 
         for key, errors in by_key.items():
             if errors[0]["type"] == "extra_forbidden":
                 known = [name for name, _ in flatten(container) if name != key and not name.startswith(f"{key}.")]
-                messages.append(origin.unknown_key(key) if origin else unknown_key(key, None, known, lambda _: {}))
+                messages.append(origin.unknown_key(key) if origin else unknown_key(key, known))
             elif key not in missing and not (origin and origin.derives(key) and len(by_key) > len(missing) + 1):
                 messages.append(describe(key, errors, origin.place_of(key) if origin else None))
         # These come last: a key may be missing because it is misspelt.

@@ -5,9 +5,10 @@ typed wins over all files. Values, and the place of each key, are recorded toget
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from utils.config import PAGES, flatten, null_of_text
+from utils.config import flatten, null_of_text, page_of
 from utils.config_files import (
     CONFIG_DIR,
     SELF,
@@ -38,6 +39,9 @@ from utils.overrides import in_text_quotes, parse_override, quoted
 
 # In YAML ${when:${.recurrent},6,1} is 6 if recurrent is true, else 1.
 OmegaConf.register_new_resolver("when", lambda condition, then, other: then if condition else other, replace=True)
+# Hydra's ${now:%Y-%m-%d}. It is the same in each config that a process composes.
+_STARTED = datetime.now()
+OmegaConf.register_new_resolver("now", lambda form: _STARTED.strftime(form), replace=True)
 # A config is written into checkpoints and to W&B, and the environment holds secrets.
 OmegaConf.clear_resolver("oc.env")
 
@@ -90,7 +94,7 @@ class Origin:
         of_config = {group: name for group, name in composed.choices.items() if not sets_whole_config(group)}
         chosen = tuple(f"{group}={name}" for group, name in of_config.items() if name in choices(group))
         known = [*known_keys(self.config_name, chosen), *(each for each in names_in(composed.values) if each != key)]
-        return unknown_key(key, self.place_of(key), known, lambda key: _elsewhere(key, self.config_name))
+        return unknown_key(key, known, self.place_of(key), _elsewhere(key, self.config_name))
 
 
 def compose(config_name: str, overrides: Sequence[str]) -> Composed:
@@ -125,10 +129,6 @@ def known_keys(config_name: str, chosen: tuple[str, ...] = ()) -> list[str]:
     return [*names_in(_merged(config_name, chosen).values), *dict(default_groups(config_name))]
 
 
-def aliases_of(config_name: str) -> Mapping[str, str]:
-    return PAGES[config_name].aliases if config_name in PAGES else {}
-
-
 def in_our_words(config_name: str, overrides: Sequence[str]) -> list[str]:
     """Return overrides with our keys for other names of them, and with quotes around text.
 
@@ -138,7 +138,7 @@ def in_our_words(config_name: str, overrides: Sequence[str]) -> list[str]:
     Raises:
         UserError: An override says the same under both names.
     """
-    aliases = aliases_of(config_name)
+    aliases = page_of(config_name).aliases
     keys = [typed.lstrip("+").partition("=")[0] for typed in overrides]
     found = []
     for typed in (each.lstrip("+") for each in overrides):
@@ -173,7 +173,6 @@ class _Composer:
         self._defaults = dict(default_groups(config_name))
         # What is chosen in a group, and where. The first choice counts: that of a user.
         self._choices: dict[str, tuple[list[str], Place | None]] = {}
-        self._deleted: set[str] = set()
         self._done: set[str] = set()  # groups whose files are in the list
         self._roots = [CONFIG_DIR]
         self._stack: list[Path] = []
@@ -181,8 +180,7 @@ class _Composer:
 
     def composed(self) -> Composed:
         of_keys = [each for each in self._overrides if not self._is_choice(each)]
-        files: list[ConfigFile] = []
-        self._expand(files, "", self._config_name, None)
+        files = self._expand("", self._config_name, None)
         own: Container = {}  # the options of each group, before a recipe changes them
         for file in files:
             if file.group and sets_whole_config(file.group):
@@ -210,7 +208,7 @@ class _Composer:
         if not is_group(group) or isinstance(value, dict):
             return False
         if override.is_delete():
-            self._deleted.add(group)
+            self._choices[group] = [], None
             return True
         typed = value if isinstance(value, list) else [value]
         names = [name for name in typed if isinstance(name, str)]
@@ -223,8 +221,8 @@ class _Composer:
         self._composed.chosen.add(group)
         return True
 
-    def _expand(self, found: list[ConfigFile], group: str, name: str, place: Place | None) -> None:
-        """Add a file, and the files that its defaults choose, in an order in which later ones win.
+    def _expand(self, group: str, name: str, place: Place | None) -> list[ConfigFile]:
+        """Return a file and those that its defaults choose, in an order in which later ones win.
 
         Entries are read from the last to the first, as Hydra does: a recipe comes last, and may
         choose what is read before it.
@@ -238,17 +236,15 @@ class _Composer:
         for entry in config_file.defaults:
             if entry.is_override:
                 self._choose(entry)
-        expanded: list[list[ConfigFile]] = []
+        expanded: list[ConfigFile] = []
         for entry in reversed(config_file.defaults):
             if entry.names == [SELF]:
-                expanded.append([config_file])
+                expanded = [config_file, *expanded]
             elif not entry.is_override:
                 for each, where in reversed(self._entries(entry, is_root=not group)):
-                    part: list[ConfigFile] = []
-                    self._expand(part, entry.group, each, where)
-                    expanded.append(part)
-        found += [each for part in reversed(expanded) for each in part]
+                    expanded = [*self._expand(entry.group, each, where), *expanded]
         self._stack.pop()
+        return expanded
 
     def _choose(self, entry: Entry) -> None:
         if entry.group not in self._defaults or entry.group in self._done:
@@ -262,8 +258,6 @@ class _Composer:
             return [(name, entry.place) for name in entry.names]
         self._done.add(entry.group)
         names, place = self._choices.get(entry.group, (entry.names, entry.place))
-        if entry.group in self._deleted:
-            return []
         if names:
             self._composed.choices[entry.group] = names[-1]
         return [(name, place) for name in names]
@@ -324,9 +318,9 @@ class _Composer:
         return holder, int(last) if isinstance(holder, list) else last
 
     def _unknown(self, key: str) -> str:
-        known = [*names_in(self._composed.values), *self._defaults] if self._composed.values else []
-        known = known or known_keys(self._config_name)
-        return unknown_key(key, None, known, lambda key: _elsewhere(key, self._config_name))
+        values = self._composed.values
+        known = [*names_in(values), *self._defaults] if values else known_keys(self._config_name)
+        return unknown_key(key, known, elsewhere=_elsewhere(key, self._config_name))
 
     def _drop_options_of_another_choice(self, own: Container) -> None:
         """Drop what a recipe sets for its own architecture, if another one was typed.

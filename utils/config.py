@@ -64,25 +64,25 @@ def page(name: str, **known: Any) -> Callable[[C], C]:
     return register
 
 
+def page_of(name: str) -> Page:
+    """Return what a program knows of its page; a page without keys if the program is not loaded."""
+    return PAGES.get(name) or Page(StrictModel)
+
+
 def null_of_text(page_name: str, names: Sequence[str]) -> bool | None:
     """Return whether a key may be null that takes text or lists of text; None: it takes neither.
 
     Args:
         names: the parts of the dotted key.
     """
-    known = PAGES.get(page_name)
-    if known is not None and known.text_key is not None:
-        page_name, key = known.text_key(names)
-        return _text_keys(page_name).get(key)
-    return _text_keys(page_name).get(".".join(names))
+    key = ".".join(names)
+    if text_key := page_of(page_name).text_key:
+        page_name, key = text_key(names)
+    return _text_keys(page_of(page_name).config_class).get(key)
 
 
 @cache
-def _text_keys(page_name: str) -> dict[str, bool]:
-    return text_keys(PAGES[page_name].config_class) if page_name in PAGES else {}
-
-
-def text_keys(config_class: type[BaseModel], prefix: str = "") -> dict[str, bool]:
+def _text_keys(config_class: type[BaseModel], prefix: str = "") -> dict[str, bool]:
     """Return the dotted keys that take text or lists of text, and whether each may be null."""
     found: dict[str, bool] = {}
     for name, info in config_class.model_fields.items():
@@ -91,7 +91,7 @@ def text_keys(config_class: type[BaseModel], prefix: str = "") -> dict[str, bool
             found[f"{prefix}{name}"] = NoneType in types
         for inner in types:
             if isinstance(inner, type) and issubclass(inner, BaseModel):
-                found |= text_keys(inner, f"{prefix}{name}.")
+                found |= _text_keys(inner, f"{prefix}{name}.")
     return found
 
 

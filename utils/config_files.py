@@ -142,9 +142,6 @@ class ConfigFile:
         except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
             raise UserError(f"{file} can't be read as YAML ({one_line(error)}); correct the file") from error
 
-    def place(self, key: str) -> Place:
-        return Place(self.file, self.lines[key])
-
 
 def lines_of(file: Path) -> dict[str, int]:
     """Return the line of each dotted key of a YAML file."""

@@ -2,9 +2,10 @@
 
 import difflib
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import date
+from types import MappingProxyType
 from typing import Any
 
 from utils.config_files import Place, choices, is_group
@@ -37,13 +38,16 @@ def nearest(name: str, names: Sequence[str]) -> list[str]:
 
 
 def unknown_key(
-    key: str, place: Place | None, known: Sequence[str], elsewhere: Callable[[str], dict[str, list[str]]]
+    key: str,
+    known: Sequence[str],
+    place: Place | None = None,
+    elsewhere: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> str:
     """Return a message for a key that the config does not have.
 
     Args:
         known: the keys and groups that it has.
-        elsewhere: returns the choices of groups with which it has a key of the same name.
+        elsewhere: the choices of groups with which it has a key of the same name, by key.
     """
     start = f"{at(place)}unknown key {key!r}"
     bare = next((key.removeprefix(group) for group in _GROUPS if key.startswith(group)), key)
@@ -54,30 +58,25 @@ def unknown_key(
     if key in known:  # one line of YAML with dots
         above, _, last = key.rpartition(".")
         return f"{start}; write {last}: indented below a line {above}:"
-    if (others := elsewhere(key)) and key in others:
-        named = " or ".join(others[key])
+    if key in elsewhere:
+        named = " or ".join(elsewhere[key])
         return f"{start}: the chosen {key.partition('.')[0]} doesn't have it; take {named}, or leave the key out"
-    if close := suggestions(key, bare, known):
+    if close := _suggestions(key, bare, known):
         return f"{start}; did you mean {' or '.join(close)}?"
-    for meant, with_choices in others.items():
+    for meant, with_choices in elsewhere.items():
         return f"{start}; did you mean {meant} with {' or '.join(with_choices)}?"
     return f"{start}; --help lists the keys"
 
 
-def suggestions(key: str, bare: str, known: Sequence[str]) -> list[str]:
-    """Return known keys that may be meant, best first."""
+def _suggestions(key: str, bare: str, known: Sequence[str]) -> list[str]:
+    """Return known keys that may be meant, best first: in the same group, else anywhere."""
     names = {key, bare}
     by_name = [ours for ours, theirs in OTHER_NAMES.items() if ours in known and names & set(theirs.split())]
-    last = key.rpartition(".")[2]
-    by_level = [each for each in known if each.rpartition(".")[2] == last]
-    return [*dict.fromkeys(by_name or by_level or _close(key, known))][:_MOST_SUGGESTIONS]
-
-
-def _close(key: str, known: Sequence[str]) -> list[str]:
-    """Return the known keys that are spelled almost so: in the same group, else anywhere."""
     group, _, last = key.rpartition(".")
+    by_level = [each for each in known if each.rpartition(".")[2] == last]
     beside = {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == group}
-    return [beside[each] for each in nearest(last, [*beside])] or nearest(last, known)
+    close = [beside[each] for each in nearest(last, [*beside])] or nearest(last, known)
+    return [*dict.fromkeys(by_name or by_level or close)][:_MOST_SUGGESTIONS]
 
 
 # ---- errors of pydantic ------------------------------------------------------------------------

@@ -11,15 +11,15 @@ from typing import NoReturn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from utils.errors import UserError
-from utils.files import not_utf8, require_utf8
-from utils.out_of_memory import LESS_AT_A_TIME, OutOfMemory, advising
+from utils.files import require_utf8
+from utils.out_of_memory import OutOfMemory
 from utils.ranks.config import MeetingConfig
 from utils.ranks.launch import Launch, end_with_launcher, may_be_first
 from utils.ranks.lost_ranks import is_lost_peer, is_reported, report_first, silent_ranks
 from utils.ranks.rendezvous import MissingRank, require_meeting_point
 from utils.ranks.setup import join_ranks
 from utils.ranks.world import World
-from utils.shell import tell_mistake, wants_traceback
+from utils.shell import known_errors, memory_report, tell_mistake, wanted_traceback
 from utils.terminal import leave, tell
 
 # What a rank reports to the others, which then end without a word.
@@ -49,14 +49,16 @@ def run(main: Callable[[World], None]) -> NoReturn:
     @record  # passes the tracebacks of faults to torchrun's report; mistakes are not faults
     def attempt() -> UserError | None:
         try:
-            with advising(lambda: LESS_AT_A_TIME):
+            with known_errors():
                 main(world)
         except UserError as error:
             return error
         except OutOfMemory as error:
-            _end_without_memory(error, world)
-        except UnicodeEncodeError as error:  # of a path in a stored config, in another locale
-            return not_utf8(error.object)
+            # The report is ready before any rank ends, because torchrun then ends the others.
+            report = memory_report(error, f" on rank {world.rank}")
+            if report_first(_NO_MEMORY, world):
+                tell(report)
+            os._exit(1)
         except Exception as error:
             if is_lost_peer(error) and is_reported(_NO_MEMORY, world):
                 os._exit(1)  # that rank said why
@@ -69,8 +71,8 @@ def run(main: Callable[[World], None]) -> NoReturn:
         if mistake is not None:
             if world.is_main:
                 tell_mistake(mistake)
-            elif wants_traceback() and mistake.__cause__ is not None:  # the mistake was made on this rank
-                tell("".join(traceback.format_exception(mistake)).rstrip())
+            elif mistake.__cause__ is not None and (lines := wanted_traceback(mistake)):  # made on this rank
+                tell(lines.rstrip())
             world.barrier()  # torchrun ends all ranks when one exits, so the line must be out before
         world.close()
     except UserError as error:  # before the ranks have met
@@ -99,17 +101,3 @@ def run(main: Callable[[World], None]) -> NoReturn:
     # Python ends each thread that asks for the lock after finalization has begun. torch's C++ code
     # can't be ended so, and aborts the process: a finished run would fail.
     leave(0 if mistake is None else 2, finalize=world.size == 1)
-
-
-def _end_without_memory(error: OutOfMemory, world: World) -> NoReturn:
-    """End this rank. The first of the ranks that lack memory says so.
-
-    The lines are ready before any rank ends, because torchrun then ends the others.
-    """
-    traceback_lines = "".join(traceback.format_exception(error)).rstrip()
-    what, change = error.lines()
-    if report_first(_NO_MEMORY, world):
-        if wants_traceback():
-            tell(traceback_lines)
-        tell(f"fault on rank {world.rank}: {what}\n{change}")
-    os._exit(1)

@@ -6,7 +6,8 @@ utils/program.py does the same for programs of several ranks.
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from utils.errors import UserError
 from utils.files import not_utf8, require_utf8
@@ -17,14 +18,38 @@ from utils.text import for_a_terminal, one_line
 
 def tell_mistake(error: UserError) -> None:
     """Print the user's mistake in one line, after its traceback if DEBUG=1 is set."""
-    if wants_traceback():
-        tell("".join(traceback.format_exception(error)).rstrip())
-    tell(f"error: {for_a_terminal(one_line(error))}")  # it may quote names and files of a stranger
+    # The message may quote names and files of a stranger.
+    tell(f"{wanted_traceback(error)}error: {for_a_terminal(one_line(error))}")
 
 
-def wants_traceback() -> bool:
-    """Return whether the environment asks for the tracebacks of mistakes too (DEBUG=1)."""
-    return os.environ.get("DEBUG", "") not in ("", "0")
+def memory_report(error: OutOfMemory, where: str = "") -> str:
+    """Return the two lines about a lack of memory, after the traceback if DEBUG=1 is set."""
+    lines = wanted_traceback(error)  # the advice frees the frames
+    what, change = error.lines()
+    return f"{lines}fault{where}: {what}\n{change}"
+
+
+def wanted_traceback(error: Exception) -> str:
+    """Return the traceback of an error, if the environment asks for it (DEBUG=1)."""
+    return "" if os.environ.get("DEBUG", "") in ("", "0") else "".join(traceback.format_exception(error))
+
+
+@contextmanager
+def known_errors(less_memory: str = LESS_AT_A_TIME) -> Iterator[None]:
+    """Tell mistakes of the user and a lack of memory from faults.
+
+    Args:
+        less_memory: what needs less memory.
+
+    Raises:
+        UserError: A path in a stored config can't be written in this locale.
+        OutOfMemory: Memory ran out.
+    """
+    try:
+        with advising(lambda: less_memory):
+            yield
+    except UnicodeEncodeError as error:
+        raise not_utf8(error.object) from error
 
 
 def run_command(
@@ -49,22 +74,16 @@ def run_command(
     """
     try:
         require_utf8(sys.argv[1:] if argv is None else argv)
-        with advising(lambda: less_memory):
+        with known_errors(less_memory):
             done = program(argv)
         summary, status = (done, 0) if isinstance(done, str) else done
         if summary:
             show(summary)
-    except UnicodeEncodeError as error:  # of a path in a stored config, in another locale
-        tell_mistake(not_utf8(error.object))
-        return 2
     except UserError as error:
         tell_mistake(error)
         return 2
     except OutOfMemory as error:
-        if wants_traceback():
-            tell("".join(traceback.format_exception(error)).rstrip())
-        what, change = error.lines()
-        tell(f"fault: {what}\n{change}")
+        tell(memory_report(error))
         return 1
     except KeyboardInterrupt:
         tell(f"error: {interrupted}")

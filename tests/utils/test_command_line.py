@@ -11,6 +11,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import evaluate  # noqa: F401 registers its page
+import training.solver  # noqa: F401
 from pretrain import USAGE
 from training.config import PretrainConfig
 from utils.command_line import CommandLine, differences, read_config, typed_changes, validate, with_changes
@@ -72,6 +74,13 @@ def test_values_of_every_type() -> None:
     assert _read("arch={hidden_size: 64}").arch.hidden_size == 64
     assert _read("experiment=[sudoku_hard_full,lights_out]").project_name == "lights-out", "the last one wins"
     assert _read("data_paths=[a,b]", "data_paths=[c]").data_paths == ["c"]
+
+
+def test_the_time_gives_a_name() -> None:
+    typed = ["run_name=a_${now:%Y-%m-%d}", "project_name=${now:%Y}"]
+    name = _read(*typed).run_name
+    assert name is not None and re.fullmatch(r"a_2\d\d\d-\d\d-\d\d", name)
+    assert _read(*typed).project_name == name[2:6]
 
 
 def test_a_plus_and_two_dashes_mean_nothing() -> None:
@@ -140,61 +149,40 @@ def test_the_environment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--cfg hydra", "invalid choice: 'hydra'"),
         ("--foo", "unknown key 'foo'"),
         ("--lr 1e-4", "write lr=1e-4"),
-        ("-compile", "write compile=..."),
         ("--learning-rate 3", "did you mean lr?"),
         ("-m lr=1,2", "sweep.py"),
-        ("lr = 1e-4", "'lr' is no override; write key=value"),
         ("'learning rate=3'", "'learning rate=3' is no override"),
-        ("=3", "'=3' is no override"),
         ("bogus=1", "unknown key 'bogus'; --help lists the keys"),
-        ("++bogus=1", "unknown key 'bogus'"),
         ("'arch={bogus: 1}'", "unknown key 'arch.bogus'"),
         ("~bogus", "unknown key 'bogus'"),
-        ("hydra.run.dir=x", "unknown key 'hydra.run.dir'"),
-        ("nogroup=x", "unknown key 'nogroup'"),
         ("arch@foo=hrm", "unknown key 'arch@foo'"),
-        ("epoch=1", "did you mean epochs?"),
         ("arch.hiden_size=3", "did you mean arch.hidden_size?"),
         ("hidden_size=64", "did you mean arch.hidden_size?"),
-        ("arch.lr=1", "did you mean lr?"),
         ("muon_lr=1", "did you mean optim.muon_lr with optim=muon?"),
         ("arch=transformer arch.H_layers=1", "the chosen arch doesn't have it; take arch=hrm or arch=trm"),
         ("arch=nope", "there is no config 'arch/nope'; choose one of gpt, "),
         ("arch=TRM", "did you mean trm?"),
-        ("arch=_mine", "there is no config 'arch/_mine'"),
         ("experiment=", "there is no config 'experiment/'"),
         ("experiment=3", "'experiment=3' names no config of the group experiment"),
-        ("arch=null", "'arch=null' names no config"),
         ("experiment=demo.yaml", "is not there, or is no regular file; write experiment=demo"),
         ("arch.name=trm", "write arch=trm"),
         ("arch=trm_conv arch.name=urm", "write arch=urm"),
         ("arch.name=mamba", "it is 'mamba'"),
         ("~lr", "lr is not set; give lr=..."),
-        ("~arch", "arch is not set"),
         ("max_steps=???", "max_steps is not set"),
         ("lr=1,2", "'lr=1,2' asks for several runs"),
         ("'lr=range(1,3)'", "asks for several runs"),
-        ("debug=tiny,profile", "asks for several runs"),
         ("sweep=lr_arch", "sweep.py takes it"),
-        ("sweep.trials=3", "sweep.py takes it"),
         ("'wandb.tags=[a,b'", "'wandb.tags=[a,b' can't be read"),
-        ("'lr=${lr'", "can't be read"),
         ("'lr=${nokey}'", "lr: Interpolation key 'nokey' not found"),
-        ("'lr=${lr}'", "lr: Recursive interpolation"),
         ("'lr=${foo:1}'", "lr: Unsupported interpolation type foo"),
         ("lr=abc", "lr: input should be a valid number, but it is 'abc'"),
         ("'lr=\"1e-4\"'", "but it is '1e-4'; write 1e-4 without quotes"),
-        ("epochs=true", "epochs: input should be a valid integer, but it is True"),
-        ("compile=1", "compile: "),
         ("epochs=3.0", "epochs: input should be a valid integer, but it is 3.0"),
-        ("lr=nan", "lr: input should be a finite number"),
-        ("beta1=1", "beta1: input should be less than 1"),
         ("device=gpu", "device: input should be 'auto', 'cuda', 'mps' or 'cpu', but it is 'gpu'"),
         ("'eval_save_outputs=[logits,foo]'", "eval_save_outputs.1: "),
         ("data_paths=data/a", "write data_paths=[data/a]"),
-        ("'wandb.tags={a: 1}'", "wandb.tags: input should be a valid list"),
         ("wandb=null", "wandb: input should be a valid dictionary"),
-        ("arch.hidden_size=big", "arch.hidden_size: input should be a valid integer, but it is 'big'"),
         ("profile=yes", "profile: 'yes' is neither true nor false"),
     ],
 )
@@ -206,16 +194,13 @@ def test_a_mistake_is_one_line_with_the_value_and_the_correction(typed: str, exp
     ("typed", "expected"),
     [
         ("--vocab-size=50000", "the tokens of the data decide it"),
-        ("--max-seq-length 1024", "the data decide it"),
         ("--use-gradient-checkpointing", "did you mean arch.activation_checkpointing?"),
         ("--attention-heads=8", "did you mean arch.num_heads?"),
-        ("--world-size 8", "torchrun"),
         ("--rank=0", "torchrun"),
         ("--no-nccl", "write dist.backend=gloo"),
         ("--batch-size 12", "global_batch_size is that of training"),
         ("n_layer=1", "did you mean arch.L_layers or arch.H_layers?"),
         ("trainer.max_epochs=1", "did you mean epochs?"),
-        ("optimizer=muon", "did you mean optim?"),
         ("batch_norm=0.1", "unknown key 'batch_norm'; --help"),
     ],
 )

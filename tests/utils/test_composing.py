@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 import evaluate
 from launch.ray_config import RayPage
@@ -29,7 +28,10 @@ BOMB = f"{GLOBAL}a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
 )
 
 
-@pytest.fixture(params=["configs", "my configs, 'new' ${x} \\"])
+STRANGE_NAME = "my configs, 'new' ${x} \\"
+
+
+@pytest.fixture(params=["configs", STRANGE_NAME])
 def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """Return a folder like config/, with an experiment that chooses an architecture beside it."""
     root = tmp_path / str(request.param)
@@ -117,6 +119,7 @@ def test_where_a_value_comes_from(folder: Path) -> None:
     assert composed.keys_of_group["experiment"] == {"lr"} and "arch.puzzle_emb_ndim" in composed.derived
 
 
+@pytest.mark.parametrize("folder", [STRANGE_NAME], indirect=True)
 def test_a_run_by_an_own_experiment_resumes_without_the_file(folder: Path, data: Path, tmp_path: Path) -> None:
     run, file = tmp_path / "run", folder / "experiment" / "mine.yaml"
     tiny = ["arch.hidden_size=32", "arch.H_cycles=1", "arch.L_cycles=1", "global_batch_size=16", "lr_warmup_steps=0"]
@@ -132,18 +135,15 @@ def test_a_run_by_an_own_experiment_resumes_without_the_file(folder: Path, data:
 # The group, the text of the file, and the message after the name of the file.
 MISTAKES = {
     "no package": ("experiment", "lr: 3\n", ":1: the first line has to be '# @package _global_'"),
-    "late package": ("debug", "lr: 3\n" + GLOBAL, ":1: the first line has to be '# @package _global_'"),
     "package of another": ("arch", GLOBAL + "hidden_size: 64\n", ":1: the keys of this file belong to arch"),
     "misspelt": ("experiment", GLOBAL + "# why\nlrr: 3\n", ":3: unknown key 'lrr'; did you mean lr?"),
     "nested": ("experiment", GLOBAL + "arch:\n  loss:\n    los_type: x\n", ":4: unknown key 'arch.loss.los_type'; did"),
     "in a group": ("optim", "defaults: [muon]\nmuonlr: 3\n", ":2: unknown key 'optim.muonlr'; did you mean optim.muon"),
-    "its own group": ("arch", "defaults: [trm]\narch:\n  lr: 1\n", ":2: unknown key 'arch.arch'"),
     "another program's": (
         "experiment",
         GLOBAL + "ema_decay: 0.9\n",
         ":2: unknown key 'ema_decay'; did you mean ema_rate",
     ),
-    "too high": ("experiment", GLOBAL + "hidden_size: 64\n", "did you mean arch.hidden_size?"),
     "dotted": (
         "experiment",
         GLOBAL + "arch.hidden_size: 64\n",
@@ -157,16 +157,12 @@ MISTAKES = {
     "indented": ("experiment", GLOBAL + "lr: 3\n  epochs: 3\n", ":3: can't be read as YAML (mapping values are not"),
     "tab": ("experiment", GLOBAL + "arch:\n\tlr: 3\n", ":3: can't be read as YAML"),
     "twice": ("experiment", GLOBAL + "lr: 1\nlr: 2\n", ":3: can't be read as YAML (found duplicate key lr)"),
-    "no blank": ("experiment", GLOBAL + "epochs: 3\nlr:1e-3\n", ":3: can't be read as YAML"),
     "no keys": ("experiment", GLOBAL + "lr=1e-3\n", ":2 holds no keys"),
-    "list": ("experiment", GLOBAL + "- 1\n", ":2 holds no keys"),
     "empty": ("experiment", "", ":1: the first line has to be"),
     "bytes": ("experiment", GLOBAL + "lr: \udcff\n", " can't be read as YAML ('utf-8' codec"),
-    "deep": ("experiment", GLOBAL + "lr: " + "[" * 5000 + "\n", " can't be read as YAML"),
     "bomb": ("experiment", BOMB, " can't be read as YAML (has anchors, or is nested deeper"),
     "code": ("experiment", GLOBAL + "lr: !!python/object/apply:os.getpid []\n", ":2: can't be read as YAML"),
     "value": ("experiment", GLOBAL + "lr: fast\n", ":2: lr: input should be a valid number, but it is 'fast'"),
-    "quotes": ("experiment", GLOBAL + "lr: '1e-3'\n", "but it is '1e-3'; write 1e-3 without quotes"),
     "element of a list": (
         "experiment",
         GLOBAL + "lr: 3\nevaluators:\n  - sudko\n",
@@ -174,7 +170,6 @@ MISTAKES = {
     ),
     "derived from a wrong value": ("experiment", GLOBAL + "arch: {hidden_size: big}\n", ":2: arch.hidden_size: input"),
     "interpolation": ("experiment", GLOBAL + "lr: ${nokey}\n", ":2: lr: Interpolation key 'nokey' not found"),
-    "open interpolation": ("experiment", GLOBAL + "lr: ${\n", ":2: lr: "),
     "defaults": ("experiment", GLOBAL + "defaults: 3\n", ":2: defaults is no list"),
     "group as a key": (
         "experiment",
@@ -186,8 +181,6 @@ MISTAKES = {
         GLOBAL + "defaults:\n  - arch: trm\n",
         ":3: here a group is chosen as - ov",
     ),
-    "group without slash": ("experiment", GLOBAL + "defaults:\n  - override arch: trm\n", ":3: here a group is chosen"),
-    "unknown group": ("experiment", GLOBAL + "defaults:\n  - override /arc: trm\n", ":3: unknown key 'arc'; did you"),
     "unknown choice": (
         "experiment",
         GLOBAL + "defaults:\n  - override /arch: tmr\n",
@@ -215,11 +208,6 @@ def test_a_file_whose_defaults_name_itself_is_one_line(folder: Path) -> None:
     file = folder / "arch" / "small.yaml"
     file.write_text("defaults: [small]\n")
     assert f"{file}:1: small refers to itself" in _mistake(f"arch={file}")
-
-
-def test_a_mistake_behind_the_defaults_of_a_file_is_found(folder: Path) -> None:
-    (folder / "arch" / "small.yaml").write_text("defaults: [trm]\nx: 1\n")
-    assert _mistake(f"experiment={folder}/experiment/mine.yaml").startswith(f"{folder}/arch/small.yaml:2: unknown key")
 
 
 def test_a_typed_value_is_not_sought_in_a_file(tmp_path: Path) -> None:
@@ -266,4 +254,3 @@ def test_the_places_of_a_config_are_those_of_its_values() -> None:
     for key, place in composed.places.items():
         line = place.file.read_text().splitlines()[place.line - 1]
         assert line.strip().startswith(f"{key.rpartition('.')[2]}:"), f"{place} does not set {key}"
-    assert OmegaConf.create(composed.values).arch.name == "se_mixer"

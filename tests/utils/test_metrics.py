@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import os
 import re
 import shutil
@@ -10,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,18 +61,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 # ---- metrics.jsonl -----------------------------------------------------------------------------
-
-
-def test_a_row_is_a_line_of_scalars(tmp_path: Path) -> None:
-    metrics = _metrics(tmp_path)
-    metrics.write(1, {"train/lm_loss": 1.5, "train/lr": 1e-4})
-    metrics.write(10, {"eval/all/exact_accuracy": 0.5})
-    # Every row is written at once, so that a kill of the process loses none.
-    assert _rows(tmp_path) == [
-        {"step": 1, "train/lm_loss": 1.5, "train/lr": 1e-4},
-        {"step": 10, "eval/all/exact_accuracy": 0.5},
-    ]
-    metrics.close()
 
 
 @pytest.mark.parametrize("torn", ["", '{"step": 4, "train/lm', '{"step"', "\0\0\0", '{"step": 4}garbage', "[1]", "3"])
@@ -151,15 +138,6 @@ def _train_row(loss: float) -> dict[str, float]:
     }
 
 
-def test_a_redirected_log_has_lines_with_the_main_figures(clock: SimpleNamespace) -> None:
-    stream = io.StringIO()
-    progress = Progress(0, 100, stream)
-    clock.s += 10
-    progress.advance(10)
-    progress.write(10, _train_row(1.5))
-    assert _shown(progress, stream) == ["step 10/100  loss 1.5000  acc 0.250  exact 0.125  ex/s 1234  ETA 01:30"]
-
-
 def test_a_long_run_has_few_lines_up_to_its_end(clock: SimpleNamespace) -> None:
     stream = io.StringIO()
     progress = Progress(0, 1000, stream)
@@ -169,7 +147,8 @@ def test_a_long_run_has_few_lines_up_to_its_end(clock: SimpleNamespace) -> None:
         progress.write(step, _train_row(1.0))
     lines = _shown(progress, stream)
     assert 10 <= len(lines) <= 12
-    assert lines[0].startswith("step 10/1000") and lines[-1].startswith("step 1000/1000")
+    assert lines[0] == "step 10/1000  loss 1.0000  acc 0.250  exact 0.125  ex/s 1234  ETA 01:39"
+    assert lines[-1].startswith("step 1000/1000")
 
 
 def test_an_evaluation_shows_what_evaluators_found() -> None:
@@ -295,20 +274,12 @@ def test_auto_with_an_account_goes_online_under_the_run_s_id(tmp_path: Path, mon
     assert fake.logged == [(3, {"train/lm_loss": 1.0}), ("finish", 0)]
 
 
-def test_a_run_of_a_wandb_agent_keeps_the_id_that_the_agent_gave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_run_of_a_wandb_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent waits for the run that it has named."""
     fake = _install(monkeypatch, _FakeWandb())
     fake.sweep_id = "a sweep"
-    _metrics(tmp_path, mode="online")
-    assert fake.inits[0]["id"] is None
-
-
-def test_a_failed_run_is_reported_to_wandb_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = _install(monkeypatch, _FakeWandb())
     _metrics(tmp_path, mode="online").close(failed=True)
-    assert fake.logged == [("finish", 1)]
-    assert fake.logins == []
+    assert fake.inits[0]["id"] is None and fake.logged == [("finish", 1)]
 
 
 class _TakesNoRows(list[Any]):
@@ -335,16 +306,6 @@ def test_a_service_that_fails_ends_no_run(
     assert [row["step"] for row in _rows(tmp_path)] == [1, 2]
 
 
-def test_a_silent_server_delays_the_end_only_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    released = threading.Event()
-    run = SimpleNamespace(finish=lambda exit_code: released.wait(60))
-    _install(monkeypatch, SimpleNamespace(Error=_WandbError, init=lambda **_: run, setup=_FakeWandb().setup))
-    began = time.monotonic()
-    _metrics(tmp_path, mode="online").close(failed=True, at_most_s=0.2)
-    assert time.monotonic() - began < 30
-    released.set()
-
-
 @pytest.mark.parametrize("fake", [_FakeWandb(account=False), _FakeWandb(login_raises=True)], ids=["none", "raises"])
 def test_auto_without_an_account_disables_wandb(
     fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -367,42 +328,38 @@ def test_auto_without_a_network_goes_on_offline(
     assert fake.inits[1]["resume"] is None
     assert fake.logged == [(1, {"a": 1.0})]
     assert "W&B can't be reached (network is unreachable); going on offline" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("mode", ["auto", "online", "offline"])
-def test_settings_that_wandb_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], mode: str
-) -> None:
-    """This test uses the real package, which checks its settings before anything else."""
-    monkeypatch.setenv("WANDB_BASE_URL", "https://app.wandb.ai")
-    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
-    if mode == "auto":
-        _metrics(tmp_path, mode=mode).close()
-        said = capfd.readouterr().err
-        assert "app.wandb.ai is not a valid server address" in said and "metrics go to metrics.jsonl only" in said
-    else:
-        with pytest.raises(UserError, match=f"^wandb.mode={mode} failed: .*is not a valid server address"):
-            _metrics(tmp_path, mode=mode)
-
-
-def test_online_without_a_network_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _install(monkeypatch, _FakeWandb(reachable=False))
-    with pytest.raises(
-        ValueError, match=r"^wandb.mode=online failed: network is unreachable; wandb.mode=offline needs"
-    ):
+    with pytest.raises(UserError, match=r"^wandb.mode=online failed: network is unreachable"):
         _metrics(tmp_path, mode="online")
 
 
-def test_without_the_package_only_online_and_offline_are_mistakes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def _not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+
+
+def _wrong_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real package checks its settings before anything else."""
+    monkeypatch.setenv("WANDB_BASE_URL", "https://app.wandb.ai")
+
+
+@pytest.mark.parametrize(
+    ("hinder", "reason"), [(_not_installed, "not installed"), (_wrong_settings, "is not a valid server address")]
+)
+def test_what_hinders_wandb_is_a_mistake_only_where_it_was_asked_for(
+    hinder: Callable[[pytest.MonkeyPatch], None],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    _install(monkeypatch, None)
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    hinder(monkeypatch)
     _metrics(tmp_path, mode="disabled").close()
     assert capfd.readouterr().err == ""
     _metrics(tmp_path, mode="auto").close()
-    assert "W&B: not installed; metrics go to metrics.jsonl only" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert reason in said and "metrics go to metrics.jsonl only" in said
     for mode in ("online", "offline"):
-        with pytest.raises(ValueError, match=f"^wandb.mode={mode}, but wandb isn't installed; pip install wandb, or"):
+        with pytest.raises(UserError, match=f"^wandb.mode={mode} failed: .*{reason}"):
             _metrics(tmp_path, mode=mode)
 
 
@@ -476,10 +433,7 @@ def test_without_matplotlib_a_line_says_that_there_are_no_pictures(
     metrics = _metrics(tmp_path, mode="online", pictures=2)
     metrics.write(1, {"a": 1.0})
     assert metrics.num_pictures == 0 and fake.logged == [(1, {"a": 1.0})]
-    assert (
-        "W&B gets no pictures of puzzles: drawing needs matplotlib; pip install -r requirements-demo.txt"
-        in capfd.readouterr().err
-    )
+    assert "pip install -r requirements-demo.txt" in capfd.readouterr().err
 
 
 def _step_folder(run: Path, step: int) -> Path:
@@ -558,16 +512,6 @@ def _curves(run: Path) -> dict[str, dict[int, float]]:
     return found
 
 
-def test_tensorboard_shows_every_row(tmp_path: Path) -> None:
-    metrics = _metrics(tmp_path, tensorboard=True)
-    metrics.write(1, {"train/lm_loss": 1.5, "perf/step_ms": 10.0})
-    metrics.write(2, {"train/lm_loss": float("nan"), "eval/all/exact_accuracy": 0.5})
-    found = _curves(tmp_path)  # at once, so that a kill loses no row
-    assert found.keys() == {"train/lm_loss", "perf/step_ms", "eval/all/exact_accuracy"}
-    assert found["train/lm_loss"][1] == 1.5 and math.isnan(found["train/lm_loss"][2])
-    metrics.close()
-
-
 def test_tensorboard_shows_repeated_steps_once(tmp_path: Path) -> None:
     for first, steps in ((0, (1, 2, 3, 4)), (2, (3, 4)), (4, (5,)), (0, (1, 2))):
         metrics = _metrics(tmp_path, first=first, tensorboard=True)
@@ -601,24 +545,6 @@ def test_without_the_package_tensorboard_is_a_mistake(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match=expected):
         _metrics(tmp_path, tensorboard=True)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_tensorboard_on_a_full_disk_ends_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    metrics = _metrics(tmp_path, tensorboard=True)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.write", full)
-    monkeypatch.setattr("threading.excepthook", lambda _: None)
-    for step in (1, 2):
-        metrics.write(step, {"a": 1.0})
-    metrics.close()
-    said = capfd.readouterr().err
-    assert said.count("TensorBoard does not take step 1; metrics.jsonl goes on without it (OSError: ") == 1, said
-    assert [row["step"] for row in _rows(tmp_path)] == [1, 2]
 
 
 def test_a_killed_and_resumed_run_has_every_step_once_in_tensorboard(data: Path, tmp_path: Path, log: Path) -> None:

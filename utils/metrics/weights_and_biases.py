@@ -13,6 +13,7 @@ from utils.config import Int, StrictModel
 from utils.drawing import pyplot
 from utils.errors import UserError
 from utils.metrics.sink import Picture, Row, Sink
+from utils.text import one_line
 
 Say = Callable[[str], None]
 
@@ -175,29 +176,22 @@ def _open(config: WandbConfig, run_id: str, run: Path, resolved: dict[str, Any],
     The mode `auto` never prompts. It does not fail either if the account, the package or the
     network is missing.
     """
-    quiet_hint = "metrics go to metrics.jsonl only (wandb.mode=offline keeps files for `wandb sync`)"
+
+    def give_up(reason: str, fix: str, error: Exception | None = None) -> None:
+        if config.mode != "auto":
+            raise UserError(f"wandb.mode={config.mode} failed: {reason}; {fix}") from error
+        say(f"W&B: {reason}; metrics go to metrics.jsonl only (wandb.mode=offline keeps files for `wandb sync`)")
+
     try:
         import wandb
-    except ImportError as error:
-        if config.mode == "auto":
-            say(f"W&B: not installed; {quiet_hint}")
-            return None
-        raise UserError(
-            f"wandb.mode={config.mode}, but wandb isn't installed; pip install wandb, or wandb.mode=disabled"
-        ) from error
-    try:
+
         settings = wandb.setup().settings
+    except ImportError as error:
+        return give_up("not installed", "pip install wandb, or wandb.mode=disabled", error)
     except (wandb.Error, ValidationError) as error:  # such as a malformed WANDB_BASE_URL
-        reason = " ".join(str(error).split())
-        if config.mode == "auto":
-            say(f"W&B can't be set up ({reason}); {quiet_hint}")
-            return None
-        raise UserError(
-            f"wandb.mode={config.mode} failed: {reason}; correct W&B's settings, or wandb.mode=disabled"
-        ) from error
+        return give_up(one_line(error), "correct W&B's settings, or wandb.mode=disabled", error)
     if config.mode == "auto" and not _has_account(wandb):
-        say(f"W&B: no account found; {quiet_hint}")
-        return None
+        return give_up("no account found", "")
     # A W&B agent waits for the run that it has named. With another id, it would miss its run.
     has_agent = settings.sweep_id is not None
     options = {
@@ -214,12 +208,9 @@ def _open(config: WandbConfig, run_id: str, run: Path, resolved: dict[str, Any],
     try:
         return wandb.init(mode="offline" if config.mode == "offline" else "online", **options)
     except (wandb.Error, ValueError, OSError) as error:  # ValueError: what pydantic says of a tag
-        reason = " ".join(str(error).split())
         if config.mode != "auto":
-            raise UserError(
-                f"wandb.mode={config.mode} failed: {reason}; wandb.mode=offline needs no account"
-            ) from error
-        say(f"W&B can't be reached ({reason}); going on offline, `wandb sync` uploads later")
+            return give_up(one_line(error), "wandb.mode=offline needs no account", error)
+        say(f"W&B can't be reached ({one_line(error)}); going on offline, `wandb sync` uploads later")
         return wandb.init(mode="offline", **(options | {"resume": None}))
 
 

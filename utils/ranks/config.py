@@ -6,9 +6,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from utils.command_line import validate
+from utils.command_line import typed_values, validate
 from utils.config import Float, Int, StrictModel
-from utils.overrides import parse_override
 
 DeviceName = Literal["auto", "cuda", "mps", "cpu"]
 
@@ -38,11 +37,8 @@ class MeetingConfig(StrictModel):
         Raises:
             UserError: A value is not allowed.
         """
-        values = DEFAULT_MEETING.model_dump()
-        for word in arguments:
-            match = re.match(r"[+-]*dist\.(\w+)=", word)
-            if match is not None and match[1] in MeetingConfig.model_fields:
-                values[match[1]] = parse_override(word.lstrip("+-")).value()
+        typed = typed_values(arguments, [f"dist.{name}" for name in MeetingConfig.model_fields])
+        values = DEFAULT_MEETING.model_dump() | {key.removeprefix("dist."): value for key, value in typed.items()}
         return validate(_Typed, {"dist": values}).dist
 
 

@@ -207,33 +207,17 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def seconds_per_step(rows: list[dict[str, Any]]) -> float | None:
-    """Return the time of a step over some rows, with what happened between the steps.
-
-    Rows of older runs do not tell the time since the run began. The time of a step is that of
-    training alone then.
-    """
+    """Return the time of a step over some rows, with what happened between the steps."""
     waits = _waits(rows)
     steps, seconds = sum(steps for steps, _ in waits), sum(seconds for _, seconds in waits)
-    if steps > 0:
-        return seconds / steps
-    times = [row["perf/step_ms"] for row in rows if is_number(row.get("perf/step_ms"))]
-    return sum(times) / len(times) / 1e3 if times else None
+    return seconds / steps if steps > 0 else None
 
 
 def _waits(rows: list[dict[str, Any]]) -> list[tuple[int, float]]:
     """Return for each pair of neighbouring rows the steps and the seconds between them."""
-    found = []
-    for before, after in pairwise(rows):
-        steps = after["step"] - before["step"]
-        if is_number(before.get("time_s")) and is_number(after.get("time_s")):
-            seconds = after["time_s"] - before["time_s"]
-        elif is_number(after.get("perf/step_ms")):
-            seconds = steps * after["perf/step_ms"] / 1e3
-        else:
-            continue
-        if steps > 0 and 0 <= seconds < math.inf:
-            found.append((steps, seconds))
-    return found
+    timed = [row for row in rows if is_number(row.get("time_s"))]  # rows of older versions have no time
+    pairs = [(after["step"] - before["step"], after["time_s"] - before["time_s"]) for before, after in pairwise(timed)]
+    return [(steps, seconds) for steps, seconds in pairs if steps > 0 and 0 <= seconds < math.inf]
 
 
 def in_words(seconds: float) -> str:

@@ -24,7 +24,7 @@ def test_a_wrong_option_is_refused_with_the_possible_values(changes: dict[str, o
 
 
 def test_ranks_read_how_they_meet_from_their_own_command_line() -> None:
-    typed = ["lr=1e-4", "dist.start_timeout_s=20", "++dist.launcher=slurm", "--dist.init_method='tcp://[::1]:29500'"]
+    typed = ["lr=1e-4", "--dist.start-timeout-s=20", "++dist.launcher=slurm", "--dist.init_method='tcp://[::1]:29500'"]
     assert MeetingConfig.typed(typed) == MeetingConfig(
         launcher="slurm", init_method="tcp://[::1]:29500", start_timeout_s=20
     )

@@ -70,8 +70,7 @@ def test_a_replaced_file_is_read_from_its_start(tmp_path: Path, rows_after: str)
     "line",
     [
         *("[1]", "{}", "{", "[" * 100_000),
-        *('{"step": "a"}', '{"step": null}', '{"step": -1}', '{"step": 1.5}', '{"step": NaN}', '{"step": true}'),
-        *('{"step": 9007199254740993}', '{"step": 1e400}', f'{{"step": {"9" * 5000}}}'),
+        *('{"step": "a"}', '{"step": -1}', '{"step": 1.5}', '{"step": NaN}', '{"step": 9007199254740993}'),
     ],
     ids=lambda line: line[:20],
 )

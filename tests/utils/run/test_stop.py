@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 
@@ -37,10 +38,13 @@ def test_a_signal_is_recorded(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)  # a signal during the close-down
 
 
-def test_without_a_stop_the_handlers_are_restored() -> None:
+@pytest.mark.parametrize("mistake", [False, True])
+def test_without_a_stop_the_handlers_are_restored(mistake: bool) -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
-    with StopSignal():
+    with suppress(UserError), StopSignal():
         assert [signal.getsignal(number) for number in SIGNALS] != before
+        if mistake:
+            raise UserError("lr is -1")
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
@@ -48,10 +52,3 @@ def test_a_signal_after_a_fault_does_not_interrupt_its_report() -> None:
     with pytest.raises(RuntimeError), StopSignal():
         raise RuntimeError("a peer died")
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_after_a_mistake_the_handlers_are_restored() -> None:
-    before = [signal.getsignal(number) for number in SIGNALS]
-    with pytest.raises(UserError), StopSignal():
-        raise UserError("lr is -1")
-    assert [signal.getsignal(number) for number in SIGNALS] == before
