@@ -213,7 +213,7 @@ def test_every_command_takes_a_step_by_its_name(trained: Path, tmp_path: Path, m
     named, step = trained / marker, trained / "step_00000004"
     assert open_trained(named, SINGLE).name == str(step)
     config = {"checkpoint": str(named), "arch": None, "puzzle_table": None, "data_path": None}
-    assert validate(TrainedConfig, config).kind == "run"
+    assert validate(TrainedConfig, config).source == "run"
     assert export.main(["--format", "hrm", str(named), "-o", str(tmp_path / "weights")]) == 0
     assert Solver.from_checkpoint(named, device="cpu").trained.name == str(step)
     settings = at_named_step(parse_settings([str(named)]))
