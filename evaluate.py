@@ -102,7 +102,7 @@ class EvaluateConfig(TrainedConfig, MoreCompute):
 
     @model_validator(mode="after")
     def _files_have_a_folder(self) -> "EvaluateConfig":
-        if self.kind == "weights" and self.out is None and (self.plot or self.save_outputs):
+        if self.source == "weights" and self.out is None and (self.plot or self.save_outputs):
             raise ValueError(f"{self.checkpoint} has no run folder for plot and save_outputs to write to; give out=...")
         return self
 

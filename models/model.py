@@ -35,6 +35,16 @@ class ArchBase(StrictModel):
     forward_dtype: Literal["auto", "bfloat16", "float16", "float32"]
     activation_checkpointing: Checkpointing
 
+    @property
+    def is_gone_through_once(self) -> bool:
+        """Whether each block computes a slot once, as a pipeline needs."""
+        return False
+
+    @property
+    def tied_head(self) -> bool:
+        """Whether the head uses the embedding's weights."""
+        return False
+
 
 class Model(nn.Module, ABC):
     """A model that training, strategies and checkpoints can use.

@@ -23,6 +23,10 @@ class TransformerConfig(TokenConfig):
     num_layers: Int = Field(ge=1, le=LARGEST_COUNT)
     recurrent: Bool
 
+    @property
+    def is_gone_through_once(self) -> bool:
+        return not self.recurrent
+
     @model_validator(mode="after")
     def _only_recursion_repeats(self) -> Self:
         repeats = {"H_cycles": self.H_cycles, "L_cycles": self.L_cycles, "halt_max_steps": self.halt_max_steps}

@@ -18,8 +18,8 @@ from training import step_time
 from training.arch_of_recipe import note_on_arch
 from training.config import PretrainConfig
 from training.data import AnySizes
-from training.example_step import num_parameters
 from training.kinds import kind_of_arch
+from training.meta_model import num_parameters
 from training.splits import open_own
 from utils.checkpoint.format import Progress
 from utils.errors import UserError

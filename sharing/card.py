@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from models import shapes_of
 from models.se_mixer import SEMixerConfig
 from models.tokens import TokenConfig
-from sharing.exported import Exported, ExportedText
+from sharing.exported import Exported
 from sharing.hub import is_address
 from sharing.published import PUZZLE_TABLE, Weights
 from sharing.recipe import differences_from_groups, recipe_text
@@ -171,7 +171,6 @@ class Shared:
                 "a card needs huggingface_hub, which is missing; pip install it, or give -o NAME.safetensors"
             ) from None
         run, state, arch = self.checkpoint.path.absolute().parent, self.checkpoint.state, self.model.arch
-        is_text = isinstance(self.model, ExportedText)
         config, history = completed(state.config), History(run / METRICS_FILE)
         history.refresh()
         past = [row for row in history.rows if row["step"] <= state.step]
@@ -181,7 +180,7 @@ class Shared:
         ]
         measured = [
             EvalResult(
-                task_type="text-generation" if is_text else "reasoning",
+                task_type=self.model.task_type,
                 dataset_type=results.name,
                 dataset_name=results.name,
                 dataset_split="test",
@@ -212,8 +211,8 @@ class Shared:
             num_in_table=self.weights[PUZZLE_TABLE].numel() if PUZZLE_TABLE in self.weights else 0,
             checkpoint=typed_override("checkpoint", self.address),
             init_from=typed_override("init_from", self.address),
-            asked="prompt=..." if is_text else "puzzle=...",
-            rows=[row for results in all_results for row in _rows(results, is_text=is_text)],
+            asked=self.model.question,
+            rows=[row for results in all_results for row in _rows(results, self.model.unit)],
             methods=[row for results in all_results for row in _methods(results)],
             logged={
                 name.removeprefix("eval/"): value
@@ -225,7 +224,7 @@ class Shared:
             started_from=self.started_from,
             step=self.model.step,
             global_batch_size=config["global_batch_size"],
-            unit="tokens" if is_text else "sequences",
+            unit=self.model.unit,
             duration="" if seconds is None else _duration(seconds),
             seed=config["seed"],
             experiment=self.experiment,
@@ -259,13 +258,16 @@ def _said_of(arch: Any) -> Iterator[str]:
         yield "It is told which cells of a board are neighbours (`arch.conv_2d=true`)."
 
 
-def _rows(results: Results, *, is_text: bool) -> Iterator[tuple[str, ...]]:
-    """Return the rows of the table of metrics. The loss of text says more than that of puzzles."""
+def _rows(results: Results, unit: str) -> Iterator[tuple[str, ...]]:
+    """Return the rows of the table of metrics.
+
+    Of puzzles, they are shares alone. The loss of text (tokens) says more than that of puzzles.
+    """
     for name, value in results.metrics.items():
-        if _is_shown(name) and (is_text or name in results.intervals):
+        if _is_shown(name) and (unit == "tokens" or name in results.intervals):
             set_name, found = name.split("/")[1], results.intervals.get(name)
             # Scores of ARC are shares of tasks, and those of text of the samples with answers.
-            is_of_examples = not is_text and "pass@" not in name
+            is_of_examples = unit == "sequences" and "pass@" not in name
             count = f"{results.num_examples.get(set_name, 0):,}" if is_of_examples else ""
             interval = "" if found is None else f"{found[0]:.4f} to {found[1]:.4f}"
             yield results.name, count, results.typed(name), name.removeprefix("eval/"), f"{value:.4f}", interval

@@ -384,11 +384,12 @@ def commands(address: str, settings: Settings, source: Source) -> list[str]:
     if source.data_paths:
         data = typed_override("data_path", source.data_paths[0])
     if settings.format == "native":
-        asked = "puzzle=..."
-        if isinstance(source.model, ExportedText):
-            # The tokenizer.json lies with the data, or in the folder.
-            is_known = source.model.tokenizer == "bytes" or (settings.is_folder and source.tokenizer is not None)
-            asked = "prompt=..." if is_known else f"{data} prompt=..."
+        assert source.model is not None
+        asked = source.model.question
+        # A tokenizer.json lies with the data, or in the folder.
+        lies_in_folder = settings.is_folder and source.tokenizer is not None
+        if isinstance(source.model, ExportedText) and source.model.tokenizer != "bytes" and not lies_in_folder:
+            asked = f"{data} {asked}"
         return [
             f"python evaluate.py {file} {data}",
             f"python solve.py {file} {asked}",

@@ -8,7 +8,7 @@ Files come from strangers: the description is read like any config, and can't na
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -34,7 +34,19 @@ _Name = Annotated[str, Field(max_length=1000)]
 
 
 class Exported(StrictModel):
-    """The description of a model in its file."""
+    """The description of a model in its file.
+
+    Attributes:
+        reads: what the model reads, as `kind` of an architecture has it.
+        task_type: the Hub's name of what the model does.
+        question: what solve.py is asked.
+        unit: what a global batch counts.
+    """
+
+    reads: ClassVar[str]
+    task_type: ClassVar[str]
+    question: ClassVar[str]
+    unit: ClassVar[str]
 
     format: Literal[1]
     arch: ArchConfig
@@ -54,15 +66,15 @@ class Exported(StrictModel):
 
     @model_validator(mode="after")
     def _arch_reads_such_data(self) -> Self:
-        kind = "text" if isinstance(self, ExportedText) else "puzzles"
-        if self.arch.kind != kind:
-            raise ValueError(f"{self.arch.name} reads {self.arch.kind}, but the sizes are of {kind}")
+        if self.arch.kind != self.reads:
+            raise ValueError(f"{self.arch.name} reads {self.arch.kind}, but the sizes are of {self.reads}")
         return self
 
 
 class ExportedPuzzles(Exported):
     """The description of a model of puzzles. It has no key `kind`, as all files once had none."""
 
+    reads, task_type, question, unit = "puzzles", "reasoning", "puzzle=...", "sequences"
     seq_len: Int = Field(ge=1, le=_LONGEST_SEQUENCE)
     vocab_size: Int = Field(ge=1, le=_LARGEST_TABLE)
     num_puzzle_identifiers: Int = Field(ge=1, le=_LARGEST_TABLE)
@@ -71,6 +83,7 @@ class ExportedPuzzles(Exported):
 class ExportedText(Exported):
     """The description of a model of text. training/data.py says what the sizes mean."""
 
+    reads, task_type, question, unit = "text", "text-generation", "prompt=...", "tokens"
     kind: Literal["text"]
     vocab_size: Int = Field(ge=1, le=_LARGEST_TABLE)
     max_len: Int = Field(ge=1, le=_LARGEST_TABLE)

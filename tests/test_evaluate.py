@@ -18,7 +18,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args
 
-import matplotlib.image
 import numpy as np
 import pytest
 import torch
@@ -370,47 +369,36 @@ def test_the_results_file_equals_the_printed_table(run: Path, puzzles: Path, eva
     printed = evaluated(f"checkpoint={run}", "tta=2", "max_examples=30")
     folder = run / "eval_outputs" / LAST
     results = _results(folder)
-    keys = ["checkpoint", "data", "num_examples", "settings", "seconds", "metrics", "intervals"]
-    assert list(results) == [*keys, "reliability", "compute"]
+    metrics = results["metrics"]
     assert (results["checkpoint"], results["data"]) == (str(run / LAST), str(puzzles / "test"))
     assert results["num_examples"] == {"all": 30} and results["seconds"] > 0
     settings = results["settings"]
     assert (settings["checkpoint"], settings["tta"], settings["max_examples"]) == (str(run), 2, 30)
-    assert settings["adaptive"] is True and settings["save_outputs"] == []
 
-    assert printed.head.startswith(f"{run / LAST} on {puzzles / 'test'}: 30 examples in ")
-    assert printed.head.endswith("95 % intervals")
     count = "eval/all/num_examples"
-    shown = {name: f"{value:.0f}" if name == count else f"{value:.4f}" for name, value in results["metrics"].items()}
-    assert printed.metrics == shown and list(printed.metrics) == list(results["metrics"])
+    shown = {name: f"{value:.0f}" if name == count else f"{value:.4f}" for name, value in metrics.items()}
+    assert printed.metrics == shown and list(printed.metrics) == list(metrics)
     assert printed.intervals == {
         name: (f"{low:.4f}", f"{high:.4f}") for name, (low, high) in results["intervals"].items()
     }
-    exact = results["metrics"]["eval/all/exact_accuracy"]
+    exact = metrics["eval/all/exact_accuracy"]
     assert printed.tail == [f"written to {folder}", f"exact_accuracy={exact:.4f}"]
-    error = results["metrics"]["eval/all/calibration_error"]
-    assert [line for line in printed.tables[:-2] if not line.startswith("  ")] == [
-        f"confidence against accuracy of the set all: expected calibration error {error:.4f}",
-        "accuracy of the set all against compute, 95 % intervals",
-    ]
     bins = results["reliability"]["all"]
     assert sum(each["count"] for each in bins) == 30
     assert all(each["low"] <= each["confidence"] <= each["high"] == pytest.approx(each["low"] + 0.1) for each in bins)
     (single, votes) = results["compute"]
-    assert single["method"] == f"single pass of {TRAINED_STEPS} steps" and votes["method"] == "tta=2"
-    assert (single["segments"], single["exact_accuracy"]) == (results["metrics"]["eval/all/steps"], exact)
+    assert votes["method"] == "tta=2"
+    assert (single["segments"], single["exact_accuracy"]) == (metrics["eval/all/steps"], exact)
     rows = [f"  {each['low']:.1f} .. {each['high']:.1f} " for each in bins] + ["  single pass of 4 steps ", "  tta=2 "]
     for row in rows:
         assert len([line for line in printed.tables if line.startswith(row)]) == 1, row
 
-    names = {name.removeprefix("eval/all/") for name in results["metrics"]}
     judged = {"exact_accuracy", "valid_boards", "clues_kept"}
     at_step = {f"exact_accuracy_at_step/{n}" for n in range(1, TRAINED_STEPS + 1)}
     are_shares = judged | {f"tta/{name}" for name in judged} | at_step | {"q_halt_accuracy"}
-    assert names >= are_shares | {"lm_loss", "q_halt_loss", "num_examples", "accuracy", "steps", "halt_step"}
     assert {name.removeprefix("eval/all/") for name in results["intervals"]} == are_shares
     for name, (low, high) in results["intervals"].items():
-        assert (low, high) == pytest.approx(_wilson(results["metrics"][name], 30), abs=2e-5)
+        assert (low, high) == pytest.approx(_wilson(metrics[name], 30), abs=2e-5)
 
 
 def _wilson(share: float, num: float) -> tuple[float, float]:
@@ -507,9 +495,6 @@ def test_few_examples_are_spread_over_the_test_split(run: Path, tmp_path: Path, 
     assert _results(tmp_path)["num_examples"] == {"all": 7}
     rows = load_file(tmp_path / "all_rank0_0000.safetensors")["rows"].tolist()
     assert sorted(rows) == [i * NUM_TEST // 7 for i in range(7)]
-    for name, (low, high) in _results(tmp_path)["intervals"].items():
-        assert (low, high) == pytest.approx(_wilson(_results(tmp_path)["metrics"][name], 7), abs=2e-5)
-        assert _results(tmp_path)["metrics"][name] * 7 == pytest.approx(round(_results(tmp_path)["metrics"][name] * 7))
     assert evaluated(f"checkpoint={run}", "max_examples=1000", f"out={tmp_path}").value("num_examples") == NUM_TEST
 
 
@@ -593,39 +578,20 @@ def test_a_run_that_can_not_be_written_needs_out(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr("tempfile.TemporaryFile", not_here)
-    fix = "; give another folder with out=..."
-    assert refused(f"checkpoint={copy}") == f"{copy}/eval_outputs/{LAST} can't be written (Permission denied){fix}"
-    shutil.rmtree(copy / "eval_outputs")
-    (copy / "eval_outputs").write_text("a file")
-    assert refused(f"checkpoint={copy}").endswith(f"can't be written (Not a directory){fix}")
+    assert f"{copy}/eval_outputs/{LAST} can't be written" in refused(f"checkpoint={copy}")
 
 
 # ---- the picture -------------------------------------------------------------------------------
 
 
-def _drawn(file: Path) -> np.ndarray:
-    """Return the colours of a picture, which must show more than a background."""
-    image = matplotlib.image.imread(file)
-    assert image.ndim == 3 and min(image.shape[:2]) > 300
-    _, counts = np.unique((image[:, :, :3] * 255).astype(np.int64) @ [1, 256, 65536], return_counts=True)
-    assert len(counts) > 50 and counts.max() < 0.99 * counts.sum()
-    return np.asarray(image)
-
-
 def test_accuracy_over_steps_is_drawn(run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
     evaluated(f"checkpoint={run}", "plot=true", "num_steps=6", f"out={tmp_path}")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "accuracy_over_steps.png",
-        "reliability.png",
-        "results.json",
-    ]
-    bins = [tuple(each.values()) for each in _results(tmp_path)["reliability"]["all"]]
-    draw_reliability({"all": bins}, tmp_path / "same.png")
-    assert np.array_equal(_drawn(tmp_path / "same.png"), _drawn(tmp_path / "reliability.png"))
-    picture = _drawn(tmp_path / "accuracy_over_steps.png")
-    at_step = [value for name, value in _results(tmp_path)["metrics"].items() if "_at_step/" in name]
-    draw_accuracy_over_steps({"all": at_step}, TRAINED_STEPS, tmp_path / "same.png")
-    assert np.array_equal(_drawn(tmp_path / "same.png"), picture)
+    results, same = _results(tmp_path), tmp_path / "same.png"
+    draw_reliability({"all": [tuple(each.values()) for each in results["reliability"]["all"]]}, same)
+    assert same.read_bytes() == (tmp_path / "reliability.png").read_bytes()
+    at_step = [value for name, value in results["metrics"].items() if "_at_step/" in name]
+    draw_accuracy_over_steps({"all": at_step}, TRAINED_STEPS, same)
+    assert same.read_bytes() == (tmp_path / "accuracy_over_steps.png").read_bytes()
 
 
 def test_without_labels_there_is_nothing_to_draw(run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate) -> None:
@@ -655,17 +621,14 @@ def test_mistakes_are_noticed_before_any_work(
         ([f"checkpoint={run}", f"vote_with=[{run}]"], "but only answers of ARC vote; leave it out"),
         ([f"checkpoint={run}", "evaluators=[arc]"], "has 16 tokens of 6 kinds"),
         ([f"checkpoint={run}", "tta=1"], "tta: "),
-        ([f"checkpoint={run}", "save_outputs=[guesses]"], "save_outputs"),
         ([f"checkpoint={run}", "trajectories=4"], "trajectories=4 without noise"),
         ([f"checkpoint={run}", "noise=0.5"], "noise=0.5"),
         ([f"checkpoint={run}", "seed=3"], "seed=3"),
-        ([f"checkpoint={tmp_path / 'nowhere'}"], f"{tmp_path / 'nowhere'}"),
     ):
         assert expected in refused(*typed, out)
         assert not (tmp_path / "out").exists()
     for option in ("plot=true", "save_outputs=[steps]"):
-        expected = f"{weights} has no run folder for plot and save_outputs to write to; give out=..."
-        assert expected in refused(*of_file, option)
+        assert "give out=" in refused(*of_file, option)
 
 
 # ---- scores of training ------------------------------------------------------------------------
@@ -781,20 +744,3 @@ def test_a_file_that_describes_its_model_needs_no_arch(
         monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", f"checkpoint={file}", *typed])
         with pytest.raises(UserError, match=re.escape(expected)):
             program.main(SINGLE)
-
-
-# ---- pages and mistakes ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "typed, expected",
-    [
-        ([], "checkpoint is not set; give checkpoint=..."),
-        (["checkpoint=x", "batchsize=3"], "unknown key 'batchsize'; did you mean batch_size?"),
-    ],
-)
-def test_a_wrong_command_line_is_refused(monkeypatch: pytest.MonkeyPatch, typed: list[str], expected: str) -> None:
-    monkeypatch.setattr("sys.argv", ["evaluate.py", *typed])
-    with pytest.raises(UserError) as caught:
-        program.main(SINGLE)
-    assert str(caught.value) == expected

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from training.config import PretrainConfig
 from training.data import AnySizes
-from training.example_step import num_parameters
+from training.meta_model import num_parameters
 from utils.command_line import read_config, typed_keys_and_groups
 from utils.composing import compose
 from utils.config import flatten

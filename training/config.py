@@ -205,6 +205,11 @@ class PretrainConfig(RunConfig):
         return num
 
     @property
+    def units_per_slot(self) -> int:
+        """The units of global_batch_size in a slot: one example, or the tokens of a row of text."""
+        return self.global_batch_size // self.num_slots
+
+    @property
     def slots_key(self) -> tuple[str, str]:
         """The key that says how many slots or rows a step has, and what they are."""
         return _SLOTS[self.arch.kind]

@@ -38,6 +38,9 @@ class Sizes:
         """Return what a checkpoint stores."""
         return asdict(self)
 
+    def __str__(self) -> str:
+        return ", ".join(f"{key} {value:,}" for key, value in asdict(self).items())
+
 
 @dataclass(frozen=True)
 class TextSizes:
@@ -77,6 +80,9 @@ class TextSizes:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def __str__(self) -> str:
+        return f"vocab_size {self.vocab_size:,}, sequences of {self.mean_context:,} tokens"
 
 
 AnySizes = Sizes | TextSizes

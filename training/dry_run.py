@@ -7,25 +7,18 @@ import difflib
 import math
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 from models.model import Checkpointing
 from models.parallel import ParallelConfig
-from models.text.config import LONGEST_RUN
 from training.arch_of_recipe import note_on_arch
 from training.config import PretrainConfig
-from training.data import (
-    VOCAB_MULTIPLE,
-    AnySizes,
-    Sizes,
-    TextSizes,
-    slots_of_ranks,
-)
-from training.example_step import model_on_meta, num_parameters, tokens_of_row
-from training.flops import flops_of_parts, flops_of_text
+from training.data import AnySizes, slots_of_ranks
+from training.flops import flops_of_parts
 from training.footprint import PARTS, Footprint, Footprints, ImaginedWorld
 from training.kinds import kind_of_arch
+from training.meta_model import model_on_meta, num_parameters
 from training.precision import with_forward_dtype
 from training.splits import open_own
 from training.trained import read_config_of_new_run
@@ -120,34 +113,18 @@ def _number(key: str, typed: str) -> float:
 
 def _sizes(config: PretrainConfig, typed: dict[str, int]) -> AnySizes:
     """Return the sizes that were typed, and for the others those of the data."""
-    is_text = config.arch.kind == "text"
-    if missing := [key for key in (("vocab_size",) if is_text else _SIZES) if key not in typed]:
+    kind = kind_of_arch(config.arch)
+    of_data: AnySizes | None = None
+    if missing := [f"{key}={example}" for key, example in kind.needed_sizes.items() if key not in typed]:
         try:
-            of_data: AnySizes = kind_of_arch(config.arch).sizes.of(open_own(config, "train"))
+            of_data = kind.sizes.of(open_own(config, "train"))
         except UserError as error:
-            example = {"seq_len": 81, "vocab_size": 32000 if is_text else 11, "num_puzzle_identifiers": 1001}
-            keys = " ".join(f"{key}={example[key]}" for key in missing)
             raise UserError(
                 f"--dry-run needs the sizes of the data, which can't be opened ({error}); give data_path=... of data "
-                f"that are there, or the sizes themselves, such as {keys}"
+                f"that are there, or the sizes themselves, such as {' '.join(missing)}"
             ) from error
-    elif is_text:  # without seq_len, a sequence fills a row
-        row = tokens_of_row(config)
-        of_data = TextSizes(0, row, row, tokenizer="unknown", special_tokens={})
-    else:
-        return Sizes(**typed)
-    if isinstance(of_data, Sizes):
-        return replace(of_data, **typed)
-    if "num_puzzle_identifiers" in typed:
-        raise UserError(f"num_puzzle_identifiers={typed['num_puzzle_identifiers']}: text has no puzzles; leave it out")
-    length, row = typed.get("seq_len", of_data.mean_context), tokens_of_row(config)
-    if length > row:
-        raise UserError(
-            f"seq_len={length:,} does not fit into a row of {row:,} tokens; raise global_batch_size, or lower "
-            "rows_per_step"
-        )
-    vocab_size = -(-typed.get("vocab_size", of_data.vocab_size) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-    return replace(of_data, vocab_size=vocab_size, mean_context=length)
+    sizes: AnySizes = kind.typed_sizes(config, typed, of_data)
+    return sizes
 
 
 # ---- what would fit ------------------------------------------------------------------------------
@@ -285,14 +262,11 @@ def of_model(question: Question) -> Iterator[str]:
     model = model_on_meta(config, sizes)
     own = max(slots_of_ranks(config, ImaginedWorld.of(config, num_ranks)))
     slots = f"{config.num_slots:,} {config.slots_key[1]}"
-    if isinstance(sizes, Sizes):
-        of_data = ", ".join(f"{key} {value:,}" for key, value in sizes.as_dict().items())
-    else:
-        slots = f"{config.global_batch_size:,} tokens in {slots}"
-        of_data = f"vocab_size {sizes.vocab_size:,}, sequences of {sizes.mean_context:,} tokens"
+    if config.units_per_slot > 1:
+        slots = f"{config.global_batch_size:,} {kind_of_arch(config.arch).unit} in {slots}"
     ranks = f"{num_ranks} rank{'s' * (num_ranks != 1)}"
     yield f"arch={config.arch.name} parallel={config.parallel.name} on {ranks}, {slots}, {own:,} on a rank"
-    yield f"sizes of the data: {of_data}"
+    yield f"sizes of the data: {sizes}"
     in_blocks = sum(weight.numel() for weight in model.block_weights())
     rows = f"; {model.puzzle_embedding.weight.numel():,} in the puzzle table" if model.puzzle_embedding else ""
     yield f"parameters: {num_parameters(config, sizes):,}, of which {in_blocks:,} in blocks{rows}"
@@ -303,15 +277,10 @@ def of_model(question: Question) -> Iterator[str]:
 def _flops(question: Question) -> Iterator[str]:
     """Yield the line on operations, at the end of a run, and if a rate was typed the time."""
     config, sizes = question.config, question.sizes
-    if isinstance(sizes, TextSizes):
-        of_part = flops_of_text(config, sizes, config.text_arch.grad_calls_at(LONGEST_RUN, LONGEST_RUN))
-        flops = sum(of_part.values())
-        each = f"{_si(flops / config.global_batch_size)} for a token"
-    else:
-        of_part = flops_of_parts(config.model_copy(update={"global_batch_size": 1}), sizes, config.puzzle_arch.depth)
-        of_slot = sum(of_part.values())
-        flops = of_slot * config.global_batch_size
-        each = f"{_si(of_slot)} for a segment of a slot, {_si(of_slot / sizes.seq_len)} for each of its tokens"
+    kind = kind_of_arch(config.arch)
+    of_part = flops_of_parts(config, sizes, kind.usual_depth(config))
+    flops = sum(of_part.values())
+    each = ", ".join(f"{_si(flops / number)} for {what}" for what, number in kind.parts_of_batch(config, sizes).items())
     names = {FORWARD: "forward", BACKWARD: "backward", NO_GRAD: "without gradient"}
     shares = ", ".join(f"{names[part]} {n / sum(of_part.values()):.0%}" for part, n in of_part.items() if n)
     yield f"FLOPs: {each} ({shares}); {_si(flops)} for a step"

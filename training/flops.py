@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,8 +30,8 @@ from models.text.packing import Packing
 from sharing.stored_config import completed
 from training.config import PretrainConfig
 from training.data import AnySizes, Sizes, TextSizes
-from training.example_step import example_step, model_on_meta
 from training.kinds import kind_of_arch
+from training.meta_model import model_on_meta
 from training.splits import open_own, sizes_from
 from utils.checkpoint.format import RunState, read_state, step_folders
 from utils.command_line import validate
@@ -170,22 +170,22 @@ def flops_of_step(config: PretrainConfig, sizes: AnySizes, depth: Depth | CallCo
     where q_continue has a target, one more segment without gradient. What activation_checkpointing
     computes a second time is not counted: it saves memory, and adds nothing to the result.
     """
-    if isinstance(depth, CallCounts):
-        assert isinstance(sizes, TextSizes)
-        return sum(flops_of_text(config, sizes, depth).values())
-    assert isinstance(sizes, Sizes)
     return sum(flops_of_parts(config, sizes, depth).values())
 
 
-def flops_of_text(config: PretrainConfig, sizes: TextSizes, grad_calls: CallCounts) -> dict[str, int]:
-    """Return the operations of a training step of text, by its part: FORWARD, NO_GRAD, BACKWARD.
+def flops_of_parts(config: PretrainConfig, sizes: AnySizes, depth: Depth | CallCounts) -> dict[str, int]:
+    """Return what flops_of_step counts, by its part: FORWARD, NO_GRAD, BACKWARD."""
+    return _COUNTS[config.arch.kind](config, sizes, depth)
+
+
+def _flops_of_text(config: PretrainConfig, sizes: TextSizes, grad_calls: CallCounts) -> dict[str, int]:
+    """Count a training step of text.
 
     The tokens are taken for sequences of the dataset's mean context, so what attention takes is an
     estimate. The rest is exact. Padding counts as tokens.
     """
     num_tokens = sizes.mean_context
-    model = model_on_meta(_without_checkpointing(config), sizes)
-    assert isinstance(model, TextModel)
+    model = cast(TextModel, model_on_meta(_without_checkpointing(config), sizes))
     packing = Packing([(1, num_tokens - 1)], num_tokens).apply(lambda tensor: tensor.to("meta"))
     tokens_N = torch.zeros(num_tokens, dtype=torch.int32, device="meta")
     with torch.device("meta"), _Counter() as counter:
@@ -202,14 +202,17 @@ def _without_checkpointing(config: PretrainConfig) -> PretrainConfig:
     return config.model_copy(update={"arch": arch})
 
 
-def flops_of_parts(config: PretrainConfig, sizes: Sizes, depth: Depth) -> dict[str, int]:
-    """Return what flops_of_step counts of puzzles, by its part: FORWARD, NO_GRAD, BACKWARD."""
+def _flops_of_puzzles(config: PretrainConfig, sizes: Sizes, depth: Depth) -> dict[str, int]:
     world, model = World.single("meta"), model_on_meta(_without_checkpointing(config), sizes)
+    example_step = kind_of_arch(config.arch).example_step
     carry, batch, settings = example_step(model, config, sizes, config.global_batch_size, world.device)
     layout: Layout = Layout(model, world)
     with torch.device("meta"), _Counter() as counter:
         layout.forward_backward(carry, batch, replace(settings, depth=depth))
     return dict(counter.of_part)
+
+
+_COUNTS: dict[str, Callable[..., dict[str, int]]] = {"puzzles": _flops_of_puzzles, "text": _flops_of_text}
 
 
 class _Counter(TorchDispatchMode):

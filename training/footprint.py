@@ -24,7 +24,8 @@ from optim.build import build_optimizers
 from training.allocations import Allocations
 from training.config import PretrainConfig
 from training.data import AnySizes, require_whole_shares, slots_of_ranks
-from training.example_step import example_step, model_on_meta, tokens_of_row
+from training.kinds import kind_of_arch
+from training.meta_model import model_on_meta
 from utils.ranks.config import Axes
 from utils.ranks.setup import pick_weights
 from utils.ranks.world import World
@@ -36,8 +37,9 @@ MOMENTS, AVERAGE, TABLE = "optimizer's moments", "average (ema)", "puzzle table"
 CARRY, ACTIVATIONS, UPDATE = "carry and batch", "activations", "more for the update"
 PARTS = (WEIGHTS, GATHERED, GRADIENTS, MOMENTS, AVERAGE, TABLE, CARRY, ACTIVATIONS, UPDATE)
 
-# A step runs for at most so many tokens of text, because its loss goes through many chunks.
-_MOST_TOKENS = 2**15
+# A step runs for at most so many tokens of text, because its loss goes through many chunks; or so
+# many slots of puzzles.
+_MOST_UNITS = 2**15
 
 
 @dataclass(frozen=True)
@@ -147,9 +149,7 @@ class Footprints:
             num_slots: of a rank.
             num_wanted: of a microbatch.
         """
-        most = num_slots
-        if self._config.arch.kind == "text":
-            most = min(most, max(2, _MOST_TOKENS // tokens_of_row(self._config)))
+        most = min(num_slots, max(2, _MOST_UNITS // self._config.units_per_slot))
         few, many = (self._measured(checkpointing, degree, in_forward_dtype, n) for n in (max(1, most // 2), most))
         if most == 1:
             return many * num_wanted
@@ -173,6 +173,7 @@ class Footprints:
         if in_forward_dtype:
             for block in model.blocks():
                 block.to(model.dtype)
+        example_step = kind_of_arch(arch).example_step
         carry, batch, settings = example_step(model, config, self._sizes, num_slots, torch.device("meta"))
         given = [] if carry is None else [*carry.tensors().values(), *batch.values()]
         if carry is None:

@@ -7,10 +7,11 @@ kind it is.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
@@ -25,16 +26,20 @@ from dataset.tasks.arc import ArcTask
 from dataset.text.sampler import FileOrderSampler, ShuffledSampler, TextSampler
 from dataset.text.schema import TextSplit, check_text_contents, open_text_split, require_same_tokens
 from models import ARCHS, ArchConfig
-from models.act import ActSettings, draw_min_halt_steps, draw_random_halts, draw_seeds
+from models.act import ActSettings, draw_min_halt_steps, draw_random_halts, draw_seeds, empty_batch, initial_carry
 from models.base import CommonConfig, RecursiveModel
+from models.carry import Carry
+from models.depth import Depth
 from models.losses import ACT_SUMS
 from models.metric_sums import EVAL_METRICS
 from models.objective import SumsSpec
+from models.text.config import LONGEST_RUN, CallCounts
 from models.text.losses import TEXT_SUMS
 from models.text.model import TextModel
-from models.text.objective import TextSettings
+from models.text.objective import TextBatch, TextRow, TextSettings
+from models.text.packing import Packing
 from training.config import PretrainConfig
-from training.data import Sizes, TextSizes, require_same_sizes, with_tokens_of
+from training.data import VOCAB_MULTIPLE, Sizes, TextSizes, require_same_sizes, with_tokens_of
 from training.evaluation import AnswerSample, EvalOptions, evaluate
 from training.evaluation_text import TextEvalOptions, TextSample, evaluate_text, text_eval_metrics
 from training.laps import Interrupts
@@ -95,6 +100,7 @@ class Kind(ABC, Generic[M, S, Z, P]):
         keys: the keys of config/<page>.yaml that only this kind of model reads.
         archs: some architectures, for messages.
         batch_size: of an evaluation of a file of weights, which names none.
+        needed_sizes: the sizes that are typed for --dry-run without data, with examples.
     """
 
     name: ClassVar[str]
@@ -105,6 +111,7 @@ class Kind(ABC, Generic[M, S, Z, P]):
     keys: ClassVar[Mapping[str, tuple[str, ...]]]
     archs: ClassVar[str]
     batch_size: ClassVar[int]
+    needed_sizes: ClassVar[Mapping[str, int]]
 
     # ---- data: each raises a UserError where they are missing, damaged or others ----
 
@@ -130,6 +137,14 @@ class Kind(ABC, Generic[M, S, Z, P]):
 
         Args:
             trained_on: names the training data in messages.
+        """
+
+    @abstractmethod
+    def typed_sizes(self, config: PretrainConfig, typed: Mapping[str, int], of_data: Z | None) -> Z:
+        """Return the sizes of a dry run: those that were typed, and for the others those of data.
+
+        Args:
+            of_data: None: all of `needed_sizes` were typed.
         """
 
     # ---- training ----
@@ -162,6 +177,26 @@ class Kind(ABC, Generic[M, S, Z, P]):
     def question(self, split: S) -> str:
         """Return what solve.py may be asked about data like these, as key=value."""
 
+    # ---- estimates, without data ----
+
+    @abstractmethod
+    def example_step(
+        self, model: M, config: PretrainConfig, sizes: Z, num_slots: int, device: torch.device
+    ) -> tuple[Any, Any, Any]:
+        """Return carry, batch and settings, which `Layout.forward_backward` takes.
+
+        Args:
+            num_slots: slots of puzzles, or rows of text.
+        """
+
+    @abstractmethod
+    def usual_depth(self, config: PretrainConfig) -> Depth | CallCounts:
+        """Return the depth of a step when all warm-ups are over."""
+
+    @abstractmethod
+    def parts_of_batch(self, config: PretrainConfig, sizes: Z) -> dict[str, int]:
+        """Return, in words, by what the operations of a step are divided."""
+
     # ---- evaluation ----
 
     def evaluators(self, config: PretrainConfig, test: S) -> Evaluators:
@@ -180,6 +215,7 @@ class Kind(ABC, Generic[M, S, Z, P]):
 class Puzzles(Kind[RecursiveModel, Split, Sizes, Sampler]):
     name, unit, sums, sizes, archs, batch_size = "puzzles", "examples", ACT_SUMS, Sizes, "arch=hrm or arch=trm", 768
     sizes_of = ("test",)
+    needed_sizes: ClassVar[Mapping[str, int]] = {"seq_len": 81, "vocab_size": 11, "num_puzzle_identifiers": 1001}
     keys: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "pretrain": (
             *("data_on", "augment", "augment_clues", "puzzle_emb_lr", "puzzle_emb_weight_decay", "puzzle_table"),
@@ -225,6 +261,9 @@ class Puzzles(Kind[RecursiveModel, Split, Sizes, Sampler]):
             return of_split
         require_same_sizes(sizes, split, arch, trained_on)
         return sizes
+
+    def typed_sizes(self, config: PretrainConfig, typed: Mapping[str, int], of_data: Sizes | None) -> Sizes:
+        return Sizes(**typed) if of_data is None else replace(of_data, **typed)
 
     def size_of_epoch(self, train: Split) -> float:
         return train.metadata.total_groups * train.metadata.mean_puzzle_examples
@@ -278,6 +317,22 @@ class Puzzles(Kind[RecursiveModel, Split, Sizes, Sampler]):
             return f"puzzle={plain}"
         return "task=TASK.json" if isinstance(task, ArcTask) else "puzzle=..."
 
+    def example_step(
+        self, model: RecursiveModel, config: PretrainConfig, sizes: Sizes, num_slots: int, device: torch.device
+    ) -> tuple[Carry, dict[str, Tensor], ActSettings]:
+        """As in the base class, with the depth of `arch.depth`."""
+        arch, batch = config.puzzle_arch, empty_batch(num_slots, sizes.seq_len, device)
+        seeds_B = torch.zeros(num_slots, dtype=torch.int64, device=device) if arch.is_random else None
+        settings = ActSettings(arch.depth, arch.loss, IGNORE_LABEL, num_slots, min_halt_steps_B=None, seeds_B=seeds_B)
+        return initial_carry(model, batch, training=True), batch, settings
+
+    def usual_depth(self, config: PretrainConfig) -> Depth:
+        return config.puzzle_arch.depth
+
+    def parts_of_batch(self, config: PretrainConfig, sizes: Sizes) -> dict[str, int]:
+        num_slots = config.global_batch_size
+        return {"a segment of a slot": num_slots, "each of its tokens": num_slots * sizes.seq_len}
+
     def evaluators(self, config: PretrainConfig, test: Split) -> Evaluators:
         return training_evaluators(config.evaluators, test)
 
@@ -302,6 +357,7 @@ class Puzzles(Kind[RecursiveModel, Split, Sizes, Sampler]):
 class Texts(Kind[TextModel, TextSplit, TextSizes, TextSampler]):
     name, unit, sums, sizes, archs = "text", "tokens", TEXT_SUMS, TextSizes, "arch=gpt or arch=hrm_text"
     sizes_of, batch_size = ("train", "test"), 16384
+    needed_sizes: ClassVar[Mapping[str, int]] = {"vocab_size": 32000}
     keys: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "pretrain": ("rows_per_step", "target_only"),
         "evaluate": (),
@@ -330,6 +386,23 @@ class Texts(Kind[TextModel, TextSplit, TextSizes, TextSampler]):
     def sizes_on(self, arch: ArchConfig, sizes: TextSizes, split: TextSplit, trained_on: str) -> TextSizes:
         with_tokens_of(sizes, TextSizes.of(split), split.path, trained_on)
         return sizes
+
+    def typed_sizes(self, config: PretrainConfig, typed: Mapping[str, int], of_data: TextSizes | None) -> TextSizes:
+        """As in the base class. Without data and seq_len, a sequence fills a row."""
+        if "num_puzzle_identifiers" in typed:
+            raise UserError(
+                f"num_puzzle_identifiers={typed['num_puzzle_identifiers']}: text has no puzzles; leave it out"
+            )
+        row = config.units_per_slot
+        of_data = of_data or TextSizes(0, row, row, tokenizer="unknown", special_tokens={})
+        length = typed.get("seq_len", of_data.mean_context)
+        if length > row:
+            raise UserError(
+                f"seq_len={length:,} does not fit into a row of {row:,} tokens; raise global_batch_size, or lower "
+                "rows_per_step"
+            )
+        vocab_size = -(-typed.get("vocab_size", of_data.vocab_size) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        return replace(of_data, vocab_size=vocab_size, mean_context=length)
 
     def size_of_epoch(self, train: TextSplit) -> float:
         return train.metadata.num_tokens
@@ -391,6 +464,26 @@ class Texts(Kind[TextModel, TextSplit, TextSizes, TextSampler]):
 
     def question(self, split: TextSplit) -> str:
         return "prompt=..."
+
+    def example_step(
+        self, model: TextModel, config: PretrainConfig, sizes: TextSizes, num_slots: int, device: torch.device
+    ) -> tuple[None, TextBatch, TextSettings]:
+        """As in the base class, with sequences of the mean length, half of each an instruction."""
+        num_tokens = num_slots * config.units_per_slot
+        length = min(max(2, sizes.mean_context), num_tokens)
+        lengths = [length] * (num_tokens // length) + [num_tokens % length] * (num_tokens % length > 0)
+        kernel = config.text_arch.attention_kernel
+        packing = Packing([(-(-n // 2), n // 2) for n in lengths], num_tokens, kernel=kernel)
+        tokens_N = torch.zeros(num_tokens, dtype=torch.int32)
+        row = TextRow(tokens_N, tokens_N.clone(), tokens_N.clone(), packing)
+        batch = TextBatch([row.apply(lambda tensor: tensor.to(device))], num_tokens)
+        return None, batch, TextSettings(self.usual_depth(config), IGNORE_LABEL)
+
+    def usual_depth(self, config: PretrainConfig) -> CallCounts:
+        return config.text_arch.grad_calls_at(LONGEST_RUN, LONGEST_RUN)
+
+    def parts_of_batch(self, config: PretrainConfig, sizes: TextSizes) -> dict[str, int]:
+        return {"a token": config.global_batch_size}
 
     def eval_metrics(
         self, config: PretrainConfig, test: TextSplit, evaluators: Evaluators

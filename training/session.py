@@ -15,11 +15,11 @@ from models.text.objective import TextBatch
 from training.advice import advice
 from training.config import PretrainConfig
 from training.data import AnySplit, Data
-from training.example_step import num_parameters
 from training.flops import FlopsGauge, FlopsOfRun
 from training.kinds import Asked, kind_of_arch
 from training.laps import Interrupts
 from training.less_memory import smaller_evaluation
+from training.meta_model import num_parameters
 from training.number_watch import BadStep
 from training.plan import Plan
 from training.resume import Start, prepare

@@ -13,7 +13,7 @@ from models import build_on_meta
 from models.parallel.layout import Layout
 from training.config import PretrainConfig
 from training.data import AnySizes
-from training.example_step import example_step
+from training.kinds import kind_of_arch
 from training.precision import with_forward_dtype
 from training.splits import sizes_from
 from training.trained import initial_weights
@@ -44,7 +44,7 @@ def seconds_of_step(config: PretrainConfig, sizes: AnySizes, num_ranks: int, wor
     layout.load(initial_weights(arch, sizes, config.seed, world))
 
     def timed(num_slots: int) -> float:
-        step = example_step(model, config, sizes, num_slots, world.device)
+        step = kind_of_arch(arch).example_step(model, config, sizes, num_slots, world.device)
         begin = time.perf_counter()
         layout.forward_backward(*step)
         world.wait_for_device()

@@ -53,13 +53,13 @@ class TrainedConfig(StrictModel):
     data_path: str | None
 
     @property
-    def kind(self) -> Kind:
+    def source(self) -> Kind:
         return kind_of(self.checkpoint)
 
     @model_validator(mode="after")
     def _a_run_knows_its_own(self) -> "TrainedConfig":
         given = "arch" if self.arch else "puzzle_table" if self.puzzle_table else None
-        if given and self.kind == "run":
+        if given and self.source == "run":
             raise ValueError(f"{given} is given, but {self.checkpoint} is a run, which knows its own; leave it out")
         return self
 

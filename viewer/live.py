@@ -138,8 +138,7 @@ def table(shown: Sequence[Shown], width: int) -> Table:
         widths[title] = min(longest[title], widths[title] + max(0, spare()))
     lines = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim", show_edge=False)
     for column in used:
-        is_text = column.least is not None or column.title == "state"
-        justify: Literal["left", "right"] = "left" if is_text else "right"
+        justify: Literal["left", "right"] = "left" if column.least is not None or column.title == "state" else "right"
         lines.add_column(column.title, justify=justify, no_wrap=True, overflow="ellipsis", width=widths[column.title])
     for number, each in enumerate(shown):
         colour = COLOURS[each.status.state]

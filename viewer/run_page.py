@@ -43,9 +43,9 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
     arch = config.get("arch")
     rows = read_rows(run_folder)
     panels = panels_of_page(rows)
-    is_text = is_text_run(config)
     # The answers of a run of text are not saved outputs.
-    outputs = outputs_folder(run_folder, None if is_text else settings.step)
+    texts = {"texts": answers_of(run_folder, settings.step)} if is_text_run(config) else {}
+    outputs = outputs_folder(run_folder, None if texts else settings.step)
     results = read_results(outputs)
     data = data_of(config, results)
     notes: list[str] = []
@@ -83,7 +83,7 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
         "over_steps": _over_steps(rows),
         "results": results,
         "votes": votes,
-        **({"texts": answers_of(run_folder, settings.step)} if is_text else {}),
+        **texts,
         "summary": f"{len(panels)} curves" + (f", votes on {len(votes)} ARC tasks" if votes else ""),
     }
 

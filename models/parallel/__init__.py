@@ -10,6 +10,7 @@ fsdp_tp   tp inside groups of ranks, fsdp between the groups                    
 pipeline  every rank has some blocks; ddp, fsdp or hsdp between pipelines              pipeline.py
 """
 
+from collections.abc import Callable
 from typing import Annotated, assert_never
 
 import torch
@@ -25,12 +26,13 @@ from models.parallel.pipeline_puzzles import PuzzlePipelineLayout
 from models.parallel.pipeline_text import TextPipelineLayout
 from models.parallel.puzzle_table import shard_table
 from models.parallel.tensor import FSDPTPConfig, TPConfig, split_tensors
-from models.text.model import TextModel
 from utils.ranks.world import World
 
 ParallelConfig = Annotated[
     DDPConfig | FSDPConfig | HSDPConfig | TPConfig | FSDPTPConfig | PipelineConfig, Field(discriminator="name")
 ]
+
+PIPELINES: dict[str, Callable[..., Layout]] = {"puzzles": PuzzlePipelineLayout, "text": TextPipelineLayout}
 
 
 def parallelize(
@@ -58,8 +60,7 @@ def parallelize(
     """
     config.require_support(model, world)
     if isinstance(config, PipelineConfig):
-        layout_class = TextPipelineLayout if isinstance(model, TextModel) else PuzzlePipelineLayout
-        return layout_class(model, config, world, num_microbatches=num_microbatches, compile=compile)
+        return PIPELINES[model.config.kind](model, config, world, num_microbatches=num_microbatches, compile=compile)
     sharded_table = config.puzzle_table == "sharded" and world.data_size > 1 and model.puzzle_embedding is not None
     if sharded_table:
         shard_table(model, world)

@@ -30,9 +30,6 @@ from models.parallel.dtensor import DTensorLayout
 from models.parallel.fsdp import shard_unit
 from models.parallel.layout import LayoutConfig
 from models.parallel.requirements import nearest_divisors
-from models.text.config import CallCounts
-from models.text.model import TextModel
-from models.transformer import TransformerConfig
 from utils.config import Int
 from utils.errors import UserError
 from utils.ranks.config import Axes
@@ -147,19 +144,14 @@ class PipelineConfig(LayoutConfig):
 
         A recurrence has none, and the head must have weights of its own.
         """
-        if isinstance(model, TextModel):
-            is_gone_through_once = model.config.num_calls == CallCounts(H=1, L=0)
-            able = "arch=gpt and arch=transformer_text are"
-        else:
-            is_gone_through_once = isinstance(model.config, TransformerConfig) and not model.config.recurrent
-            able = "arch=transformer with arch.recurrent=false is"
-        if not is_gone_through_once:
+        if not model.config.is_gone_through_once:
             raise UserError(
-                f"parallel=pipeline needs a stack that is gone through once, and only {able}; the state of a recurrent "
-                "model would go round through all stages in every cycle, one at work while the others wait; take "
-                "that, or another strategy (ddp, fsdp, hsdp, tp, fsdp_tp)"
+                "parallel=pipeline needs a stack that is gone through once (arch=gpt, arch=transformer_text, or "
+                "arch=transformer with arch.recurrent=false); the state of a recurrent model would go round through "
+                "all stages in every cycle, one at work while the others wait; take one of these, or another "
+                "strategy (ddp, fsdp, hsdp, tp, fsdp_tp)"
             )
-        if isinstance(model, TextModel) and model.config.tied_head:
+        if model.config.tied_head:
             raise UserError(
                 "parallel=pipeline has the embedding in its first stage and the head in its last, but "
                 "arch.tie_head=true gives them the same weights; set it to false, or take another strategy (ddp, "

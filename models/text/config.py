@@ -61,9 +61,8 @@ class TextConfig(StackConfig, ArchBase):
         return grad_calls.H + grad_calls.L > 0
 
     @property
-    def tied_head(self) -> bool:
-        """Whether the head uses the embedding's weights."""
-        return False
+    def is_gone_through_once(self) -> bool:
+        return self.num_calls == CallCounts(H=1, L=0)
 
     @property
     def embedding_scale(self) -> float:

@@ -53,10 +53,7 @@ def test_a_small_run_needs_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("last_step", "is_told"), [(20, True), (2000, True), (2001, False)])
 def test_a_warm_up_that_outlasts_the_run(last_step: int, is_told: bool) -> None:
     told = _advice(_typed("debug=tiny", "lr_warmup_steps=2000"), last_step=last_step)
-    assert told == is_told * [
-        f"warning: the warm-up (lr_warmup_steps=2000) is as long as the run of {last_step} steps or longer, so that "
-        f"the learning rate stays below lr=0.0001; set lr_warmup_steps={last_step // 10}"
-    ]
+    assert [line.endswith(f"set lr_warmup_steps={last_step // 10}") for line in told] == [True] * is_told
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -64,9 +61,8 @@ def test_a_warm_up_that_outlasts_the_run(last_step: int, is_told: bool) -> None:
 def test_a_processor_that_emulates_bfloat16(dtype: str, in_hardware: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.advice.multiplies_bfloat16", lambda device: in_hardware)
     told = _advice(_typed("debug=tiny", f"arch.forward_dtype={dtype}"), last_step=20)
-    assert told == (dtype == "bfloat16" and not in_hardware) * [
-        "warning: this CPU emulates bfloat16, which takes many times as long; set arch.forward_dtype=float32"
-    ]
+    is_told = dtype == "bfloat16" and not in_hardware
+    assert [line.endswith("set arch.forward_dtype=float32") for line in told] == [True] * is_told
 
 
 def test_a_run_that_is_too_large_for_the_device(speed: Any) -> None:
@@ -74,10 +70,8 @@ def test_a_run_that_is_too_large_for_the_device(speed: Any) -> None:
     config, last_step = _typed("data_path=data/sudoku-6x6", "lr_warmup_steps=0"), 130_208
     of_step = flops_of_step(config, SIZES, config.puzzle_arch.depth)
     speed(of_step * _OVERHEAD / 60)  # a step takes a minute
-    assert _advice(config, last_step=last_step) == [
-        f"warning: this run needs about {in_words(last_step * 60)} on this device (130,208 steps of about 1 min, the "
-        "first row after about 1 min); try experiment=demo, which trains a small model in a minute"
-    ]
+    (line,) = _advice(config, last_step=last_step)
+    assert line.startswith(f"warning: this run needs about {in_words(last_step * 60)} ") and "experiment=demo" in line
     (line,) = _advice(config, last_step=last_step, first_step=11)
     assert "130,198 steps of about 1 min, the first row after about 10 min)" in line, "rows come every ten steps"
     (line,) = _advice(config, last_step=1000)

@@ -167,11 +167,8 @@ def test_a_vote_distinguishes_a_stop_from_missing_data(open_session: Open, monke
 # ---- evaluation --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("eval_batch_size", "expected"), [(5, 5), (None, BATCH)])
 @pytest.mark.parametrize("limited", [True, False])
-def test_an_evaluation_follows_the_config(
-    open_session: Open, monkeypatch: pytest.MonkeyPatch, eval_batch_size: int | None, expected: int, limited: bool
-) -> None:
+def test_an_evaluation_follows_the_config(open_session: Open, monkeypatch: pytest.MonkeyPatch, limited: bool) -> None:
     given: dict[str, Any] = {}
 
     def evaluate(model: Any, split: Any, world: World, options: Any, **others: Any) -> dict[str, float]:
@@ -184,7 +181,7 @@ def test_an_evaluation_follows_the_config(
 
     stop = StopSignal()
     options = {"eval_max_examples": 3, "eval_adaptive": "true", "eval_save_outputs": "[labels]", "ema": "true"}
-    with open_session(stop=stop, eval_batch_size=eval_batch_size, eval_max_share=0.5, **options) as session:
+    with open_session(stop=stop, eval_batch_size=5, eval_max_share=0.5, **options) as session:
         state = session.state
         assert state.ema is not None
         for tensor in state.ema.tensors().values():
@@ -197,7 +194,7 @@ def test_an_evaluation_follows_the_config(
         assert given["evaluators"] == session.plan.evaluators and given["interrupts"].stop is stop
         assert (given["interrupts"].lockstep, given["interrupts"].deadline.is_set) == (limited, limited)
         made = given["options"]
-        assert (made.batch_size, made.num_steps, made.adaptive, made.max_examples) == (expected, None, True, 3)
+        assert (made.batch_size, made.num_steps, made.adaptive, made.max_examples) == (5, None, True, 3)
         assert (made.keep_votes, made.save_outputs) == (False, ["labels"])
         assert made.save_to == _run(session) / "eval_outputs" / "step_00000004"
         assert found.row.keys() == {"train/lr", session.plan.best_metric, "perf/eval_share"}
