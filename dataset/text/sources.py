@@ -67,7 +67,7 @@ def _files_in(folder: Path) -> list[Path]:
     for file in files_below(folder):
         why = "hidden" if "/." in f"/{file.relative_to(folder)}" else _why_no_text(file)
         (left_out.setdefault(why, []) if why else read).append(file)
-    others = f"; left out: {what_was_left_out(folder, left_out)}" if left_out else ""
+    others = what_was_left_out(folder, left_out)
     if not read:
         raise UserError(f"{folder} holds no file of text{others}; give files of text")
     tell(f"note: {folder}: {count(len(read), 'file')} read (from {read[0].relative_to(folder)} on){others}")
