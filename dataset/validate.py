@@ -53,18 +53,6 @@ _TASK_CHECKS = textwrap.fill(
     initial_indent="  task      ",
     subsequent_indent=" " * 12,
 )
-_SAME = [
-    "if their inputs and labels are the same",
-    "without puzzle identifiers, if their inputs are the same",
-    *(f"and {task.same_examples}" for task in TASKS if task.same_examples),
-]
-_FOOT = textwrap.fill(
-    f"Examples are the same {'; '.join(_SAME)}. The exit status is 2 if there is no dataset, or after a mistake on the "
-    "command line. The program needs memory for the index arrays, 8 bytes for each example, and some MB. The check of "
-    "answers needs about 70 bytes for each example and each of its images.",
-    width=100,
-)
-
 CHECKS = f"""
 The files of both splits are checked first, then the values, then the examples.
 
@@ -84,7 +72,9 @@ warnings (exit status 0):
   mean_puzzle_examples; all puzzles in one group (an epoch draws one puzzle of each group); test
   puzzles with an identifier that no training puzzle has
 
-{_FOOT}
+Without puzzle identifiers, examples are the same if their inputs are; otherwise if their inputs and
+labels are. In ARC the place of the grids on the canvas does not matter. The exit status is 2 if
+there is no dataset, or after a mistake on the command line.
 """
 
 
