@@ -201,6 +201,14 @@ class Split:
         return {name: size if most is None else min(size, most) for name, size in sizes.items()}
 
 
+def locate(splits: Sequence[Split], example: int) -> tuple[Split, str, int]:
+    """Return the split, the set and the row of an example, by its number through all sets."""
+    sets = [(split, set_name) for split in splits for set_name in split.sets]
+    ends = np.cumsum([len(split.sets[set_name].inputs) for split, set_name in sets])
+    number = int(np.searchsorted(ends, example, side="right"))
+    return *sets[number], example - int(ends[number - 1] if number else 0)
+
+
 def array_file(folder: Path, set_name: str, array: str) -> Path:
     return folder / f"{set_name}__{array}.npy"
 

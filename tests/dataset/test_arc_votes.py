@@ -210,20 +210,6 @@ def test_four_ranks_have_the_results_of_one(tmp_path: Path, data: Path) -> None:
     )
 
 
-def _vote_only_on_the_second(world: World, data: Path) -> dict[str, float]:
-    votes = ArcVotes(open_split(data, "test"))
-    ballot = _Ballot(data)
-    ballot.vote("one", 0, 0, _evaluation()["one"]["test"][0]["output"], 0.5)
-    if world.rank == 1:
-        ballot.cast(votes)
-    return votes.result(world)
-
-
-def test_a_rank_without_votes(data: Path) -> None:
-    expected = {f"pass@{k}": pytest.approx(1 / 3) for k in KS}
-    assert run_ranks(_vote_only_on_the_second, 2, data) == [expected] * 2
-
-
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, data: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="file"):
