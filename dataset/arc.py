@@ -7,7 +7,6 @@ sequence is a canvas of 30 x 30 cells, or of a smaller square for ARC tasks with
 
 import gzip
 import hashlib
-import json
 import math
 import re
 import zlib
@@ -153,16 +152,11 @@ def _pair(value: Any, where: str, part: str) -> Pair:
 
 
 def _grid(value: Any, where: str) -> np.ndarray:
-    is_grid = isinstance(value, list) and value and all(isinstance(row, list) and row for row in value)
-    if not is_grid or len(set(map(len, value))) > 1:
-        raise UserError(f"{where}: is no list of rows with equally many cells; {_FIX}")
-    if max(len(value), len(value[0])) > SIDE:
-        raise UserError(f"{where}: is {len(value)}x{len(value[0])}, but {SIDE}x{SIDE} is the largest grid; {_FIX}")
-    for r, row in enumerate(value, 1):
-        for c, cell in enumerate(row, 1):
-            if type(cell) is not int or not 0 <= cell < NUM_COLOURS:  # True is an int to isinstance
-                shown = json.dumps(cell)[:20]
-                raise UserError(f"{where}: row {r}, column {c} is {shown}; colours are integers from 0 to 9: {_FIX}")
+    sizes = [len(row) if isinstance(row, list) else 0 for row in value] if isinstance(value, list) else []
+    is_grid = 0 < len(sizes) <= SIDE and 0 < min(sizes) == max(sizes) <= SIDE
+    # True is an int to isinstance.
+    if not is_grid or not all(type(cell) is int and 0 <= cell < NUM_COLOURS for row in value for cell in row):
+        raise UserError(f"{where}: is no grid of 1x1 to {SIDE}x{SIDE} colours from 0 to 9; {_FIX}")
     return np.array(value, dtype=np.uint8)
 
 

@@ -272,22 +272,17 @@ def _read_folders(dataset_dirs: Sequence[Path]) -> list[Source]:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}; get the ARC tasks or correct --dataset-dirs")
         files_of: dict[Path, list[Path]] = {}
-        left_out: dict[str, list[Path]] = {}
+        left_out: list[Path] = []
         for file in files_below(folder):
-            if not file.name.lower().endswith((".json", ".json.gz")):
-                left_out.setdefault("without .json", []).append(file)
-            elif file.parent == folder:
-                left_out.setdefault("beside the subfolders", []).append(file)
-            elif file.parent.parent != folder:
-                left_out.setdefault("in deeper folders", []).append(file)
-            else:
+            if file.name.lower().endswith((".json", ".json.gz")) and file.parent.parent == folder:
                 files_of.setdefault(file.parent, []).append(file)
-        others = f"; left out: {what_was_left_out(folder, left_out)}" if left_out else ""
+            else:
+                left_out.append(file)
+        others = what_was_left_out(folder, {"that are no .json file in a subfolder": left_out})
         if not files_of:
             raise UserError(f"{folder}: no subfolder of it holds a .json file{others}; correct --dataset-dirs")
         if others:
-            num = sum(map(len, files_of.values()))
-            tell(f"note: {folder}: {num:,} files of its subfolders are read{others}")
+            tell(f"note: {folder}: {sum(map(len, files_of.values())):,} files of its subfolders are read{others}")
         for subfolder, files in files_of.items():
             tasks = [task for file in files for task in read_tasks(file)]
             sources.append(Source(str(subfolder), subfolder.name == TEST_FOLDER, tasks))

@@ -258,7 +258,8 @@ def _check_replaceable(target: Path, shown: Path) -> None:
 
 def what_was_left_out(folder: Path, left_out: Mapping[str, Sequence[Path]]) -> str:
     """Return a phrase with the number and the first of the files that were not read, by reason."""
-    return joined([f"{len(files):,} {why} ({files[0].relative_to(folder)})" for why, files in left_out.items()])
+    reasons = [f"{len(files):,} {why} ({files[0].relative_to(folder)})" for why, files in left_out.items() if files]
+    return f"; left out: {joined(reasons)}" if reasons else ""
 
 
 # --------------------------------------------------------------------------------------------------

@@ -95,8 +95,9 @@ def source_files(source_dir: Path | None, source_repo: str | None) -> dict[Split
     """
     if source_dir is not None:
         files = {split: find_csv(source_dir, split) for split in SPLITS}
-        if others := [file for file in _csvs_in(source_dir) if file not in files.values()]:
-            tell(f"note: left out: {what_was_left_out(source_dir, {'other CSV files': others})}")
+        others = [file for file in _csvs_in(source_dir) if file not in files.values()]
+        if left_out := what_was_left_out(source_dir, {"other CSV files": others}):
+            tell(f"note: {source_dir}{left_out}")
         return files
     assert source_repo is not None
     return download(source_repo)
@@ -114,9 +115,9 @@ def find_csv(folder: Path, split: SplitName) -> Path:
     if len(found) == 2:
         raise UserError(f"{folder}: holds both {split}.csv and {split}.csv.gz; remove one of them")
     if not found:
-        others = f", but {what_was_left_out(folder, {'other CSV files': csvs})}" if (csvs := _csvs_in(folder)) else ""
         raise UserError(
-            f"{folder}: holds neither {split}.csv nor {split}.csv.gz{others}; correct --source-dir, or call the "
+            f"{folder}: holds neither {split}.csv nor {split}.csv.gz"
+            f"{what_was_left_out(folder, {'other CSV files': _csvs_in(folder)})}; correct --source-dir, or call the "
             f"file with the puzzles for {split}ing {split}.csv"
         )
     return found[0]
@@ -202,8 +203,6 @@ def read_fields(file: Path, needed: Sequence[Column]) -> Iterator[tuple[int, dic
 
 def _columns(file: Path, header: Sequence[str], needed: Sequence[Column]) -> dict[Column, int]:
     """Return the places of the columns. Raise UserError if one is missing or there twice."""
-    if not header:
-        raise UserError(f"{file}:1: the file is empty; it needs a header with {' and '.join(needed)}, and rows")
     index_of: dict[Column, int] = {}
     for column, names in COLUMNS.items():
         found = [index for index, name in enumerate(header) if name.strip().lower() in names]
@@ -214,7 +213,10 @@ def _columns(file: Path, header: Sequence[str], needed: Sequence[Column]) -> dic
             index_of[column] = found[0]
         elif column in needed:
             typed = ",".join(header)[:80]
-            raise UserError(f"{file}:1: the header is {typed!r}, without {column}; name a column {' or '.join(names)}")
+            raise UserError(
+                f"{file}:1: the header is {typed!r}, without {column}; give a header with {' and '.join(needed)}, "
+                f"such as {' or '.join(names)}"
+            )
     return index_of
 
 

@@ -11,9 +11,8 @@ import hashlib
 import json
 import mmap
 import re
-import shlex
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from utils.files import file_errors, plain
 from utils.json_files import read_json
 from utils.programs import command_words
 from utils.safetensors_files import weights_in
+from utils.text import for_shell
 
 SplitName = Literal["train", "test"]
 
@@ -113,9 +113,7 @@ class MappedFile:
         else:
             if now == self:
                 return
-            what = "was written to or replaced"
-            if now.num_bytes != self.num_bytes:
-                what = f"has {now.num_bytes} bytes, not {self.num_bytes}"
+            what = f"was written to or replaced ({now.num_bytes} bytes, not {self.num_bytes})"
         raise UserError(f"{self.path} {what}: it was changed while the run reads it; restore it, then resume")
 
 
@@ -151,7 +149,7 @@ class OfFiles(Protocol):
 
 
 @contextmanager
-def unchanged(sets: Iterable[OfFiles]) -> Iterator[None]:
+def unchanged(sets: Sequence[OfFiles]) -> Iterator[None]:
     """Check that the mapped files are unchanged before and after they are read inside.
 
     The first check comes before the reading, because a file that became shorter would kill the
@@ -160,7 +158,6 @@ def unchanged(sets: Iterable[OfFiles]) -> Iterator[None]:
     Raises:
         UserError: A file changed since it was opened.
     """
-    sets = list(sets)
     for puzzle_set in sets:
         puzzle_set.require_unchanged()
     try:
@@ -202,6 +199,14 @@ class Split:
         """Return how many examples of each set an evaluation of at most `most` of them has."""
         sizes = {name: len(puzzle_set.inputs) for name, puzzle_set in self.sets.items()}
         return {name: size if most is None else min(size, most) for name, size in sizes.items()}
+
+
+def locate(splits: Sequence[Split], example: int) -> tuple[Split, str, int]:
+    """Return the split, the set and the row of an example, by its number through all sets."""
+    sets = [(split, set_name) for split in splits for set_name in split.sets]
+    ends = np.cumsum([len(split.sets[set_name].inputs) for split, set_name in sets])
+    number = int(np.searchsorted(ends, example, side="right"))
+    return *sets[number], example - int(ends[number - 1] if number else 0)
 
 
 def array_file(folder: Path, set_name: str, array: str) -> Path:
@@ -255,20 +260,17 @@ def build_command(data_path: Path) -> str:
     """Return the command line that builds a dataset of such a name, or from the CSV files there."""
     name = data_path.name.lower().replace("-", "_")
     task = next((task for task in ("maze", "lights_out", "arc") if re.search(rf"(^|_){task}", name)), "sudoku")
-    output_dir, options = data_path, ""
-    if _holds_csv(data_path):  # a new folder, because these files are no part of a dataset
-        output_dir = Path("data") / f"{data_path.resolve().name}-built"
-        options = f" --source-dir {shlex.quote(str(data_path))}"
-    elif task == "sudoku" and "1k" in name:
-        options = " --subsample-size 1000"
+    words = command_words(f"hrm-build-{task.replace('_', '-')}")
+    if any((data_path / file).is_file() for file in ("train.csv", "train.csv.gz")):
+        # A new folder, because these files are no part of a dataset.
+        words += ["--output-dir", f"data/{data_path.resolve().name}-built", "--source-dir", str(data_path)]
+    else:
+        words += ["--output-dir", str(data_path)]
+        if task == "sudoku" and "1k" in name:
+            words += ["--subsample-size", "1000"]
     if augmented := re.search(r"aug_(\d+)", name):
-        options += f" --num-aug {augmented[1]}"
-    builder = " ".join(command_words(f"hrm-build-{task.replace('_', '-')}"))
-    return f"{builder} --output-dir {shlex.quote(str(output_dir))}{options}"
-
-
-def _holds_csv(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("train.csv", "train.csv.gz"))
+        words += ["--num-aug", augmented[1]]
+    return for_shell(words)
 
 
 def _why_none(data_path: Path, file: Path) -> str:
@@ -280,18 +282,14 @@ def _why_none(data_path: Path, file: Path) -> str:
     if (data_path / "dataset.json").is_file():
         return f"it is one split of a dataset; give the folder above it, {data_path.parent}"
     build = f"build one: {build_command(data_path)} (--help shows all options)"
-    if data_path.exists() and not _holds_csv(data_path):
-        below = sorted(str(found.parents[1]) for found in data_path.glob("*/train/dataset.json"))
-        missing = f"{file} is missing"
-        return f"{missing}; give a folder in it, such as {below[0]}" if below else f"{missing}; {build}"
     if data_path.exists():
-        return f"it holds CSV files; {build}"
+        below = sorted(str(found.parents[1]) for found in data_path.glob("*/train/dataset.json"))
+        return f"{file} is missing; {f'give a folder in it, such as {below[0]}' if below else build}"
     around = (data_path.parent, Path("data"))
     found = {file.parents[1].name: file.parents[1] for each in around for file in each.glob("*/train/dataset.json")}
-    if near := difflib.get_close_matches(data_path.name, found, n=1):
-        return f"there is no folder {data_path}; give {found[near[0]]}, or {build}"
+    near = difflib.get_close_matches(data_path.name, found, n=1)
     here = "" if data_path.is_absolute() else f" here in {Path.cwd()}"
-    return f"there is no folder {data_path}{here}; {build}"
+    return f"there is no folder {data_path}{here}; {f'give {found[near[0]]}, or ' if near else ''}{build}"
 
 
 def read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
@@ -350,8 +348,7 @@ def read_names(data_path: Path) -> list[str]:
 
 def _open_set(folder: Path, name: str, seq_len: int, faults: list[str]) -> PuzzleSet | None:
     """Open a set, or add what is wrong with its files to the faults."""
-    num_before = len(faults)
-    arrays: dict[str, np.ndarray] = {}
+    arrays: list[np.ndarray] = []
     for array, num_axes in _ARRAYS.items():
         try:
             opened = open_array(array_file(folder, name, array), num_axes)
@@ -359,32 +356,30 @@ def _open_set(folder: Path, name: str, seq_len: int, faults: list[str]) -> Puzzl
             faults.append(str(error))
             continue
         # As int64, because differences of unsigned integers wrap around.
-        arrays[array] = opened if num_axes == 2 else opened.astype(np.int64)
-
-    def disagree(array: str, what: str) -> None:
-        faults.append(f"{array_file(folder, name, array)}: {what}; rebuild the dataset")
-
-    for array in ("inputs", "labels"):
-        if array in arrays and (num_tokens := arrays[array].shape[1]) != seq_len:
-            disagree(array, f"rows have {num_tokens} tokens, but seq_len in dataset.json is {seq_len}")
-    if {"inputs", "labels"} <= arrays.keys() and len(arrays["inputs"]) != len(arrays["labels"]):
-        disagree("labels", f"{len(arrays['labels'])} rows, but inputs has {len(arrays['inputs'])}")
-    if {"puzzle_indices", "puzzle_identifiers"} <= arrays.keys():
-        num, num_puzzles = len(arrays["puzzle_identifiers"]), len(arrays["puzzle_indices"]) - 1
-        if num != num_puzzles:
-            disagree("puzzle_identifiers", f"{num} entries, but puzzle_indices has {num_puzzles} puzzles")
-    for array, counted, what in (
-        ("puzzle_indices", "inputs", "rows in inputs"),
-        ("group_indices", "puzzle_identifiers", "puzzles in puzzle_identifiers"),
-    ):
-        are_there = {array, counted} <= arrays.keys()
-        if are_there and (fault := _fault_of_indices(arrays[array], len(arrays[counted]), what)):
-            disagree(array, fault)
-    if len(faults) > num_before:
+        arrays.append(opened if num_axes == 2 else opened.astype(np.int64))
+    if len(arrays) < len(_ARRAYS):
+        return None
+    inputs, labels, identifiers, puzzle_indices, group_indices = arrays
+    num_rows, num_puzzles = len(inputs), len(puzzle_indices) - 1
+    wrong = {
+        "inputs": inputs.shape[1] != seq_len and f"rows have {inputs.shape[1]} tokens, but seq_len is {seq_len}",
+        "labels": labels.shape != inputs.shape and f"has shape {labels.shape}, but inputs {inputs.shape}",
+        "puzzle_indices": not _rise(puzzle_indices, num_rows) and f"does not rise from 0 to {num_rows} rows",
+        "puzzle_identifiers": len(identifiers) != num_puzzles
+        and f"{len(identifiers)} entries, but puzzle_indices has {num_puzzles} puzzles",
+        "group_indices": not _rise(group_indices, num_puzzles) and f"does not rise from 0 to {num_puzzles} puzzles",
+    }
+    found = [f"{array_file(folder, name, array)}: {what}; rebuild the dataset" for array, what in wrong.items() if what]
+    faults += found
+    if found:
         return None
     files = tuple(MappedFile.of(array_file(folder, name, array)) for array in ("inputs", "labels"))
-    inputs, labels, identifiers, puzzle_indices, group_indices = (arrays[array] for array in _ARRAYS)
     return PuzzleSet(name, inputs, labels, identifiers, puzzle_indices, group_indices, files)
+
+
+def _rise(indices: np.ndarray, end: int) -> bool:
+    """Return whether indices begin at 0, rise, and end at `end`: nothing is empty or left out."""
+    return bool(indices[0] == 0 and indices[-1] == end and (np.diff(indices) > 0).all())
 
 
 def open_array(file: Path, num_axes: int) -> np.ndarray:
@@ -403,25 +398,12 @@ def open_array(file: Path, num_axes: int) -> np.ndarray:
             f"{file}: cannot be mapped as a plain array ({_one_line(error)}); "
             "it is truncated, damaged or needs pickle: rebuild the dataset"
         ) from None
-    if array.dtype.kind not in "iu":
-        raise UserError(f"{file}: holds {array.dtype}, not integers; rebuild the dataset")
-    if array.ndim != num_axes:
-        raise UserError(f"{file}: has shape {array.shape}, but {num_axes} axes are needed; rebuild the dataset")
-    if array.size == 0:
-        raise UserError(f"{file}: is empty (shape {array.shape}); rebuild the dataset")
+    if array.dtype.kind not in "iu" or array.ndim != num_axes or array.size == 0:
+        raise UserError(
+            f"{file}: holds {array.dtype} of shape {array.shape}, not integers with {num_axes} axes; rebuild the "
+            "dataset"
+        )
     return array
-
-
-def _fault_of_indices(indices: np.ndarray, end: int, what: str) -> str:
-    """Say why the indices do not increase from 0 to `end`; an empty text if they do.
-
-    Otherwise something would be empty, left out or used twice.
-    """
-    if indices[0] != 0:
-        return f"entry 0 is {indices[0]}, not 0"
-    for at in np.flatnonzero(np.diff(indices) <= 0)[:1]:
-        return f"entry {at + 1} is {indices[at + 1]}, not above entry {at}, {indices[at]}"
-    return "" if indices[-1] == end else f"ends at {indices[-1]}, but there are {end} {what}"
 
 
 def open_datasets(
@@ -480,8 +462,13 @@ def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int], can
     """
     first = splits[0]
     for other in splits[1:]:
-        if canvas_side is None:
-            _require_one_side(first, other)
+        side, theirs = (side_of(split.metadata.shape) for split in (first, other))
+        if canvas_side is None and side is not None and theirs is not None and side != theirs:
+            raise UserError(
+                f"{first.path} has boards of {side}x{side}, but {other.path} of {theirs}x{theirs}, and this "
+                "architecture reads one size; take arch=se_mixer with arch.symbols=side, which reads all sizes, or "
+                "datasets of one size"
+            )
         for key in (*(("seq_len", "vocab_size") if canvas_side is None else ()), "pad_id", "ignore_label_id"):
             value, expected = getattr(other.metadata, key), getattr(first.metadata, key)
             if value != expected:
@@ -529,17 +516,6 @@ def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int], can
     )
     path = Path(" + ".join(str(split.path) for split in splits))
     return Split(path, metadata, sets, tuple(splits))
-
-
-def _require_one_side(first: Split, other: Split) -> None:
-    """Raise UserError if two splits hold boards that differ in nothing but their side."""
-    side, theirs = (side_of(split.metadata.shape) for split in (first, other))
-    if side is not None and theirs is not None and side != theirs:
-        raise UserError(
-            f"{first.path} has boards of {side}x{side}, but {other.path} of {theirs}x{theirs}, and "
-            "this architecture reads one size; take arch=se_mixer with arch.symbols=side, which reads all sizes, or "
-            "datasets of one size"
-        )
 
 
 def check_contents(split: Split) -> str:
@@ -610,9 +586,7 @@ def _scan(digest: "hashlib._Hash", array: np.ndarray, limit: int, what: str, ign
             num_wrong += int(wrong.reshape(len(wrong), -1).any(axis=1).sum())
             if wrong.any() and not fault:
                 first = np.unravel_index(int(wrong.argmax()), wrong.shape)
-                or_ignored = "" if ignored is None or 0 <= ignored < limit else f" or {ignored} (ignored)"
-                possible = f"0 to {limit - 1}{or_ignored} are possible"
-                fault = f"row {start + first[0]} has {what} {chunk[first]}, but {possible}"
+                fault = f"row {start + first[0]} has {what} {chunk[first]}, but 0 to {limit - 1} are possible"
         let_go(array)
     return f"{fault} ({num_wrong:,} rows of {len(array):,} in all)" if num_wrong > 1 else fault
 

@@ -18,7 +18,7 @@ if not __package__:
 import numpy as np
 
 from dataset.builder import SPLITS
-from dataset.schema import PuzzleSet, Split, SplitName, check_contents, open_split, read_names
+from dataset.schema import PuzzleSet, Split, SplitName, check_contents, locate, open_split, read_names
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, joined
 from dataset.tasks.tokens import TokensTask
@@ -119,7 +119,7 @@ def describe(settings: Settings) -> str:
     if settings.num:
         with suppress(FileNotFoundError):
             names = read_names(settings.path)
-        for row in _rows(settings, shown):
+        for row in _rows(settings, sum(shown.num_examples(None).values()), shown.path):
             lines += ["", *_example(shown, row, task, names, settings.color or sys.stdout.isatty())]
     return "\n".join(lines)
 
@@ -134,7 +134,8 @@ def _describe_text(settings: Settings) -> str:
             lines.append(f"  sha256   {name:<5} {record[name]} (recorded)")
     lines += _builder(record.get("builder"))
     if settings.num:
-        lines += show_samples(settings.path, settings.split, settings.num, settings.row, settings.seed)
+        text = open_text_split(settings.path, settings.split)
+        lines += show_samples(text, settings.split, _rows(settings, len(text.epochs[0]), text.path))
     return "\n".join(lines)
 
 
@@ -198,25 +199,19 @@ def _record(path: Path) -> dict[str, Any]:
 # Examples
 
 
-def _rows(settings: Settings, split: Split) -> list[int]:
+def _rows(settings: Settings, num_rows: int, path: Path) -> list[int]:
     """Return the numbers of the rows to show. The rows of all sets are numbered consecutively."""
-    num_rows = sum(len(puzzle_set.inputs) for puzzle_set in split.sets.values())
     if settings.row is None:
         rng = np.random.default_rng(settings.seed)
         return sorted(rng.choice(num_rows, min(settings.num, num_rows), replace=False).tolist())
     if settings.row >= num_rows:
-        raise UserError(f"--row is {settings.row}, but {split.path} has rows 0 to {num_rows - 1}; give one of them")
+        raise UserError(f"--row is {settings.row}, but {path} has rows 0 to {num_rows - 1}; give one of them")
     return list(range(settings.row, min(settings.row + settings.num, num_rows)))
 
 
 def _example(split: Split, row: int, task: BoardTask | None, names: list[str], color: bool) -> list[str]:
-    puzzle_set = next(iter(split.sets.values()))
-    first = 0
-    for puzzle_set in split.sets.values():
-        if row - first < len(puzzle_set.inputs):
-            break
-        first += len(puzzle_set.inputs)
-    row -= first
+    _, set_name, row = locate([split], row)
+    puzzle_set = split.sets[set_name]
     inputs_S, labels_S, labelled_S = _tokens(split, puzzle_set, row)
     task = task or TokensTask(*split.metadata.shape)
     label = task.show(labels_S, question_S=inputs_S, color=color) if labelled_S.any() else "(no label counts)"

@@ -26,6 +26,7 @@ from dataset.schema import (
     DatasetMetadata,
     Split,
     SplitName,
+    locate,
     open_array,
     open_split,
     read_contents,
@@ -53,18 +54,6 @@ _TASK_CHECKS = textwrap.fill(
     initial_indent="  task      ",
     subsequent_indent=" " * 12,
 )
-_SAME = [
-    "if their inputs and labels are the same",
-    "without puzzle identifiers, if their inputs are the same",
-    *(f"and {task.same_examples}" for task in TASKS if task.same_examples),
-]
-_FOOT = textwrap.fill(
-    f"Examples are the same {'; '.join(_SAME)}. The exit status is 2 if there is no dataset, or after a mistake on the "
-    "command line. The program needs memory for the index arrays, 8 bytes for each example, and some MB. The check of "
-    "answers needs about 70 bytes for each example and each of its images.",
-    width=100,
-)
-
 CHECKS = f"""
 The files of both splits are checked first, then the values, then the examples.
 
@@ -84,7 +73,9 @@ warnings (exit status 0):
   mean_puzzle_examples; all puzzles in one group (an epoch draws one puzzle of each group); test
   puzzles with an identifier that no training puzzle has
 
-{_FOOT}
+Without puzzle identifiers, examples are the same if their inputs are; otherwise if their inputs and
+labels are. In ARC the place of the grids on the canvas does not matter. The exit status is 2 if
+there is no dataset, or after a mistake on the command line.
 """
 
 
@@ -317,16 +308,8 @@ def _keys(
 # Duplicates and leaks
 
 
-def _find(splits: Sequence[Split], example: int) -> tuple[Split, str, int]:
-    """Return the split, the set and the row of an example, by its number through all sets."""
-    sets = [(split, set_name) for split in splits for set_name in split.sets]
-    ends = np.cumsum([len(split.sets[set_name].inputs) for split, set_name in sets])
-    number = int(np.searchsorted(ends, example, side="right"))
-    return *sets[number], example - int(ends[number - 1] if number else 0)
-
-
 def _place(splits: Sequence[Split], example: int) -> str:
-    split, set_name, row = _find(splits, example)
+    split, set_name, row = locate(splits, example)
     return f"row {row} of {split.file(set_name, 'inputs')}"
 
 
@@ -334,7 +317,7 @@ def _check_answers(splits: Sequence[Split], answers: Answers, findings: Findings
     """Find questions that have two answers. The input is the whole question."""
 
     def example(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        split, set_name, row = _find(splits, number)
+        split, set_name, row = locate(splits, number)
         input_S, labels_S = (array[row] for array in (split.sets[set_name].inputs, split.sets[set_name].labels))
         ignored = split.metadata.ignore_label_id
         return input_S, labels_S, np.ones(len(labels_S), bool) if ignored is None else labels_S != ignored

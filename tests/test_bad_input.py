@@ -254,23 +254,23 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "row 2 has puzzle identifier 5, but 0 to 0",
     ),
     "row length": (lambda d: _edit(d, "train", "inputs", lambda a: a[:, :-1]), "rows have 15 tokens, but seq_len"),
-    "floats": (lambda d: _edit(d, "train", "inputs", lambda a: a.astype(np.float32)), "holds float32, not integers"),
+    "floats": (lambda d: _edit(d, "train", "inputs", lambda a: a.astype(np.float32)), "holds float32"),
     "pickle": (
         lambda d: np.save(d / "train" / "all__inputs.npy", np.array([{}] * 3), allow_pickle=True),
         "needs pickle: rebuild the dataset",
     ),
     "truncated": (lambda d: _truncate(d / "train" / "all__labels.npy"), "it is truncated, damaged or needs pickle"),
-    "no split": (lambda d: shutil.rmtree(d / "test"), "dataset.json is missing; build it"),
+    "no split": (lambda d: shutil.rmtree(d / "test"), "dataset.json is missing; build"),
     "no JSON": (lambda d: (d / "train" / "dataset.json").write_text("{"), "dataset.json: is no JSON"),
     "groups": (lambda d: _set_json(d, "train", total_groups=1), "total_groups is 1, but the sets hold"),
-    "seq_len": (lambda d: _set_json(d, "test", seq_len=81), "but seq_len in dataset.json is 81; rebuild"),
+    "seq_len": (lambda d: _set_json(d, "test", seq_len=81), "but seq_len is 81; rebuild"),
     "vocabulary": (
         lambda d: _set_json(d, "test", vocab_size=9),
         "and a vocabulary of 9, but the model was trained on ",
     ),
     "identifiers": (lambda d: _set_json(d, "test", num_puzzle_identifiers=9), "has 9 puzzle identifiers, but"),
     "text for a number": (lambda d: _set_json(d, "train", seq_len="16"), "dataset.json: seq_len: "),
-    "order of indices": (lambda d: _edit(d, "train", "puzzle_indices", lambda a: a[::-1]), "entry 0 is"),
+    "order of indices": (lambda d: _edit(d, "train", "puzzle_indices", lambda a: a[::-1]), "does not rise"),
 }
 
 

@@ -55,12 +55,12 @@ def _rewritten(file: Path) -> None:
 
 # What happens to the file, and the reason in the message.
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "emptied": (_emptied, "has 0 bytes, not {size}"),
-    "cut": (_cut, "has {cut} bytes, not {size}"),
+    "emptied": (_emptied, "was written to or replaced (0 bytes, not {size})"),
+    "cut": (_cut, "was written to or replaced ({cut} bytes, not {size})"),
     "deleted": (_deleted, "can't be found any more (No such file or directory)"),
     "folder deleted": (_folder_deleted, "can't be found any more (No such file or directory)"),
-    "replaced": (_replaced, "was written to or replaced"),
-    "rewritten": (_rewritten, "was written to or replaced"),
+    "replaced": (_replaced, "was written to or replaced ({size} bytes, not {size})"),
+    "rewritten": (_rewritten, "was written to or replaced ({size} bytes, not {size})"),
 }
 
 

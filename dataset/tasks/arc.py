@@ -42,7 +42,6 @@ class ArcTask(BoardTask):
     shapes = f"ARC: {arc.SEQ_LEN} (or a smaller square) of {arc.VOCAB_SIZE}"
     wrong_shape = f"but ARC {arc.SEQ_LEN} (or a smaller square) of {arc.VOCAB_SIZE}; leave the votes out"
     checked = "ARC: grids that are no rectangle of colours with end markers; input and label in different places."
-    same_examples = "in ARC wherever on the canvas the grids stand"
     lets_vote = True
     name = "arc"
     tokens = ("padding", "end of the grid", *(f"colour {number}" for number in range(arc.NUM_COLOURS)))

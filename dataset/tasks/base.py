@@ -122,8 +122,6 @@ class BoardTask(ABC):
     # The end of the message when the task's evaluator is asked for data of another shape.
     wrong_shape: ClassVar[str]
     checked: ClassVar[str]  # for the help of dataset.validate: the faults that are found
-    # For that help too: which examples with different tokens count as the same (`identity`).
-    same_examples: ClassVar[str] = ""
     metrics: ClassVar[tuple[str, ...]] = ()  # the names of the metrics that `judge` returns
     most_variations: ClassVar[float] = 0  # the largest number of `variations` of a puzzle
     lets_vote: ClassVar[bool] = False  # true: dataset/arc_votes.py counts answers; `judge` is not called

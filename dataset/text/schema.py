@@ -247,12 +247,11 @@ def open_text_split(data_path: str | Path, split: SplitName) -> TextSplit:
 
 def _check_tokenizer(file: Path, expected: str) -> None:
     """Raise UserError unless the dataset's tokenizer.json is the one that made its tokens."""
-    if not file.is_file():
-        raise UserError(f"{file} is missing, which made the tokens; put it there, or {REBUILD}")
-    if (found := hashlib.sha256(plain(file).read_bytes()).hexdigest()) != expected:
+    found = hashlib.sha256(plain(file).read_bytes()).hexdigest() if file.is_file() else ""
+    if found != expected:
         raise UserError(
-            f"{file}: its sha256 is {found[:12]}, but the tokens were made by {expected[:12]}; "
-            f"put that tokenizer there, or {REBUILD}"
+            f"{file} is {found[:12] or 'missing'}, but the tokens were made by the tokenizer {expected[:12]} (sha256); "
+            f"put it there, or {REBUILD}"
         )
 
 
@@ -373,19 +372,14 @@ def _check_samples(split: TextSplit, samples: Samples, first: int, rows_N5: np.n
     """Raise UserError if one of these samples is empty, too long, or outside of the tokens."""
     starts_N, lens_N, responses_N, response_lens_N, tasks_N = rows_N5.T
     num_tokens, max_len, num_tasks = len(split.tokens), split.metadata.max_len, len(split.metadata.tasks)
-    for wrong_N, what in (
-        ((lens_N < 1) | (response_lens_N < 1), "is empty"),
-        ((starts_N < 0) | (starts_N > num_tokens - lens_N), f"begins or ends outside of the {num_tokens:,} tokens"),
-        (
-            (responses_N < 0) | (responses_N > num_tokens - response_lens_N),
-            f"has a response outside of the {num_tokens:,} tokens",
-        ),
-        (lens_N + response_lens_N - 1 > max_len, f"is longer than max_len, {max_len:,}"),
-        ((tasks_N < 0) | (tasks_N >= num_tasks), f"has a task outside of 0 to {num_tasks - 1}"),
-    ):
-        for at in np.flatnonzero(wrong_N)[:1]:
-            start, length, response, response_len, _ = rows_N5[at].tolist()
-            raise UserError(
-                f"{samples.files[0]}: sample {first + at:,} {what} (instruction {start:,} + {length:,}, "
-                f"response {response:,} + {response_len:,}); {REBUILD}"
-            )
+    wrong_N = (lens_N < 1) | (response_lens_N < 1) | (lens_N + response_lens_N - 1 > max_len)
+    wrong_N |= (starts_N < 0) | (starts_N > num_tokens - lens_N)
+    wrong_N |= (responses_N < 0) | (responses_N > num_tokens - response_lens_N)
+    wrong_N |= (tasks_N < 0) | (tasks_N >= num_tasks)
+    for at in np.flatnonzero(wrong_N)[:1]:
+        start, length, response, response_len, task = rows_N5[at].tolist()
+        raise UserError(
+            f"{samples.files[0]}: sample {first + at:,} is empty, longer than max_len {max_len:,}, or outside of the "
+            f"{num_tokens:,} tokens and {num_tasks:,} tasks (instruction {start:,} + {length:,}, response "
+            f"{response:,} + {response_len:,}, task {task}); {REBUILD}"
+        )

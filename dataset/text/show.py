@@ -34,28 +34,16 @@ def describe_text(path: Path) -> list[str]:
     return lines
 
 
-def show_samples(path: Path, split_name: SplitName, num: int, row: int | None, seed: int) -> list[str]:
-    """Return samples of a split, as text if the tokenizer is known.
-
-    Args:
-        num: how many samples.
-        row: the first of them; None: drawn at random.
+def show_samples(split: TextSplit, name: SplitName, numbers: Sequence[int]) -> list[str]:
+    """Return the samples with these numbers, as text if the tokenizer is known.
 
     Raises:
-        UserError: There is no such sample, or the dataset is wrong.
+        UserError: The dataset is wrong.
     """
-    split = open_text_split(path, split_name)
-    samples = split.epochs[0]
-    if row is not None and row >= len(samples):
-        raise UserError(f"--row is {row}, but {split.path} has samples 0 to {len(samples) - 1}; give one of them")
-    if row is None:
-        numbers = np.sort(np.random.default_rng(seed).choice(len(samples), min(num, len(samples)), replace=False))
-    else:
-        numbers = np.arange(row, min(row + num, len(samples)))
     tokenizer = None if split.metadata.tokenizer == UNKNOWN else open_tokenizer(split)
     lines = []
-    for number, place in zip(numbers.tolist(), samples.take(numbers).tolist(), strict=True):
-        lines += ["", *_sample(split, tokenizer, split_name, number, place)]
+    for number, place in zip(numbers, split.epochs[0].take(np.array(numbers)).tolist(), strict=True):
+        lines += ["", *_sample(split, tokenizer, name, number, place)]
     return lines
 
 

@@ -65,9 +65,11 @@ def _files_in(folder: Path) -> list[Path]:
     read: list[Path] = []
     left_out: dict[str, list[Path]] = {}
     for file in files_below(folder):
-        why = "hidden" if "/." in f"/{file.relative_to(folder)}" else _why_no_text(file)
+        why = (
+            "hidden" if "/." in f"/{file.relative_to(folder)}" else _why_no_text(file) if file.is_file() else "no file"
+        )
         (left_out.setdefault(why, []) if why else read).append(file)
-    others = f"; left out: {what_was_left_out(folder, left_out)}" if left_out else ""
+    others = what_was_left_out(folder, left_out)
     if not read:
         raise UserError(f"{folder} holds no file of text{others}; give files of text")
     tell(f"note: {folder}: {count(len(read), 'file')} read (from {read[0].relative_to(folder)} on){others}")
@@ -75,9 +77,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _why_no_text(file: Path) -> str:
-    """Return why a file in a folder is left out; an empty text if it is read."""
-    if not file.is_file():
-        return "no regular files"
+    """Return why a file can't be read; an empty text if it can."""
     if _name(file).endswith(_REFUSED):
         return "of a kind that can't be read"
     with _opened(file) as stream:
@@ -116,8 +116,8 @@ def read_documents(file: Path, separator: bytes | None = None) -> Iterator[Docum
         UserError: The file is missing, empty, binary or malformed. The message names the line.
     """
     name = _name(file)
-    if name.endswith(_REFUSED):
-        raise UserError(f"{file}: can't be read; convert it to .jsonl, .csv or plain text, perhaps with .gz")
+    if why := _why_no_text(file):
+        raise UserError(f"{file}: is {why}; give plain text in UTF-8, .jsonl, .csv or .tsv, perhaps with .gz")
     is_empty = True
     with _opened(file) as stream:
         if name.endswith(_LINES):
@@ -156,10 +156,9 @@ def _plain(file: Path, stream: BinaryIO, separator: bytes | None) -> Iterator[Do
     rest, offset = b"", 0
     for block in iter(partial(stream.read, PASSAGE_BYTES), b""):
         if not offset:
-            _require_no_utf16(file, block)
             block = block.removeprefix(codecs.BOM_UTF8)
         if (zero := block.find(b"\0")) >= 0:
-            raise UserError(f"{file}: is binary (byte {offset + zero:,} is 0); give text, .jsonl or .csv")
+            raise UserError(f"{file}: is binary (byte {offset + zero:,} is 0); give plain text, .jsonl or .csv")
         offset += len(block)
         rest += block
         start = 0
@@ -192,18 +191,12 @@ def _cut(passage: bytes) -> int:
     return at if passage[at] >= 0xC0 else len(passage)
 
 
-def _require_no_utf16(file: Path, beginning: bytes) -> None:
-    if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise UserError(f"{file}: is UTF-16; convert it to UTF-8")
-
-
 def _lines(file: Path, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield each line with its number, from 1. No line is longer than MOST_BYTES."""
     for number, line in enumerate(iter(partial(stream.readline, MOST_BYTES), b""), 1):
         if len(line) == MOST_BYTES:
             raise UserError(f"{file}:{number}: the line has {MOST_BYTES:,} bytes or more; split the document")
         if number == 1:
-            _require_no_utf16(file, line)
             line = line.removeprefix(codecs.BOM_UTF8)
         yield number, line
 
@@ -273,12 +266,10 @@ def _document(place: str, values: Mapping[str, object]) -> Document:
         task = used[0]
     encoded = []
     for key, value in [*((key, values[key]) for key in used), ("task", task)]:
-        if not isinstance(value, str):
-            raise UserError(f"{place}: {key} is no text; correct or remove the line")
         try:
-            encoded.append(value.encode("utf-8"))
-        except UnicodeEncodeError as error:
-            raise UserError(f"{place}: {key} has half a character ({one_line(error)}); correct the line") from None
+            encoded.append(str.encode(value))  # type: ignore[arg-type]
+        except (TypeError, UnicodeEncodeError):  # no text, or half a character
+            raise UserError(f"{place}: {key} is no text; correct or remove the line") from None
     if not str(task).isprintable():
         raise UserError(f"{place}: the name of the task has control characters; correct the line")
     return Document(place, encoded[0] if len(used) == 2 else None, encoded[-2], str(task))

@@ -66,6 +66,19 @@ def solved_sudoku(puzzle_S: np.ndarray, box: Box) -> np.ndarray | None:
     return None if solution is None else sudoku._to_array(solution, box)
 
 
+def is_valid_sudoku(board_S: np.ndarray, box: Box) -> bool:
+    """Return whether the board obeys the rules, written out slowly."""
+    board = board_S.reshape(box.side, box.side).tolist()
+    everything = set(range(1, box.side + 1))
+    rows_and_columns = [*map(set, board), *map(set, zip(*board, strict=True))]
+    in_boxes = [
+        {board[top + i][left + j] for i in range(box.rows) for j in range(box.columns)}
+        for top in range(0, box.side, box.rows)
+        for left in range(0, box.side, box.columns)
+    ]
+    return all(unit == everything for unit in rows_and_columns + in_boxes)
+
+
 def maze_split() -> Split:
     rng = np.random.default_rng(0)
     mazes = [random_maze(rng, 6) for _ in range(12)]

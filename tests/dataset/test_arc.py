@@ -31,6 +31,7 @@ from dataset.arc import (
     transform,
     undo,
 )
+from tests.dataset.shapes import on_canvas
 
 SMALL = {"input": [[1, 2], [0, 0], [3, 9]], "output": [[5]]}
 TASK = {"train": [SMALL], "test": [SMALL, {"input": [[7]], "output": [[8, 8]]}]}
@@ -83,23 +84,17 @@ def _with(part: str, pair: Any) -> dict[str, Any]:
     [
         (" \n", "t.json: is empty"),
         ("{'train'", "t.json: is no JSON"),
-        ("[" * 100_000, "t.json: is no JSON"),
-        ("3", "t.json: holds no ARC task"),
         ("{}", "t.json: holds no ARC task"),
         ({"train": [SMALL]}, "t.json: test is missing"),
         ({"a": TASK, "b": 3}, "t.json: task b: is no ARC task"),
-        ({"a": TASK, "b": {"train": "x", "test": []}}, "t.json: task b: train is missing or no list"),
         (_with("train", [[1]]), "t.json: train pair 2 has no input"),
         (_with("train", {"input": [[1]]}), "t.json: train pair 2 has no output"),
         (_with("test", {"input": [[1]]}), "t.json: a test pair has no output, but others have"),
-        (_with("test", {"input": [[]], "output": [[1]]}), "t.json: test pair 2, input: is no list of rows"),
-        (_with("test", {"input": [1], "output": [[1]]}), "t.json: test pair 2, input: is no list of rows"),
-        (_with("test", {"input": [[1, 2], [1]], "output": [[1]]}), "pair 2, input: is no list of rows with equally"),
-        (_with("test", {"input": [[0]] * 31, "output": [[1]]}), "input: is 31x1, but 30x30 is the largest"),
-        (_with("test", {"input": [[1]], "output": [[0] * 31]}), "test pair 2, output: is 1x31, but 30x30"),
-        (_with("test", {"input": [[1, 10]], "output": [[1]]}), "input: row 1, column 2 is 10; colours are"),
-        (_with("test", {"input": [[1], [-1]], "output": [[1]]}), "input: row 2, column 1 is -1; colours are"),
-        (_with("test", {"input": [[True]], "output": [[1]]}), "input: row 1, column 1 is true; colours are"),
+        *(
+            (_with("test", {"input": grid, "output": [[1]]}), "t.json: test pair 2, input: is no grid of 1x1 to 30x30")
+            for grid in (3, [[]], [1], [[1, 2], [1]], [[0]] * 31, [[1, 10]], [[1], [-1]], [[True]])
+        ),
+        (_with("test", {"input": [[1]], "output": [[0] * 31]}), "t.json: test pair 2, output: is no grid"),
     ],
 )
 def test_malformed_tasks_are_refused(tmp_path: Path, value: Any, expected: str) -> None:
@@ -116,9 +111,6 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "t.json.gz").write_bytes(whole[:-12])
     with pytest.raises(ValueError, match=r"t\.json\.gz: cannot be read \(Compressed file ended"):
         read_tasks(tmp_path / "t.json.gz")
-    (tmp_path / "t.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"t\.json: is no JSON"):
-        read_tasks(tmp_path / "t.json")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +118,7 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     [
         ([], "s.json: is no object"),
         ({"a": [[[1]]]}, "s.json: task a: is no list of 2 outputs"),
-        ({"a": [[[1]], [[10]]]}, "s.json: task a: output 2: row 1, column 1 is 10"),
+        ({"a": [[[1]], [[10]]]}, "s.json: task a: output 2: is no grid"),
     ],
 )
 def test_wrong_solutions_are_refused(tmp_path: Path, solutions: Any, expected: str) -> None:
@@ -139,22 +131,6 @@ def test_wrong_solutions_are_refused(tmp_path: Path, solutions: Any, expected: s
 # ---- grids and tokens --------------------------------------------------------------------------
 
 
-def _canvas(grid_hw: np.ndarray, top: int, left: int) -> list[list[int]]:
-    """Return the canvas in the published format, built cell by cell."""
-    height, width = grid_hw.shape
-    canvas = [[0] * SIDE for _ in range(SIDE)]
-    for r in range(height):
-        for c in range(width):
-            canvas[top + r][left + c] = int(grid_hw[r, c]) + 2
-    if top + height < SIDE:
-        for c in range(width):
-            canvas[top + height][left + c] = 1
-    if left + width < SIDE:
-        for r in range(height):
-            canvas[top + r][left + width] = 1
-    return canvas
-
-
 @settings(deadline=None, max_examples=60)
 @given(grid_hw=_grids(), data=st.data())
 def test_tokens_are_those_of_the_published_format(grid_hw: np.ndarray, data: st.DataObject) -> None:
@@ -162,7 +138,7 @@ def test_tokens_are_those_of_the_published_format(grid_hw: np.ndarray, data: st.
     left = data.draw(st.integers(0, SIDE - grid_hw.shape[1]))
     tokens_S = to_tokens(grid_hw, top, left)
     assert tokens_S.dtype == np.uint8 and tokens_S.shape == (SEQ_LEN,)
-    assert tokens_S.reshape(SIDE, SIDE).tolist() == _canvas(grid_hw, top, left)
+    np.testing.assert_array_equal(tokens_S, on_canvas(grid_hw, top, left))
 
 
 @pytest.mark.parametrize(("top", "left"), [(-1, 0), (0, 29), (29, 0)])
@@ -257,7 +233,7 @@ def test_a_name_has_the_transform_and_the_colours() -> None:
     np.testing.assert_array_equal(parse_name("x")[2], IDENTITY_C)
 
 
-@pytest.mark.parametrize("rest", ["", "t3", "t8|||0123456789", "t3|||012345678", "t3|||0123456788", "t3|||012345678x"])
+@pytest.mark.parametrize("rest", ["t8|||0123456789", "t3|||0123456788", "t3|||012345678x"])
 def test_malformed_names_are_refused(rest: str) -> None:
     with pytest.raises(ValueError, match="rebuild the dataset"):
         parse_name(f"x|||{rest}")

@@ -63,19 +63,6 @@ def test_a_stream_writes_the_same_bytes_as_numpy(tmp_path: Path, cuts: list[int]
     check_contents(open_split(tmp_path, "train"))
 
 
-def test_an_unfinished_split_cannot_be_opened(tmp_path: Path) -> None:
-    one = np.zeros((1, 4), np.uint8)
-    with (
-        pytest.raises(KeyboardInterrupt),
-        SplitWriter(tmp_path / "train", seq_len=4, vocab_size=7, num_puzzle_identifiers=4) as writer,
-    ):
-        writer.add(one, one, np.array([1]), np.array([0]))
-        raise KeyboardInterrupt
-    assert (tmp_path / "train" / "all__inputs.npy").exists()
-    with pytest.raises(ValueError, match="no dataset at"):
-        open_split(tmp_path, "train")
-
-
 def test_finish_reads_the_dataset_back_and_records_it(tmp_path: Path) -> None:
     for split in ("train", "test"):
         _write(tmp_path / split, [])
@@ -85,25 +72,6 @@ def test_finish_reads_the_dataset_back_and_records_it(tmp_path: Path) -> None:
     recorded = json.loads((tmp_path / "fingerprint.json").read_text())
     assert recorded.pop("builder") == {"program": "x", "folder": "y"} and recorded == fingerprints
     assert fingerprints["train"] == fingerprints["test"] == check_contents(open_split(tmp_path, "train"))
-
-
-def _build(output_dir: Path) -> None:
-    with new_dataset(output_dir) as folder:
-        for split in ("train", "test"):
-            _write(folder / split, [])
-        finish(folder, ["<blank>", "a", "b", "c"], {})
-        (folder / "test_puzzles.json").write_text("{}")
-
-
-def test_a_new_dataset_replaces_a_dataset_and_nothing_else(tmp_path: Path) -> None:
-    _build(tmp_path / "a" / "data")
-    before = (tmp_path / "a" / "data" / "train").stat().st_ino
-    _build(tmp_path / "a" / "data")
-    assert (tmp_path / "a" / "data" / "train").stat().st_ino != before
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["data"]
-    (tmp_path / "a" / "data" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"notes\.txt is no part of a dataset; choose another"):
-        _build(tmp_path / "a" / "data")
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), OSError("No space\nleft"), KeyboardInterrupt()])

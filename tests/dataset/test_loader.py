@@ -95,14 +95,6 @@ def test_batches_hold_the_examples_that_the_sampler_names(dtype: Any, ignore: in
     assert ignored > 0 if ignore is not None else ignored == 0
 
 
-def test_evaluation_ignores_a_label_outside_of_the_vocabulary() -> None:
-    """The file dataset.json of a published folder names the ignored label: -100 or the padding."""
-    split = _split([[4]], dtype=np.int64, ignore=-100)
-    split.sets["set0"].labels[1, 2] = -100
-    (_, batch), *_ = EvalLoader(split, "set0", 4).batches(World.single())
-    assert (batch["labels"] == IGNORE_LABEL).nonzero().tolist() == [[1, 2]]
-
-
 def test_reading_leaves_the_arrays_alone() -> None:
     """The arrays may be read-only maps of a file that other processes read."""
     split = _split([[3, 3]], dtype=np.int32)
@@ -132,13 +124,15 @@ def test_sets_of_different_types_lie_on_the_device_together(monkeypatch: pytest.
 
 @pytest.mark.parametrize("data_on", DATA_ON)
 @pytest.mark.parametrize("ignore", [-100, -1, 200])
-def test_training_ignores_a_label_outside_of_the_vocabulary(data_on: DataOn, ignore: int) -> None:
+def test_a_label_outside_of_the_vocabulary_is_ignored_of_the_vocabulary(data_on: DataOn, ignore: int) -> None:
     split = _split([[4]], dtype=np.int64, ignore=ignore)
     split.sets["set0"].labels[1, 2] = ignore
     sampler = _sampler(split, 4)
     (batch,) = TrainLoader(split, sampler, World.single(), data_on=data_on).batches(range(1, 2))
     row = sampler.examples(1, slice(0, 4)).tolist().index(1)
     assert (batch["labels"] == IGNORE_LABEL).nonzero().tolist() == [[row, 2]]
+    (_, batch), *_ = EvalLoader(split, "set0", 4).batches(World.single())
+    assert (batch["labels"] == IGNORE_LABEL).nonzero().tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize(("free_bytes", "expected"), [(8 * 5 * 2 * 4 - 1, "host"), (8 * 5 * 2 * 4, "device")])

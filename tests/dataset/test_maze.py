@@ -34,9 +34,6 @@ def _is_solved(maze_S: np.ndarray, label_S: np.ndarray) -> bool:
     return expected_S is not None and np.array_equal(expected_S, label_S)
 
 
-# ---- text --------------------------------------------------------------------------------------
-
-
 # ---- paths -------------------------------------------------------------------------------------
 
 

@@ -18,25 +18,12 @@ from hypothesis import strategies as st
 from dataset import sudoku
 from dataset.augment import BOXES, Box, draw_symmetries
 from dataset.sudoku import count_solutions, generate, random_solution, symmetry_class, valid_solutions
-from tests.dataset.shapes import solved_sudoku
+from tests.dataset.shapes import is_valid_sudoku, solved_sudoku
 
 REAL_PUZZLES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "sudoku-extreme-1k" / "train.csv.gz"
 
 boxes = st.sampled_from(list(BOXES.values()))
 seeds = st.integers(0, 2**32 - 1)
-
-
-def _is_valid(board_S: np.ndarray, box: Box) -> bool:
-    """Return whether the board obeys the rules, written out slowly."""
-    board = board_S.reshape(box.side, box.side).tolist()
-    everything = set(range(1, box.side + 1))
-    rows_and_columns = [*map(set, board), *map(set, zip(*board, strict=True))]
-    in_boxes = [
-        {board[top + i][left + j] for i in range(box.rows) for j in range(box.columns)}
-        for top in range(0, box.side, box.rows)
-        for left in range(0, box.side, box.columns)
-    ]
-    return all(unit == everything for unit in rows_and_columns + in_boxes)
 
 
 @cache
@@ -48,7 +35,7 @@ def _all_4x4() -> np.ndarray:
         for board in itertools.product(rows, repeat=4)
         if all(len(set(column)) == 4 for column in zip(*board, strict=True))
     ]
-    return np.stack([board_S for board_S in boards if _is_valid(board_S, BOXES["2x2"])])
+    return np.stack([board_S for board_S in boards if is_valid_sudoku(board_S, BOXES["2x2"])])
 
 
 def _random_puzzle(box: Box, seed: int, share: float) -> np.ndarray:
@@ -64,7 +51,7 @@ def test_valid_solutions_are_those_that_the_rules_allow(box: Box, seed: int, spo
     board_S = random_solution(box, rng)
     if spoil:
         board_S[rng.integers(box.num_cells)] = rng.integers(1, box.side + 1)
-    assert valid_solutions(board_S[None], box).tolist() == [_is_valid(board_S, box)]
+    assert valid_solutions(board_S[None], box).tolist() == [is_valid_sudoku(board_S, box)]
 
 
 @settings(deadline=None, max_examples=200)
@@ -121,7 +108,7 @@ def test_generated_puzzles_have_one_solution_and_differ(box: str, num: int) -> N
 def test_large_puzzles_need_no_guesses(box: str, num: int) -> None:
     shape = BOXES[box]
     for puzzle_S, solution_S in generate(num, shape, np.random.default_rng(0)):
-        assert _is_valid(solution_S, shape) and ((puzzle_S == 0) | (puzzle_S == solution_S)).all()
+        assert is_valid_sudoku(solution_S, shape) and ((puzzle_S == 0) | (puzzle_S == solution_S)).all()
         board = sudoku._board(shape)
         assert sudoku._deduce(sudoku._candidates(puzzle_S, shape), 0, board) == board.all_cells
         assert count_solutions(puzzle_S[None], shape) == [1]

@@ -122,7 +122,7 @@ def _assert_errors(report: _Report, *expected: str) -> None:
 
 def test_one_error_hides_no_other_of_its_kind(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """First the files of both splits are checked, then the values, then the examples."""
-    for name, at, value in (("inputs", (slice(3, 6), 0), 77), ("labels", 20, 0), ("puzzle_indices", 4, 0)):
+    for name, at, value in (("inputs", (slice(3, 6), 0), 77), ("labels", 20, 0)):
         _edit(data / f"train/all__{name}.npy", _put(at, value))  # type: ignore[arg-type]
     indices = np.load(data / "train/all__group_indices.npy")
     (data / "train/all__group_indices.npy").write_bytes(b"nothing")
@@ -130,14 +130,12 @@ def test_one_error_hides_no_other_of_its_kind(data: Path, capsys: pytest.Capture
     (data / "test/all__puzzle_identifiers.npy").unlink()
     _edit(data / "test/all__inputs.npy", _put((1, 1), 99))
     of_files = (
-        "train/all__puzzle_indices.npy: entry 4 is 0",
         "train/all__group_indices.npy: cannot be mapped",
         "test/all__puzzle_identifiers.npy is missing",
     )
     _assert_errors(_Report(capsys, data), *of_files)
 
-    for name in ("puzzle_indices", "group_indices"):
-        np.save(data / f"train/all__{name}.npy", indices)
+    np.save(data / "train/all__group_indices.npy", indices)
     (data / "test/all__puzzle_identifiers.npy").write_bytes(identifiers)
     _edit_json(data / "test/dataset.json", num_puzzle_identifiers=2)
     (data / "identifiers.json").write_text('["<blank>", "a", "b"]')
@@ -174,13 +172,10 @@ def test_a_change_after_the_build_is_found(tmp_path: Path, capsys: pytest.Captur
     assert "test changed after it was built" in error
 
 
-@pytest.mark.parametrize("text, expected", [("", "is no JSON"), ("{}", "no list of names"), ("[1]", "no list")])
-def test_wrong_lists_of_names_are_refused(
-    data: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str
-) -> None:
-    (data / "identifiers.json").write_text(text)
+def test_wrong_lists_of_names_are_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (data / "identifiers.json").write_text("{}")
     (error,) = _Report(capsys, data).errors
-    assert expected in error
+    assert "no list of names" in error
     (data / "identifiers.json").unlink()
     report = _Report(capsys, data)
     assert report.status == 0 and "identifiers.json: is missing" in report.warnings[0]

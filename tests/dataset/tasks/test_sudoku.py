@@ -12,7 +12,7 @@ from dataset.evaluators import build_evaluators
 from dataset.schema import IGNORE_LABEL
 from dataset.sudoku import generate, random_solution, symmetry_class, valid_solutions
 from dataset.tasks.sudoku import SudokuSymmetries, SudokuTask
-from tests.dataset.shapes import augmented_batches, split_of, sudoku_split, tensors
+from tests.dataset.shapes import augmented_batches, is_valid_sudoku, split_of, sudoku_split, tensors
 from utils.ranks.world import World
 
 QUESTION = "1..4....4....3.1"
@@ -39,12 +39,10 @@ def test_sudoku_text_and_tokens(box: Box) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (QUESTION[1:], "here has 15 characters, this model's puzzles have 16 (sudoku 2x2)"),
         (
             "1..4....4....3.5",
             "here has '5' in cell 16 (row 4, column 4), where only 1 to 4, and . or 0 for a blank, can",
         ),
-        ("1..4...٤4....3.1", "here has '٤' in cell 8"),
         ("14.4............", "here has the digit 4 twice in row 1 (columns 2 and 4); correct it"),
         (".3......" + ".3......", "here has the digit 3 twice in column 2 (rows 1 and 3); correct it"),
         ("..2....2........", "here has the digit 2 twice in box 2 (its cells 1 and 4); correct it"),
@@ -53,20 +51,6 @@ def test_sudoku_text_and_tokens(box: Box) -> None:
 def test_malformed_sudokus_are_refused(text: str, expected: str) -> None:
     with pytest.raises(ValueError, match=re.escape(expected)):
         SUDOKU.parse(text, "here")
-
-
-def _is_solved(question_S: np.ndarray, answer_S: np.ndarray, box: Box) -> bool:
-    """Return whether the answer solves the question, by the rules for each pair of cells."""
-    side = box.side
-    for a in range(side * side):
-        if answer_S[a] < 2 or (question_S[a] > 1 and answer_S[a] != question_S[a]):
-            return False
-        for b in range(a):
-            (row, column), (other_row, other_column) = divmod(a, side), divmod(b, side)
-            same_box = (row // box.rows, column // box.columns) == (other_row // box.rows, other_column // box.columns)
-            if answer_S[a] == answer_S[b] and (row == other_row or column == other_column or same_box):
-                return False
-    return True
 
 
 @pytest.mark.parametrize("box", [BOXES["2x2"], BOXES["2x3"]], ids=str)
@@ -78,7 +62,8 @@ def test_verdicts_on_sudokus_are_those_of_the_rules(box: Box) -> None:
         answer_S = solution_S + 1
         cells = rng.choice(box.num_cells, rng.integers(0, 3), replace=False)
         answer_S[cells] = rng.integers(0, box.side + 2, len(cells))
-        expected = _is_solved(question_S + 1, answer_S, box)
+        kept = ((question_S == 0) | (answer_S == question_S + 1)).all()
+        expected = bool(kept) and is_valid_sudoku(answer_S.astype(int) - 1, box)
         verdict = task.verdict(question_S + 1, answer_S)
         assert (verdict.valid, verdict.solved) == (expected, expected), verdict
         seen.add(expected)
@@ -123,17 +108,6 @@ def test_a_sudoku_as_text() -> None:
 # ---- evaluation --------------------------------------------------------------------------------
 
 
-def _is_valid(tokens_S: list[int], box: Box) -> bool:
-    digits = set(range(2, box.side + 2))
-    units: dict[tuple[str, int], set[int]] = {}
-    for cell, token in enumerate(tokens_S):
-        row, column = divmod(cell, box.side)
-        corner = row // box.rows * 10 + column // box.columns
-        for unit in (("row", row), ("column", column), ("box", corner)):
-            units.setdefault(unit, set()).add(token)
-    return len(units) == 3 * box.side and all(seen == digits for seen in units.values())
-
-
 @pytest.mark.parametrize("box", BOXES.values(), ids=str)
 def test_a_board_is_valid_if_every_row_column_and_box_is(box: Box) -> None:
     rng = np.random.default_rng(0)
@@ -152,7 +126,7 @@ def test_a_board_is_valid_if_every_row_column_and_box_is(box: Box) -> None:
     # Boards of one digit would deceive a judge that adds powers of two, because the sums carry.
     boards += [np.array(latin_S), *(np.full(box.num_cells, token) for token in range(side + 2))]
     boards_BS = np.stack(boards)
-    expected = [_is_valid(board_S.tolist(), box) for board_S in boards_BS]
+    expected = [is_valid_sudoku(board_S - 1, box) for board_S in boards_BS]
     assert 8 <= sum(expected) < len(boards)
     task = SudokuTask(box)
     for dtype in (torch.int64, torch.int32):
