@@ -12,13 +12,12 @@ from utils.command_line import CommandLine, only_help
 if find_spec("optuna") is None:
     sys.exit(only_help("sweep", USAGE, "sweep.py needs optuna; pip install -r requirements-sweep.txt"))
 
-from search.again import sweep_again
 from search.check import check_sweep
 from search.driver import Driver
 from search.export import write_experiment
 from search.launchers import build_launcher
 from search.plots import write_plots
-from search.report import best_of, best_page, finished_page, num_of, status_page
+from search.report import best_of, best_page, finished_page, num_of, require_best_first, status_page
 from search.study import dry_points, open_study
 from search.sweep import Sweep
 from search.workload import announce
@@ -32,9 +31,8 @@ NAMED = "its name in checkpoints/sweeps, or its folder"
 def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
     """Run a sweep, or show one."""
     typed = sys.argv[1:] if argv is None else argv
-    name = typed[0] if typed else ""
-    if name in PAGES or name in WRITERS:
-        return show_sweep(name, typed[1:])
+    if typed and (typed[0] in PAGES or typed[0] in WRITERS):
+        return show_sweep(typed[0], typed[1:])
     found, dry_run = read_again(typed[1:]) if typed[:1] == ["again"] else read_new(typed)
     if isinstance(found, str):
         return found
@@ -52,7 +50,14 @@ def read_new(typed: list[str]) -> tuple[Sweep | str, bool]:
 
 
 def read_again(argv: list[str]) -> tuple[Sweep, bool]:
-    """Return a sweep over the best points of another, and whether it is a dry run."""
+    """Return a sweep over the best points of another, and whether it is a dry run.
+
+    The new sweep has the overrides, the metric and the direction of the other one, but neither its
+    launcher nor its pruner. What is typed replaces them.
+
+    Raises:
+        UserError: No trial has a value yet, or what was typed is wrong.
+    """
     parser = Parser("sweep.py again", "Run the best points of a sweep again. Overrides are those of a new sweep.")
     parser.add_argument("sweep", help=NAMED)
     parser.add_argument("--best", type=int, metavar="N", default=5, help="number of points (default: %(default)s)")
@@ -64,7 +69,10 @@ def read_again(argv: list[str]) -> tuple[Sweep, bool]:
     folder = [] if settings.config_dir is None else [f"--config-dir={settings.config_dir}"]
     command = CommandLine.parse([*settings.overrides, *folder], "sweep", USAGE)
     with open_study(Sweep.open(settings.sweep), create=False) as study:
-        return sweep_again(study, settings.best, command.overrides), settings.dry_run
+        points = [best.point for best in require_best_first(study)[: settings.best]]
+        keys = study.sweep.config.model_dump(include={"overrides", "metric", "direction"})
+        again = {"name": f"{study.sweep.name}_again", "points": points, **keys}
+        return Sweep.read(command.overrides, again), settings.dry_run
 
 
 def command_lines(found: Sweep) -> str:

@@ -109,7 +109,11 @@ def view(argv: list[str] | None = None) -> str:
     write_page(page, settings.output)
     if settings.png:
         try:
-            lines += pictures_of_dataset(page, settings) if is_dataset(path) else pictures_of_run(path, page, settings)
+            if is_dataset(path):  # beside the page: a builder refuses to replace a dataset with foreign files
+                draw_examples(page, settings.output.with_suffix(".png"))
+                lines.append(f"drew {settings.output.with_suffix('.png')}")
+            else:
+                lines += pictures_of_run(path, page)
         except UserError as error:
             raise UserError(f"wrote {settings.output}, but not all pictures: {error}") from error
     num = len(page["examples"]) + len(page.get("texts", []))
@@ -224,27 +228,12 @@ def shown(path: Path, settings: Settings) -> tuple[Page, list[str]]:
     return page_of_run(path, settings), lines
 
 
-def pictures_of_dataset(page: Page, settings: Settings) -> list[str]:
-    """Draw examples of a dataset, and return the lines that report the picture.
-
-    The picture lies beside the page: a builder refuses to replace a dataset with foreign files.
-    """
-    path = settings.output.with_suffix(".png")
-    draw_examples(page, path)
-    return [f"drew {path}"]
-
-
-def pictures_of_run(run: Path, page: Page, settings: Settings) -> list[str]:
+def pictures_of_run(run: Path, page: Page) -> list[str]:
     """Draw curve.png and puzzle.png into the run's folder, and return lines that report them.
 
-    If the run is read-only, the pictures lie beside the page, <page>_curve.png and
-    <page>_puzzle.png.
     Without saved outputs there is no puzzle to draw. The report names the command that saves them.
     """
     curve, puzzle = run / "curve.png", run / "puzzle.png"
-    if not os.access(run, os.W_OK):
-        output = settings.output
-        curve, puzzle = (output.with_name(f"{output.stem}_{path.name}") for path in (curve, puzzle))
     lines = [f"drew {curve}"] if draw_curves(run, curve) else []
     if page["examples"]:
         draw_puzzle(page, puzzle)

@@ -10,9 +10,7 @@ from training.splits import open_own
 from utils.command_line import read_config, validate
 from utils.composing import Origin
 from utils.errors import UserError
-from utils.terminal import tell
 
-_MANY = 30  # points, whose check takes seconds
 # Of each run, whatever its number of ranks.
 PERF = ("examples_per_second", "step_ms", "data_ms", "max_memory_gb", "eval_share", "model_tflops")
 
@@ -27,8 +25,6 @@ def check_sweep(sweep: Sweep) -> None:
         points = [point for _, point in sweep.space.grid()]
     else:
         points = [*sweep.space.probes()]
-    if len(points) >= _MANY:
-        tell(f"checking {len(points)} points before the first trial")
     for point in points or [{}]:
         check_point(sweep, point)
 

@@ -66,7 +66,6 @@ class SeedRun:
     history: History
     value: float | None  # of the metric, once the run has ended
     attempt: Attempt | None = None
-    told_lock: bool = False  # whether a line said that its folder is in use
 
 
 @dataclass
@@ -157,7 +156,7 @@ class Driver:
                 continue
             if time.monotonic() < self._claim_at:
                 break
-            if (claim := self._study.claim(self._stop)) is None:
+            if (claim := self._study.claim()) is None:
                 self._claim_at = time.monotonic() + _CLAIM_EVERY_S
                 break
             self._begin(claim)
@@ -181,13 +180,8 @@ class Driver:
             return []
         prunes = self._sweep.config.pruner.name != "none"
         runs = trial.runs[:1] if prunes and trial.runs[0].value is None else trial.runs
-        waiting = [run for run in runs if run.value is None and run.attempt is None]
-        free = [run for run in waiting if self._launcher.may_start(run.folder, run.log)]
-        for run in waiting:
-            if run not in free and not run.told_lock:
-                self._progress.say(f"{run.folder} is in use by another process; waiting for its end")
-                run.told_lock = True
-        return free
+        waiting = (run for run in runs if run.value is None and run.attempt is None)
+        return [run for run in waiting if self._launcher.may_start(run.folder, run.log)]
 
     def _begin(self, claim: Claim) -> None:
         """Begin or go on with a trial. It ends at once if the config refuses its point."""

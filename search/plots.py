@@ -8,9 +8,10 @@ import optuna
 from optuna import visualization
 from optuna.trial import TrialState
 
-from search.report import best_of, num_of, require_trials
+from search.report import best_of, num_of
 from search.study import Study
 from utils.drawing import plotly, pyplot, save_figure
+from utils.errors import UserError
 from utils.files import file_errors, refuse_links, write_atomically
 
 _LEAST_FOR_IMPORTANCE = 10  # complete trials
@@ -73,10 +74,11 @@ def write_plots(study: Study, folder: Path | None) -> str:
         UserError: No trial has begun, matplotlib or plotly is not installed, or the folder can't be
             written.
     """
-    require_trials(study)
+    sweep, trials = study.sweep, study.trials()
+    if not trials:
+        raise UserError(f"no trial of {sweep.path} has begun yet; start the sweep, or wait for it")
     plotly()  # first, because its requirements have matplotlib too
     plt = pyplot()
-    sweep, trials = study.sweep, study.trials()
     folder, name = folder or sweep.path, html.escape(sweep.name)
     page, files = folder / "plots.html", list[Path]()
     best = best_of(sweep, trials) or "none yet"

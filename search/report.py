@@ -2,13 +2,10 @@
 
 import math
 import os
-import re
 import statistics
-import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 from tqdm import tqdm
@@ -54,17 +51,6 @@ def best_first(sweep: Sweep, trials: Sequence[FrozenTrial]) -> list[Best]:
     return sorted(found, key=lambda best: (sign * best.value, best.number))
 
 
-def logged_rows(sweep: Sweep, number: int, seed: int) -> list[dict[str, Any]]:
-    """Return what a run of a trial has logged; nothing if its file is missing or damaged.
-
-    A damaged row is no reason to show nothing at all: the run drops the row when it resumes.
-    """
-    history = History(sweep.run_folder(number, seed) / METRICS_FILE)
-    with suppress(UserError):
-        history.refresh()
-    return history.rows
-
-
 def num_of(number: int, noun: str) -> str:
     """Return a number with its noun, such as 1 trial or 2 trials."""
     return f"{number} {noun}{'s' * (number != 1)}"
@@ -81,12 +67,6 @@ def require_best_first(study: Study) -> list[Best]:
     if not found:
         raise UserError(f"no trial of {study.sweep.path} has ended with a value yet; status shows them")
     return found
-
-
-def require_trials(study: Study) -> None:
-    """Raise UserError if no trial has begun."""
-    if not study.trials():
-        raise UserError(f"no trial of {study.sweep.path} has begun yet; start the sweep, or wait for it")
 
 
 def status_page(study: Study) -> str:
@@ -140,7 +120,10 @@ def _row(sweep: Sweep, trial: FrozenTrial, keys: list[str], best: Best | None) -
     step = max(steps, default=0)
     if trial.state == TrialState.RUNNING:
         for seed in sweep.config.seeds:
-            step = max([step, *(row["step"] for row in logged_rows(sweep, trial.number, seed)[-1:])])
+            history = History(sweep.run_folder(trial.number, seed) / METRICS_FILE)
+            with suppress(UserError):  # a damaged row, which the run drops when it resumes
+                history.refresh()
+            step = max([step, *(row["step"] for row in history.rows[-1:])])
     seconds = sum(noted.get(attributes.SECONDS, {}).values())
     return [
         "*" if best is not None and trial.number == best.number else "",
@@ -155,26 +138,9 @@ def _row(sweep: Sweep, trial: FrozenTrial, keys: list[str], best: Best | None) -
 
 
 def _table(names: list[str], rows: list[list[str]]) -> list[str]:
-    """Return the lines of a table, in which long names of columns are broken at . and _."""
-    heads = []
-    for column, name in enumerate(names):
-        widest = max((len(row[column]) for row in rows), default=0)
-        heads.append(broken(name, max(widest, 5)))
-    height = max(map(len, heads))
-    padded = [[""] * (height - len(head)) + head for head in heads]
-    above = [[head[line] for head in padded] for line in range(height)]
-    widths = [max(len(row[column]) for row in [*above, *rows]) for column in range(len(names))]
-    lines = []
-    for row in [*above, *rows]:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        lines.append("  ".join([*cells, *row[len(widths) :]]).rstrip())
-    return lines
-
-
-def broken(name: str, width: int) -> list[str]:
-    """Return the name of a key in lines, broken after . and _ where it is wider than this."""
-    parts = re.sub(r"(?<=[._])(?=.)", " ", name)
-    return [line.replace(" ", "") for line in textwrap.wrap(parts, width, break_long_words=False)]
+    """Return the lines of a table. What stands behind the last column is not padded."""
+    widths = [max(len(row[column]) for row in [names, *rows]) for column in range(len(names))]
+    return ["  ".join([*map(str.ljust, row, widths), *row[len(widths) :]]).rstrip() for row in [names, *rows]]
 
 
 def best_page(study: Study) -> str:

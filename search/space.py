@@ -56,18 +56,6 @@ class Parameter:
         low, high = entry.log_range or entry.range or (0.0, 0.0)
         return FloatDistribution(low, high, log=entry.log_range is not None)
 
-    def suggest(self, trial: Trial) -> Value:
-        """Return the value of a trial, which the sampler draws on the first call."""
-        value: Value = trial._suggest(self.name, self.distribution())
-        return value
-
-    def candidates(self) -> list[Value]:
-        """Return all values, or the two ends of a range."""
-        listed = self.entry.listed()
-        if listed is not None:
-            return listed
-        return [*(self.entry.range or self.entry.log_range or ())]
-
 
 class Space:
     """The parameters of a sweep, in the order of the file, or its points, one after the other.
@@ -96,7 +84,7 @@ class Space:
         point: Point = {}
         for parameter in self.parameters:
             if parameter.is_in(point):
-                point[parameter.key] = parameter.suggest(trial)
+                point[parameter.key] = trial._suggest(parameter.name, parameter.distribution())
         return self._resolved(point)
 
     def _resolved(self, point: Point) -> Point:
@@ -125,7 +113,8 @@ class Space:
         rng = np.random.default_rng(0)
 
         def drawn(parameter: Parameter) -> list[Value]:
-            candidates = parameter.candidates()
+            entry = parameter.entry
+            candidates = entry.listed() or [*(entry.range or entry.log_range or ())]
             return [candidates[rng.integers(len(candidates))]]
 
         for _ in range(_MOST_PROBES):

@@ -1,12 +1,10 @@
 """The study of a sweep: its trials in Optuna's database, which several processes may share."""
 
 import fcntl
-import os
-import time
 import uuid
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ from search.space import Point
 from search.sweep import Sweep, differing
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
-from utils.run.stop import StopSignal
 from utils.text import one_line
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -36,9 +33,7 @@ HEARTBEAT_S, SILENT_S = 15, 120
 _MOST_REPEATS = 10
 # SQLite lets one process write at a time; the others wait this long.
 _BUSY_TIMEOUT_S = 60
-_LOCKED_AT_MOST_S = 120.0
 
-_CLAIMS = ".claims"  # the file in the folder of a sweep that a process locks to take a trial
 # Attributes of the study: whether all points of a grid are in it, and which trials were run again.
 _GRID, _RETRIED = "grid", "retried"
 
@@ -104,15 +99,9 @@ class Study:
         """
         return _begun(self.optuna)
 
-    def claim(self, stop: StopSignal | None = None) -> Claim | None:
-        """Return a trial whose process is gone, else a new one.
-
-        Returns:
-            None if the budget is spent, or if the stop was requested meanwhile.
-        """
-        with _exclusive(self.sweep.path / _CLAIMS, stop) as is_mine:
-            if not is_mine:
-                return None
+    def claim(self) -> Claim | None:
+        """Return a trial whose process is gone, else a new one, or None if the budget is spent."""
+        with _exclusive(self.sweep.path):
             for begun in self._abandoned():
                 trial = Trial(self.optuna, begun._trial_id)
                 point = self.sweep.space.suggest(trial)
@@ -154,7 +143,7 @@ class Study:
 
     def begin(self) -> None:
         """Put the points of a grid into the study, and failed trials that are to run again."""
-        with _exclusive(self.sweep.path / _CLAIMS):
+        with _exclusive(self.sweep.path):
             if self.sweep.config.sampler.name == "grid" and _GRID not in self.optuna.user_attrs:
                 begun = bool(self.optuna.get_trials(deepcopy=False))  # a process was killed here
                 for named, _ in self.sweep.space.grid():
@@ -229,7 +218,7 @@ def open_study(sweep: Sweep, *, create: bool) -> Iterator[Study]:
             return
         with file_errors():
             sweep.path.mkdir(parents=True, exist_ok=True)
-        with _exclusive(sweep.path / _CLAIMS):  # two processes may not create the tables together
+        with _exclusive(sweep.path):  # two processes may not create the tables together
             study = optuna.create_study(
                 study_name=sweep.name, storage=_storage(url), direction=sweep.config.direction, load_if_exists=True
             )
@@ -304,35 +293,17 @@ def build_pruner(config: PrunerConfig) -> BasePruner:
 
 
 @contextmanager
-def _exclusive(file: Path, stop: StopSignal | None = None) -> Iterator[bool]:
-    """Let one process at a time inside. The system releases the lock of a killed process.
-
-    Yields:
-        False if the stop was requested before the lock was free.
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Let one process of a sweep at a time inside. The system releases the lock of a killed one.
 
     Raises:
-        UserError: The file system has no locks, or another process holds the lock for minutes.
+        UserError: The file system has no locks.
     """
-    with file_errors():
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-    end = time.monotonic() + _LOCKED_AT_MOST_S
-    try:
-        while not (is_mine := _locked(descriptor)) and not (stop is not None and stop.requested()):
-            if time.monotonic() > end:
-                raise UserError(f"{file} is locked by another process, which seems to hang; end it")
-            time.sleep(0.02)
-        yield is_mine
-    finally:
-        os.close(descriptor)
-
-
-def _locked(descriptor: int) -> bool:
-    with file_errors():
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+    with ExitStack() as stack:
+        with file_errors():
+            file = stack.enter_context(open(folder / ".claims", "a", encoding="utf-8"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def dry_points(sweep: Sweep) -> list[Point]:

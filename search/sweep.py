@@ -269,9 +269,8 @@ def _possible(parameters: dict[str, Any], possible: dict[str, list[Any]], fixed:
     """
     left: dict[str, Any] = {}
     for key, given in parameters.items():
-        entries = given if isinstance(given, list) and given and all(isinstance(e, dict) for e in given) else [given]
         kept = []
-        for entry in entries:
+        for entry in given if isinstance(given, list) and isinstance(given[0], dict) else [given]:
             conditions = entry.get("when") if isinstance(entry, dict) else None
             if isinstance(conditions, dict):
                 wanted = {parent: value if isinstance(value, list) else [value] for parent, value in conditions.items()}

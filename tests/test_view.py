@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from dataset.tasks import task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
 from dataset.text.tokenizer import ByteTokenizer
 from tests.dataset.samples import samples_of
-from tests.runs import REPOSITORY
 from tests.viewer.samples import (
     EVIL,
     GIVEN,
@@ -214,40 +212,11 @@ def test_a_task_without_a_drawing_keeps_its_names(monkeypatch: pytest.MonkeyPatc
     assert board_of(task, 20) == {"kind": "numbers", "rows": 2, "columns": 16, "tokens": names, "wrapped": True}
 
 
-@pytest.mark.parametrize(
-    "rows, columns, drawn",
-    [
-        *((3, 7, (3, 7, False)), (1, 16, (1, 16, False)), (10, 60, (10, 60, False))),
-        # Nobody could see the cells of these boards.
-        *((1, 17, (2, 16, True)), (1, 1000, (33, 31, True)), (10, 100, (33, 31, True))),
-    ],
-)
-def test_a_board_that_is_too_wide_for_a_screen_is_drawn_in_lines(
-    rows: int, columns: int, drawn: tuple[int, int, bool]
-) -> None:
-    task = UndrawnTask(5)
-    task.rows, task.columns = rows, columns
-    board = board_of(task, rows * columns)
-    assert (board["rows"], board["columns"], board.get("wrapped", False)) == drawn
-
-
 @pytest.mark.parametrize("kind", tasks.TASKS, ids=lambda kind: kind.kind)
 def test_the_task_names_every_token(kind: type[BoardTask]) -> None:
     task, split = samples_of(kind)
     names = board_of(task, split.metadata.seq_len)["tokens"]
     assert not names or len(set(names)) == split.metadata.vocab_size
-
-
-def test_accuracies_over_steps_are_told_by_set_and_evaluation(tmp_path: Path) -> None:
-    shares = {("a", 5): 0.1, ("b", 5): 0.05, ("a", 9): 0.02}
-    rows = [{"step": step, "train/lm_loss": 1.0} for step in (5, 9)]
-    for (name, step), share in shares.items():
-        rows[step == 9] |= {f"eval/{name}/exact_accuracy_at_step/{n}": n * share for n in (10, 2, 1)}
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page = page_of(tmp_path, tmp_path / "view.html")
-    found = {(one["set"], one["step"]): (one["counts"], one["values"]) for one in page["over_steps"]}
-    assert found == {key: ([1, 2, 10], pytest.approx([share, 2 * share, 10 * share])) for key, share in shares.items()}
-    assert [one["metric"] for one in page["curves"]] == ["lm_loss"], "they are no curves over training"
 
 
 @pytest.mark.parametrize(("arch", "going_on"), [({"no_ACT_continue": False}, True), ({"no_ACT_continue": True}, False)])
@@ -300,17 +269,6 @@ def test_a_run_without_predictions_names_the_command(tmp_path: Path) -> None:
     outputs.mkdir(parents=True)
     save_file({"rows": np.arange(2), "q_halt": np.zeros(2, np.float32)}, outputs / "all_rank0_0000.safetensors")
     assert "q_halt" in page_of(run, tmp_path / "view.html")["notes"][0]
-
-
-def test_curves_need_no_dataset(tmp_path: Path) -> None:
-    """Without saved answers the page draws no puzzle, so that the dataset may be damaged."""
-    data = write_sudoku(tmp_path / "data", ["a puzzle"])
-    run = write_run(tmp_path / "run", data)
-    shutil.rmtree(run / "eval_outputs")
-    assert page_of(run, tmp_path / "view.html")["facts"]["task"] == "Sudoku 2x2"
-    (data / "test" / "all__inputs.npy").unlink()
-    page = page_of(run, tmp_path / "view.html")
-    assert len(page["curves"]) == 3 and "task" not in page["facts"]
 
 
 def test_arc_votes_come_with_the_tasks_own_pairs(tmp_path: Path) -> None:
@@ -516,24 +474,6 @@ def test_saved_outputs_without_answers_are_not_replaced(tmp_path: Path, monkeypa
     assert {path: path.read_bytes() for path in (run / OUTPUTS).iterdir()} == before
 
 
-def test_a_read_only_run_without_answers_keeps_its_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = write_run(tmp_path / "run", None)
-    shutil.rmtree(run / "eval_outputs")
-    (run / "step_00000500").mkdir()
-    mkdir = Path.mkdir
-
-    def refuse(path: Path, *args: Any, **options: Any) -> None:
-        if path.parent == run:  # permissions do not bind root, as which tests may run
-            raise PermissionError(13, "Permission denied", str(path))
-        mkdir(path, *args, **options)
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    said = view.view([str(run), "-o", str(tmp_path / "view.html")]).splitlines()[0]
-    reason = f"{run / 'eval_outputs'} can't be written (Permission denied)"
-    assert said.startswith(f"{run} has no answers on its page: {reason}; this saves answers in another folder")
-    assert said.endswith("out=answers") and len(shown(tmp_path / "view.html")["curves"]) == 3
-
-
 def test_what_evaluate_says_is_passed_on_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -730,24 +670,3 @@ def test_arrays_that_contradict_one_another_are_refused(tmp_path: Path, capsys: 
     assert "labels has shape (2, 16)" in mistake(capsys, run)
     save_file({**arrays, "labels": arrays["labels"][0]}, file)
     assert "labels has shape (16,), but 2 axes" in mistake(capsys, run)
-
-
-def test_pictures_of_a_read_only_run_lie_beside_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = write_run(tmp_path / "run", None)
-    monkeypatch.setattr("view.os.access", lambda path, mode: path != run)
-    (tmp_path / "pages").mkdir()
-    said = view.view([str(run), "-o", str(tmp_path / "pages" / "v.html"), "--png"])
-    assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == ["v.html", "v_curve.png", "v_puzzle.png"]
-    assert f"drew {tmp_path / 'pages' / 'v_curve.png'}" in said and not list(run.glob("*.png"))
-
-
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        view.view(["--help"])
-    assert stopped.value.code == 0
-    text = capsys.readouterr().out
-    assert "--max-examples" in text and "python evaluate.py checkpoint=" in text
-    write_sudoku(tmp_path / "data")
-    command = [sys.executable, str(REPOSITORY / "view.py"), "data"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout.startswith("wrote view.html") and (tmp_path / "view.html").is_file()

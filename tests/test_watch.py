@@ -11,7 +11,6 @@ import select
 import shutil
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import time
@@ -43,7 +42,6 @@ from viewer.curves import (
     groups_of,
     names_of,
     panels_of,
-    x_in_epochs,
     x_in_seconds,
     x_in_steps,
 )
@@ -207,19 +205,6 @@ def test_names_tell_runs_apart_and_reach_the_terminal_clean(tmp_path: Path) -> N
         assert "\x1b" not in "".join(shown_at(tmp_path / "p\x1b[2J", width, 24))
 
 
-def test_a_snapshot_is_as_wide_as_it_needs(tmp_path: Path) -> None:
-    name = "long-" * 30
-    (make_run(tmp_path / name, rows_of(3)) / "metrics.jsonl").write_text("[]\n")
-    done = program.snapshot([tmp_path / name])
-    assert name in done and done.splitlines()[1].endswith("correct or remove the line")
-    assert not [line for line in done.splitlines() if line != line.rstrip()]
-
-
-def test_a_table_needs_no_pytorch() -> None:
-    code = "import sys, watch; sys.exit(bool({'torch', 'hydra', 'models'} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=runs.REPOSITORY, timeout=60).returncode == 0
-
-
 def test_a_curve_of_blocks() -> None:
     assert curve([0, 1, 2, 3], 4, 1) == ["▁▃▅█"]
     assert curve([0.0, 0.5, 1.0], 5, 2, least=0, most=1) == ["  █  ", "▁██  "]
@@ -233,12 +218,12 @@ def test_a_curve_of_blocks() -> None:
 class Terminal:
     """watch.py in a terminal of its own, of 100 columns and 30 lines."""
 
-    def __init__(self, folder: Path, encoding: str = "utf-8") -> None:
+    def __init__(self, folder: Path) -> None:
         self.ours, theirs = pty.openpty()
         ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
         self.theirs, self.before = theirs, termios.tcgetattr(theirs)
         words = [str(runs.REPOSITORY / "watch.py"), str(folder), "--every", "0.05"]
-        self.process = runs.fork(_in_terminal, os.ttyname(theirs), encoding, words)
+        self.process = runs.fork(_in_terminal, os.ttyname(theirs), words)
         self.output = ""
 
     def until(self, text: str, timeout_s: float = 60) -> None:
@@ -265,20 +250,21 @@ class Terminal:
         return status
 
 
-def _in_terminal(name: str, encoding: str, words: list[str]) -> None:
+def _in_terminal(name: str, words: list[str]) -> None:
     os.setsid()
     for number in range(3):
         os.dup2(os.open(name, os.O_RDWR), number)  # the first one opened becomes the controlling terminal
-    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", encoding=encoding), os.fdopen(2, "w")
+    # The terminal may lack the characters of the bars.
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", encoding="ascii"), os.fdopen(2, "w")
     os.environ["TERM"] = "xterm-256color"
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
 
 
 @pytest.fixture
-def terminal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
     make_run(tmp_path / "project" / "one", rows_of(3))
-    opened = Terminal(tmp_path / "project", getattr(request, "param", "utf-8"))
+    opened = Terminal(tmp_path / "project")
     yield opened
     opened.process.kill()
     opened.process.join()
@@ -286,7 +272,7 @@ def terminal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Termina
     os.close(opened.theirs)
 
 
-@pytest.mark.parametrize("way", ["q", "Ctrl-C", "Ctrl-\\", "SIGTERM"])
+@pytest.mark.parametrize("way", ["q", "Ctrl-C", "SIGTERM"])
 def test_the_terminal_is_left_as_it_was(terminal: Terminal, tmp_path: Path, way: str) -> None:
     terminal.until("one")
     terminal.until("leave")
@@ -297,7 +283,7 @@ def test_the_terminal_is_left_as_it_was(terminal: Terminal, tmp_path: Path, way:
     if way == "SIGTERM":
         os.kill(terminal.process.pid, signal.SIGTERM)
     else:
-        os.write(terminal.ours, {"q": b"q", "Ctrl-C": b"\x03", "Ctrl-\\": b"\x1c"}[way])
+        os.write(terminal.ours, {"q": b"q", "Ctrl-C": b"\x03"}[way])
     assert terminal.ended() == 0, terminal.output[-2000:]
     assert termios.tcgetattr(terminal.theirs) == terminal.before
     assert "Traceback" not in terminal.output
@@ -307,25 +293,7 @@ def test_the_terminal_is_left_as_it_was(terminal: Terminal, tmp_path: Path, way:
     assert not after.strip(), "something is printed after the program has left"
 
 
-@pytest.mark.parametrize("terminal", ["ascii"], indirect=True)
-def test_a_terminal_may_lack_the_characters_of_the_bars(terminal: Terminal) -> None:
-    terminal.until("leave")
-    os.write(terminal.ours, b"q")
-    assert terminal.ended() == 0, terminal.output[-2000:]
-
-
-@pytest.mark.parametrize(
-    ("keys", "quits"),
-    [
-        (b"q", True),
-        (b" Q", True),
-        (b"", True),
-        (b"\x1b[Aq", True),
-        (b"\x1bOQ", False),
-        (b"\x1b[15~", False),
-        (b"x", False),
-    ],
-)
+@pytest.mark.parametrize(("keys", "quits"), [(b" Q", True), (b"", True), (b"\x1b[Aq", True), (b"\x1bOQ", False)])
 def test_only_q_quits(monkeypatch: pytest.MonkeyPatch, keys: bytes, quits: bool) -> None:
     """F2 sends ESC O Q, and a terminal that is gone sends nothing."""
     ours, theirs = pty.openpty()
@@ -409,14 +377,6 @@ def test_unequal_seconds_are_interpolated_where_all_runs_are(tmp_path: Path) -> 
     assert series.is_interpolated and series.cut_at == 50
 
 
-def test_curves_over_epochs_and_no_curve_of_epochs(tmp_path: Path) -> None:
-    rows = [row | {"epoch": row["step"] / 4} for row in rows_of(50)]
-    paths = [make_run(tmp_path / "run", rows)]
-    assert series_of(paths, "train/lm_loss", x_in_epochs).x_P.tolist() == [row["step"] / 4 for row in rows]
-    with pytest.raises(UserError, match="no run has logged 'epoch'"):
-        choose_metrics([LoggedRun.open(path) for path in paths], ["epoch"])
-
-
 def test_a_run_that_ended_early_is_left_out(tmp_path: Path) -> None:
     paths = seeds(tmp_path / "a", 0, 0, 0)
     rows = rows_of(5)
@@ -424,16 +384,9 @@ def test_a_run_that_ended_early_is_left_out(tmp_path: Path) -> None:
     series = series_of(paths, "train/lm_loss")
     assert (series.num_runs, series.num_left_out, len(series.x_P)) == (2, 1, 5)
     done = program.plot(paths, tmp_path / "a.png", ["train/lm_loss"], "steps")
-    assert done.startswith(
-        "3 seeds: 1 of 3 runs never logged train/lm_loss, or ended before the others did, and are left out of its mean"
-    )
-
-
-def test_a_line_says_where_a_mean_ends(tmp_path: Path) -> None:
-    paths = seeds(tmp_path / "a", 0, 0)
+    assert "1 of 3 runs never logged train/lm_loss" in done
     (paths[0] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(20)))
-    notes = program.plot(paths, tmp_path / "a.html", ["train/lm_loss"], "steps").splitlines()[:-1]
-    assert notes == ["2 seeds: the mean ends at 50 steps, where the shortest run ends"]
+    assert "the mean ends at 50 steps" in program.plot(paths, tmp_path / "a.html", ["train/lm_loss"], "steps")
 
 
 def test_a_key_that_is_newer_than_a_run_has_its_default(tmp_path: Path) -> None:
@@ -590,11 +543,3 @@ def test_a_run_that_has_logged_nothing_is_left_out(tmp_path: Path) -> None:
         draw(tmp_path, "a.png")
     make_run(tmp_path / "project" / "run", rows_of(3))
     assert draw(tmp_path, "a.png").startswith(f"{nothing} has logged nothing yet, and is left out\ndrew ")
-
-
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_run(tmp_path / "project" / "run", rows_of(3))
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"needs matplotlib; pip install -r requirements-demo.txt"):
-        draw(tmp_path, "a.png")
-    draw(tmp_path, "a.html")

@@ -15,12 +15,6 @@ def test_other_keys_are_those_of_pretrain() -> None:
     assert overrides == ["lr=2e-4", "arch.H_layers=2"]
 
 
-def test_a_worker_reserves_what_the_config_says() -> None:
-    assert read_ray([])[0].resources == {"CPU": 1}, "no GPU unless it is asked for"
-    config, _ = read_ray(["ray.cpus=4", "ray.gpus=0.5", "ray.memory_gb=1.5"])
-    assert config.resources == {"CPU": 4, "GPU": 0.5, "memory": 1.5e9}
-
-
 @pytest.mark.parametrize(
     ("workers", "gpus", "backend"),
     [(2, 0.5, ["dist.backend=gloo"]), (2, 0.6, []), (2, 1, []), (1, 0.5, []), (2, 0, [])],

@@ -101,38 +101,20 @@ def _fails(times: int, at_step: int = 2) -> Curve:
     return curve
 
 
-def test_a_trial_that_fails_twice_is_recorded_with_its_error(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("times", "at_step", "starts", "state"),
+    [(1, 2, 2, COMPLETE), (5, 2, 2, FAIL), (5, 1, 1, FAIL)],
+    ids=["once", "twice", "before its first row, as it would again"],
+)
+def test_a_run_that_fails_is_started_once_more(
+    data: Path, tmp_path: Path, times: int, at_step: int, starts: int, state: TrialState
 ) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", "seed=range(2)")
-    launcher = FakeLauncher(_fails(5), at_once=2)
-    assert _run(sweep, launcher)
-    assert _states(sweep) == [FAIL, COMPLETE] and not launcher.running
-    assert "trial 0: failed (the ceiling fell down)" in capsys.readouterr().err
-    assert _trials(sweep).trials()[0].user_attrs["error"] == "the ceiling fell down"
-
-
-def test_a_mistake_is_started_once(data: Path, tmp_path: Path) -> None:
-    """A run that ends with an error before its first row would end so again."""
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
-    launcher = FakeLauncher(_fails(5, at_step=1))
-    assert _run(sweep, launcher)
-    assert launcher.started == ["trial_0000", "trial_0001"] and _states(sweep) == [FAIL, COMPLETE]
-
-
-def test_each_seed_has_a_second_start(data: Path, tmp_path: Path) -> None:
-    failed: set[object] = set()
-
-    def curve(keys: dict[str, object], step: int) -> float | None:
-        if step == 2 and keys["seed"] not in failed:
-            failed.add(keys["seed"])
-            return None
-        return rising(keys, step)
-
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3", "seed=range(3)")
-    launcher = FakeLauncher(curve)
-    assert _run(sweep, launcher)
-    assert _states(sweep) == [COMPLETE] and len(launcher.started) == 6
+    launcher = FakeLauncher(_fails(times, at_step), at_once=2)
+    assert _run(sweep, launcher) and not launcher.running
+    assert launcher.started.count("trial_0000") == starts and _states(sweep) == [state, COMPLETE]
+    if state == FAIL:
+        assert _trials(sweep).trials()[0].user_attrs["error"] == "the ceiling fell down"
 
 
 def test_a_second_start_inherits_no_error_and_no_stop(

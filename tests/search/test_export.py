@@ -79,17 +79,6 @@ def test_a_condition_takes_part_where_it_is_met(tmp_path: Path) -> None:
     assert own == {"lr": 1e-2}
 
 
-def test_the_header_says_what_was_searched_and_measured(tmp_path: Path) -> None:
-    """It has what tests/test_config.py asks of the files in config/experiment."""
-    parameters = {"ema": [False, True], "ema_rate": {"values": [0.9], "when": {"ema": True}}, "lr": [1e-4, 1e-3]}
-    sweep = read_sweep(tmp_path, name="levers", seeds=[0, 1, 2], parameters=parameters)
-    trials = [Ended({"lr": 1e-3, "ema": False}, (0.1,)), Ended({"lr": 1e-4, "ema": False}, (0.5, 0.6, 0.7))]
-    _, _, text = _exported(finished(sweep, trials), tmp_path / "best.yaml")
-    assert "of 2 trials of the sweep levers, which searched ema, ema_rate, lr." in text
-    assert "# Expected:" in text and "dataset/build_" in text and "data/arc-aug-1000" in text
-    assert "0.6000 ± 0.1000 over 3 seeds (0.5000, 0.6000, 0.7000)" in text
-
-
 def test_the_default_file_is_an_experiment_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "experiment"
     monkeypatch.setattr("search.export.EXPERIMENTS", folder)

@@ -1,6 +1,5 @@
 """The plots of a sweep: which trials enter which figure, and that every sweep gives a page."""
 
-import builtins
 import math
 import re
 from pathlib import Path
@@ -82,18 +81,3 @@ def test_a_sweep_over_seeds_alone_has_curves(tmp_path: Path) -> None:
 def test_without_a_trial_there_is_no_page(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has begun yet"):
         write_plots(finished(read_sweep(tmp_path, parameters=PARAMETERS), []), None)
-
-
-@pytest.mark.parametrize(("package", "file"), [("matplotlib", "demo"), ("plotly", "plot")])
-def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, file: str) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name == package:
-            raise ImportError(name)
-        return real(name, *rest)
-
-    study = finished(read_sweep(tmp_path, parameters=PARAMETERS), [_trial(0)])
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=f"pip install -r requirements-{file}.txt"):
-        write_plots(study, None)

@@ -45,17 +45,6 @@ def test_finished_trials_are_not_counted(data: Path, tmp_path: Path) -> None:
     assert work.num_trials == 2 and [(size.arch, size.num_trials) for size in work.sizes] == [("trm", 2)]
 
 
-def test_a_finished_sweep_has_nothing_to_say(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3", "arch=hrm,trm", "sweep.trials=1")
-    with open_study(sweep, create=True) as study:
-        study.begin()
-        claim = study.claim()
-        assert claim is not None
-        study.optuna.tell(claim.trial, 0.5)
-        announce(sweep, study.trials())
-    assert capsys.readouterr().err == ""
-
-
 def test_drawn_points_speak_for_a_search(data: Path, tmp_path: Path) -> None:
     typed = ["arch=hrm,trm", "lr=interval(1e-4,1e-2)", "sweep.trials=40", "sweep.sampler.name=tpe", STEPS]
     work = Workload.of(sweep_of(data, tmp_path / "s", *typed))

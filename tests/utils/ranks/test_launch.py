@@ -143,13 +143,6 @@ def test_the_config_may_choose_the_launcher(
     assert _launch(monkeypatch, _SLURM_STEP | _TORCHRUN, launcher).size == expected
 
 
-def test_a_batch_script_with_several_tasks_says_that_it_works_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _launch(monkeypatch, _SLURM_BATCH)
-    assert "has 2 tasks, but the program was started without srun" in capsys.readouterr().err
-
-
 def test_launches_differ_in_port_and_name_and_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two launches on one host must not meet one another."""
     for environment, rank, job in (
