@@ -1,6 +1,7 @@
 """A sweep runs each trial once, goes on after a stop, retries failures, and prunes what is poor."""
 
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from search.study import Study, open_study
 from search.sweep import Sweep
 from tests.search.helpers import Curve, FakeLauncher, rising, sweep_of
 from utils.errors import UserError
+from utils.run.lock import RunLock
 from utils.run.stop import StopSignal
 
 
@@ -232,6 +234,25 @@ def test_a_pruned_trial_of_a_killed_process_stays_pruned(
     launcher = FakeLauncher(rising)
     assert _run(sweep, launcher)
     assert launcher.started == ["trial_0001"] and _states(sweep) == [PRUNED, COMPLETE]
+
+
+def test_a_trial_waits_until_no_other_process_trains_it(data: Path, tmp_path: Path) -> None:
+    """A run whose sweep was killed saves a checkpoint first."""
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
+    with open_study(sweep, create=True) as study:
+        study.begin()
+    sweep.run_folder(0, 0).mkdir()
+    other = ExitStack()
+    other.enter_context(RunLock()).take(sweep.run_folder(0, 0), print)
+
+    def curve(keys: dict[str, object], step: int) -> float:
+        if launcher.started == ["trial_0001"] and step == 3:
+            other.close()
+        return rising(keys, step)
+
+    launcher = FakeLauncher(curve, at_once=2)
+    assert _run(sweep, launcher)
+    assert launcher.started == ["trial_0001", "trial_0000"] and _states(sweep) == [COMPLETE, COMPLETE]
 
 
 @pytest.mark.parametrize(("budget", "expected"), [("sweep.trials=2", 2), ("sweep.steps=5", 2), ("sweep.steps=4", 1)])

@@ -10,6 +10,7 @@ from search import launchers
 from search.config import LauncherConfig
 from search.jobs import Job, Launcher, Start
 from search.launchers import build_launcher
+from utils.run.lock import RunLock
 
 # Takes the place of pretrain.py: it notes its surroundings and waits for SIGTERM.
 PROGRAM = """
@@ -84,6 +85,15 @@ def test_a_run_of_two_ranks_is_started_by_torchrun(folder: Path, monkeypatch: py
     shown = launcher.shown(["lr=1e-3", "a='b c'"])
     command = "OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 pretrain.py lr=1e-3"
     assert shown.startswith(command)
+
+
+@pytest.mark.parametrize("name", ["local", "torchrun"])
+def test_a_run_whose_folder_is_in_use_may_not_start(folder: Path, name: str) -> None:
+    launcher = build_launcher(_config(name=name))
+    with RunLock() as lock:
+        lock.take(folder, print)
+        assert not launcher.may_start(folder, folder / "log")
+    assert launcher.may_start(folder, folder / "log")
 
 
 @pytest.mark.parametrize(("options", "at_once"), [({"threads": 2}, 2), ({"threads": 64}, 1), ({"at_once": 7}, 7)])
