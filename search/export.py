@@ -12,7 +12,7 @@ from utils.command_line import read_config, with_changes
 from utils.config import flatten
 from utils.config_files import CONFIG_DIR
 from utils.errors import UserError
-from utils.files import file_errors, refuse_links, write_atomically
+from utils.files import file_errors, write_atomically
 from utils.overrides import as_override
 from utils.programs import PACKAGE
 
@@ -46,7 +46,6 @@ def write_experiment(study: Study, file: Path | None) -> str:
         if file.exists() or file.is_symlink():
             raise UserError(f"{file} exists; remove it, or name another file with -o")
         file.parent.mkdir(parents=True, exist_ok=True)
-        refuse_links([file])
         write_atomically(file, text)
     return f"{file}\n{build_launcher(sweep.config.launcher).shown([f'experiment={as_override(named)}'])}"
 
