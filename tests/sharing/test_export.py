@@ -63,7 +63,6 @@ def save_step(
         shared={f"ema.{name}": tensor for name, tensor in (ema or {}).items()},
         slots=slice(0, 1),
         by_slot={"steps": torch.zeros(1)},
-        by_rank={},
         state=state,
     )
     checkpointer = Checkpointer(run, World.single(), None)

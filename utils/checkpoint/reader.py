@@ -21,7 +21,6 @@ from utils.checkpoint.format import (
     SLOTS,
     Manifest,
     RunState,
-    of_rank,
     read_name,
     read_state,
     sha256_of_file,
@@ -213,11 +212,6 @@ class Checkpoint:
                 f"checkpoint {self.path} is damaged: its files hold not all of slots {slots.start} to {slots.stop - 1}"
             )
         return carry
-
-    def load_by_rank(self, rank: int, num_ranks: int) -> Tensors:
-        """Return the tensors that only this rank had; none if another number of ranks wrote."""
-        own = of_rank(rank, num_ranks)
-        return self.load(own) if self.has(own) else {}
 
     def _index(self) -> "dict[str, TensorStorageMetadata]":
         """Return for each tensor in state/ its whole shape, its dtype and the written parts.
