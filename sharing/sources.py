@@ -76,8 +76,7 @@ def no_checkpoint(path: Path) -> str:
         )
     if any(os.path.isfile(path / split / "dataset.json") for split in ("train", "test")):
         return f"{path} is a dataset, which data_path takes; give the folder of a run or of one of its steps here"
-    or_file = ", or a file of weights that is there" if _FILE_OF_WEIGHTS.fullmatch(path.name) else ""
-    return f"{no_run(path)}{or_file}"
+    return no_run(path)
 
 
 def _foreign_weights(folder: Path) -> Path | None:

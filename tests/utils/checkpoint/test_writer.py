@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import resource
 import signal
 import threading
 from collections.abc import Callable
@@ -16,8 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from tests import runs
 from tests.spawn import run_ranks, world_of
@@ -111,17 +109,6 @@ def test_weights_must_be_finite(tmp_path: Path) -> None:
             assert message.startswith("w is not finite at step 9; the last good checkpoint is ")
             assert message.endswith("step_00000008; go on with a lower lr")
     assert [folder.name[-1] for folder in step_folders(tmp_path)] == ["8"]
-
-
-class _LargestResult(TorchDispatchMode):
-    """Remembers how many numbers the largest result of any operator has."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.largest = max([self.largest, *(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))])
-        return result
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
@@ -408,19 +395,6 @@ def test_disk_full_at_each_file(tmp_path: Path, fail_on: str) -> None:
     for folder in step_folders(run):
         Checkpoint.open(folder)
     assert not list(run.glob(".incomplete_step*"))
-
-
-def _full_disk(world: World, run: Path) -> str:
-    checkpointer = Checkpointer(run, connect_devices(world, "cpu"), None)
-    if world.rank == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-    checkpointer.save(snapshot_at(6, world), is_best=False)
-    with pytest.raises(UserError) as caught:
-        checkpointer.wait()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    checkpointer.save(snapshot_at(6, world), is_best=False)  # the next save succeeds
-    checkpointer.wait()
-    return str(caught.value)
 
 
 def _breaks(world: World, run: Path) -> str:
