@@ -38,7 +38,7 @@ from sharing.hub import require_account, upload
 from sharing.published import Weights, arch_of, to_published
 from sharing.published_text import write_for_transformers
 from sharing.recipe import typed_options
-from sharing.sources import folder_around, require_known
+from sharing.sources import require_known, step_around
 from sharing.weights_file import write_weights
 from utils.arguments import Parser, typed_path
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
@@ -297,7 +297,7 @@ def export(settings: Settings) -> str:
 def _model_of(settings: Settings, source: Source) -> Exported:
     if source.model is None:
         raise UserError(
-            folder_around(settings.checkpoint)
+            step_around(settings.checkpoint)
             or f"{settings.checkpoint} is a file of weights, which does not say its architecture; export the run "
             "that wrote it, or give --format hrm or urm"
         )

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from models import ArchConfig
 from sharing.published import COMPILED, PREFIX, Weights, prefix_of, to_ours
 from sharing.published_text import PublishedModel, find_published
-from sharing.sources import folder_around
+from sharing.sources import step_around
 from sharing.stored_config import completed
 from sharing.weights_file import WeightsFile, open_weights
 from utils.command_line import validate
@@ -118,7 +118,7 @@ class ModelFile:
         """
         if self.described is None:
             raise UserError(
-                folder_around(self.where)
+                step_around(self.where)
                 or f"{self.where} is a file of weights, which says neither its architecture nor its data; give "
                 "arch=... (with the options that it was trained with) and data_path=..., or a file that "
                 "python -m sharing.export wrote"

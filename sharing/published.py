@@ -17,7 +17,6 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from sharing.sources import folder_around
 from utils.errors import UserError
 from utils.shapes import compare_shapes, shapes_of
 
@@ -262,8 +261,9 @@ def fit_one_by_one(
             weights[PUZZLE_TABLE] = resized_KE
 
     if problems := _mismatches(weights, own):
-        fix = folder_around(source) or "arch and data must be the checkpoint's"
-        raise UserError(f"{source} doesn't fit the model: {'; '.join(problems)}; {fix}")
+        raise UserError(
+            f"{source} doesn't fit the model: {'; '.join(problems)}; arch and data must be the checkpoint's"
+        )
     # This check comes last, because a checkpoint that does not fit leaves no choice of rows.
     if puzzle_table is None and table_KE is not None and own_KE is not None and len(table_KE) != len(own_KE):
         raise UserError(

@@ -290,7 +290,7 @@ def test_wrong_sources_are_refused(puzzles: Path, trained: Path, tmp_path: Path)
         ({"init_from": gone}, f"there is no checkpoint at {gone}; give the folder of a run or"),
         (
             {"init_from": trained / "step_00000004" / "model.safetensors", "arch": "hrm"},
-            f"is a part of a checkpoint; give the step folder above it, {trained}/step_00000004",
+            "doesn't fit the model: missing H_level",
         ),
         ({"init_from": trained, "load_checkpoint": trained}, "mean the same; give one"),
         ({"puzzle_table": "mean"}, "puzzle_table=mean says what becomes of the table of init_from; give that too"),

