@@ -12,7 +12,6 @@ import torch
 from tests import runs
 from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START, mistake, train_here
 from tests.runs import assert_same_run, rows, settings, train, until, with_arguments
-from utils.checkpoint.reader import Checkpoint
 
 # ---- what resume means -------------------------------------------------------------------------
 
@@ -84,18 +83,6 @@ def test_a_branch_has_no_best_and_no_patience_yet(data: Path, tmp_path: Path) ->
     )
     assert (branch / "best").read_text() == "step_00000008\n", "the first evaluation of the branch must be its best"
     assert runs.latest(branch) == 12, "two evaluations must follow the best evaluation"
-
-
-def test_a_resumed_run_keeps_its_wandb_run_and_a_branch_gets_another(data: Path, tmp_path: Path) -> None:
-    def id_of(run: Path, step: int) -> str:
-        return Checkpoint.open(run / f"step_{step:08d}").state.wandb_run_id
-
-    run, branch = tmp_path / "run", tmp_path / "branch"
-    train_here(settings(data, run, max_steps=2, eval_every_n_steps=None))
-    train_here([f"resume={run}", "max_steps=3"])
-    assert id_of(run, 3) == id_of(run, 2) != "", "the resumed run logs into another run of W&B"
-    train_here([f"resume={run}", f"checkpoint_path={branch}", "max_steps=4"])
-    assert id_of(branch, 4) != id_of(run, 3), "the branch logs into the W&B run of its source"
 
 
 def test_a_resumed_float16_run_keeps_its_loss_scale(
@@ -246,18 +233,6 @@ def test_no_checkpoint_at_evaluations(data: Path, tmp_path: Path) -> None:
     assert [row["step"] for row in rows(run)] == [1, 5, 10, 12] and not (run / "best").exists()
 
 
-def test_evaluations_at_intervals_of_epochs(data: Path, tmp_path: Path) -> None:
-    """Five epochs of 30 draws are 9 steps of 16 draws.
-
-    Every second epoch ends within steps 4 (draw 60 of 64) and 8 (draw 120 of 128). The last step is
-    evaluated too.
-    """
-    run = tmp_path / "run"
-    train_here(settings(data, run, epochs=5, eval_interval=2, eval_every_n_steps=None, max_steps=None))
-    evaluated = [row["step"] for row in rows(run) if "eval/all/exact_accuracy" in row]
-    assert evaluated == [4, 8, 9]
-
-
 # ---- what was pending, with another config -----------------------------------------------------
 
 
@@ -278,14 +253,6 @@ def test_a_pending_evaluation_is_logged_after_a_resume_with_changes(
     if "eval_max_share" in changes:  # in a new process the pending evaluation has no time limit
         (row,) = [row for row in rows(run) if row["step"] == pending]
         assert row["eval/all/num_examples"] == 20
-
-
-def test_with_another_metric_the_search_for_the_best_starts_again(data: Path, copied: Path) -> None:
-    lower = {"best_metric": "lm_loss", "best_mode": "min", "max_steps": 20}
-    train_here(settings(data, copied, resume="auto", **lower))
-    values = {row["step"]: row["eval/all/lm_loss"] for row in rows(copied) if "eval/all/lm_loss" in row}
-    since = {step: value for step, value in values.items() if step > 12}
-    assert (copied / "best").read_text() == f"step_{min(since, key=lambda step: since[step]):08d}\n"
 
 
 def test_a_stop_while_data_are_read_takes_effect_after_the_first_step(data: Path, tmp_path: Path, log: Path) -> None:
