@@ -295,22 +295,19 @@ def export(settings: Settings) -> str:
 
 
 def _model_of(settings: Settings, source: Source) -> Exported:
-    if source.model is None:
+    """Return the description of the model. For a card the run is needed as well."""
+    if source.model is None or (settings.is_folder and source.checkpoint is None):
         raise UserError(
             step_around(settings.checkpoint)
-            or f"{settings.checkpoint} is a file of weights, which does not say its architecture; export the run "
-            "that wrote it, or give --format hrm or urm"
+            or f"{settings.checkpoint} is a file of weights, which does not say enough of its model; export the run "
+            "that wrote it"
         )
     return source.model
 
 
 def _export_folder(settings: Settings, source: Source, api: "HfApi | None") -> str:
     model = _model_of(settings, source)
-    if source.checkpoint is None:
-        raise UserError(
-            f"{settings.checkpoint} is a file of weights, which does not say how it was trained; export the run that "
-            "wrote it, or give -o NAME.safetensors"
-        )
+    assert source.checkpoint is not None
     address = str(settings.output) if settings.push is None else f"hf://{settings.push}"
     # A card names no folders of this machine.
     shared = Shared(source.checkpoint, model, source.weights, Path(address).name if os.path.isabs(address) else address)

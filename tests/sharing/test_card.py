@@ -172,7 +172,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HF_TOKEN", "x")
             assert re.search(expected, mistake(capsys, run, *typed)), typed
-    assert "does not say how it was trained" in mistake(capsys, tmp_path / "model.safetensors", "-o", tmp_path / "x")
+    assert "export the run that wrote it" in mistake(capsys, tmp_path / "model.safetensors", "-o", tmp_path / "x")
     _results(run, "step_00000007", "sudoku-6x6", 0.9)
     (run / "eval_outputs/step_00000007/results.json").write_text("{")
     assert "holds no results of evaluate.py" in mistake(capsys, run, "-o", tmp_path / "x")

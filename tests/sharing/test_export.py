@@ -288,7 +288,7 @@ def _mistake_after(capsys: pytest.CaptureFixture[str], *arguments: object) -> st
 def test_a_file_without_its_architecture_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_file(_generated("hrm"), tmp_path / "ours")
     message = mistake(capsys, tmp_path / "ours", "-o", tmp_path / "out.safetensors")
-    assert "does not say its architecture; export the run that wrote it, or give --format hrm" in message
+    assert "export the run that wrote it" in message
     step = tmp_path / "run" / "step_00000004"
     step.mkdir(parents=True)
     (step / "state.json").write_text("{}")
