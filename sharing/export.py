@@ -38,7 +38,7 @@ from sharing.hub import require_account, upload
 from sharing.published import Weights, arch_of, to_published
 from sharing.published_text import write_for_transformers
 from sharing.recipe import typed_options
-from sharing.sources import folder_around, require_known
+from sharing.sources import require_known, step_around
 from sharing.weights_file import write_weights
 from utils.arguments import Parser, typed_path
 from utils.checkpoint.reader import Checkpoint, open_checkpoint
@@ -191,7 +191,11 @@ def parse_settings(argv: list[str] | None) -> Settings:
     )
     add("--private", action="store_true", help="with --push: a repository that is made is private")
     add("--compiled", action="store_true", help="hrm, urm: write a compiled model's names, which begin with _orig_mod.")
-    add("--raw", action="store_true", help="write the trained weights instead of their moving average")
+    add(
+        "--raw",
+        action="store_true",
+        help="write the trained weights of a run instead of their moving average, not into a folder with a card",
+    )
     settings = Settings(**vars(parser.parse_args(argv)))
     _require_sense(settings)
     return settings
@@ -200,8 +204,6 @@ def parse_settings(argv: list[str] | None) -> Settings:
 def _require_sense(settings: Settings) -> None:
     """Raise UserError if two options contradict each other, or one is missing."""
     output = settings.output
-    if settings.format not in ("hrm", "urm") and settings.compiled:
-        raise UserError("--compiled is about published names; give --format hrm or urm as well, or leave it out")
     if output is None and settings.push is None:
         raise UserError("-o (or --push) is missing; --help shows the options")
     # A folder's name may have a dot, as in urm-v1.0. A word after it is rather a mistyped ending.
@@ -210,12 +212,14 @@ def _require_sense(settings: Settings) -> None:
             f"-o {output} has to end in .safetensors, the only format that can describe the model; rename it, or give "
             "--format hrm, or the name of a folder without an ending"
         )
-    if settings.push is not None and not settings.is_folder:
-        raise UserError("--push uploads a folder of the native format; leave --format out, and name a folder with -o")
-    if settings.private and settings.push is None:
-        raise UserError("--private is about a repository of the Hub; give --push owner/repo as well, or leave it out")
-    if settings.raw and settings.is_folder:
-        raise UserError("--raw takes weights that nobody evaluated; give -o NAME.safetensors")
+    for option, is_given, suits in (
+        ("--compiled", settings.compiled, settings.format in ("hrm", "urm")),
+        ("--push", settings.push is not None, settings.is_folder),
+        ("--private", settings.private, settings.push is not None),
+        ("--raw", settings.raw, not settings.is_folder),
+    ):
+        if is_given and not suits:
+            raise UserError(f"{option} contradicts the other options; leave it out (--help says what it needs)")
 
 
 def load_source(checkpoint: str, *, raw: bool) -> Source:
@@ -223,14 +227,12 @@ def load_source(checkpoint: str, *, raw: bool) -> Source:
 
     Args:
         checkpoint: a run folder, a step folder, <run>/best, <run>/latest or a weights file.
-        raw: return the trained weights. Otherwise the moving average is returned if there is one.
+        raw: return the trained weights of a run, not its moving average.
 
     Raises:
         UserError: The checkpoint can't be read.
     """
     if require_known(checkpoint) == "weights":
-        if raw:
-            raise UserError(f"--raw applies to the checkpoint of a run, but {checkpoint} is not one; leave it out")
         file = open_model(checkpoint)
         return Source(file.read_weights(), file.described, None, (), file.step)
     opened = open_checkpoint(Path(checkpoint), lambda warning: tell(f"warning: {warning}"))
@@ -241,11 +243,7 @@ def load_source(checkpoint: str, *, raw: bool) -> Source:
 
 
 def describe(checkpoint: Checkpoint, data_paths: tuple[str, ...]) -> Exported:
-    """Return the description of the model of a run.
-
-    Raises:
-        UserError: state.json has other contents than a run's.
-    """
+    """Return the description of the model of a run."""
     state = checkpoint.state
     run = checkpoint.path.absolute().parent
     of_text = {"kind": "text", "target_only": state.config.get("target_only", True)}
@@ -258,10 +256,7 @@ def describe(checkpoint: Checkpoint, data_paths: tuple[str, ...]) -> Exported:
         "run": f"{run.parent.name}/{run.name}",
         "step": state.step,
     }
-    try:
-        return exported_as(described)
-    except UserError as error:
-        raise UserError(f"checkpoint {checkpoint.path} is damaged: state.json describes no model ({error})") from error
+    return exported_as(described)
 
 
 def export(settings: Settings) -> str:
@@ -300,22 +295,19 @@ def export(settings: Settings) -> str:
 
 
 def _model_of(settings: Settings, source: Source) -> Exported:
-    if source.model is None:
+    """Return the description of the model. For a card the run is needed as well."""
+    if source.model is None or (settings.is_folder and source.checkpoint is None):
         raise UserError(
-            folder_around(settings.checkpoint)
-            or f"{settings.checkpoint} is a file of weights, which does not say its architecture; export the run "
-            "that wrote it, or give --format hrm or urm"
+            step_around(settings.checkpoint)
+            or f"{settings.checkpoint} is a file of weights, which does not say enough of its model; export the run "
+            "that wrote it"
         )
     return source.model
 
 
 def _export_folder(settings: Settings, source: Source, api: "HfApi | None") -> str:
     model = _model_of(settings, source)
-    if source.checkpoint is None:
-        raise UserError(
-            f"{settings.checkpoint} is a file of weights, which does not say how it was trained; export the run that "
-            "wrote it, or give -o NAME.safetensors"
-        )
+    assert source.checkpoint is not None
     address = str(settings.output) if settings.push is None else f"hf://{settings.push}"
     # A card names no folders of this machine.
     shared = Shared(source.checkpoint, model, source.weights, Path(address).name if os.path.isabs(address) else address)

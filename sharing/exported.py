@@ -15,10 +15,10 @@ from pydantic import Field, model_validator
 from models import ArchConfig
 from sharing.published import COMPILED, PREFIX, Weights, prefix_of, to_ours
 from sharing.published_text import PublishedModel, find_published
-from sharing.sources import folder_around
+from sharing.sources import step_around
 from sharing.stored_config import completed
 from sharing.weights_file import WeightsFile, open_weights
-from utils.command_line import read_config, validate
+from utils.command_line import validate
 from utils.config import Int, StrictModel
 from utils.errors import UserError
 from utils.json_files import parse_json
@@ -131,7 +131,7 @@ class ModelFile:
         """
         if self.described is None:
             raise UserError(
-                folder_around(self.where)
+                step_around(self.where)
                 or f"{self.where} is a file of weights, which says neither its architecture nor its data; give "
                 "arch=... (with the options that it was trained with) and data_path=..., or a file that "
                 "python -m sharing.export wrote"
@@ -184,17 +184,14 @@ def _described(text: str, where: str) -> Exported:
             f"{where} has a description of format {str(found)[:80]!r}, and this version reads {FORMAT}; update the "
             "program, or export the model again"
         )
-    try:
-        return exported_as(described | {"arch": whole_arch(described)})
-    except UserError as error:
-        raise UserError(f"{where} describes no model that is known here ({error}); export it again") from error
+    return _known(described, where)
 
 
 def _of_published(published: PublishedModel, where: str) -> Exported:
     described = {
         "format": FORMAT,
         "kind": "text",
-        "arch": read_config("pretrain", [f"arch={published.arch['name']}"])["arch"] | published.arch,
+        "arch": published.arch,
         "vocab_size": published.vocab_size,
         "max_len": published.max_len,
         "mean_context": published.max_len,
@@ -204,10 +201,14 @@ def _of_published(published: PublishedModel, where: str) -> Exported:
         "run": where,
         "step": 0,
     }
+    return _known(described, where)
+
+
+def _known(described: dict[str, Any], where: str) -> Exported:
     try:
-        return exported_as(described)
+        return exported_as(described | {"arch": whole_arch(described)})
     except UserError as error:
-        raise UserError(f"{where} is no published model that is known here ({error}); copy it again") from error
+        raise UserError(f"{where} describes no model that is known here ({error}); copy or export it again") from error
 
 
 def whole_arch(config: dict[str, Any]) -> Any:

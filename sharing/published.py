@@ -17,7 +17,6 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from sharing.sources import folder_around
 from utils.errors import UserError
 from utils.shapes import compare_shapes, shapes_of
 
@@ -261,20 +260,10 @@ def fit_one_by_one(
             resized_KE[:num_shared] = whole(PUZZLE_TABLE)[:num_shared]
             weights[PUZZLE_TABLE] = resized_KE
 
-    theirs_VD, own_VD = weights.get(_EMBEDDING), own.get(_EMBEDDING)
-    if (
-        theirs_VD is not None
-        and own_VD is not None
-        and theirs_VD.shape[1:] == own_VD.shape[1:]
-        and len(theirs_VD) != len(own_VD)
-    ):
-        raise UserError(
-            f"{source} was trained with a vocabulary of {len(theirs_VD)}, and the data have one of {len(own_VD)}; "
-            "take data of the same task"
-        )
     if problems := _mismatches(weights, own):
-        fix = folder_around(source) or "arch and data must be the checkpoint's"
-        raise UserError(f"{source} doesn't fit the model: {'; '.join(problems)}; {fix}")
+        raise UserError(
+            f"{source} doesn't fit the model: {'; '.join(problems)}; arch and data must be the checkpoint's"
+        )
     # This check comes last, because a checkpoint that does not fit leaves no choice of rows.
     if puzzle_table is None and table_KE is not None and own_KE is not None and len(table_KE) != len(own_KE):
         raise UserError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from sharing.hub import is_address
-from utils.checkpoint.names import has_steps, is_run, no_run, step_named
+from utils.checkpoint.names import is_run, no_run, step_named
 from utils.errors import UserError
 from utils.files import file_errors
 from utils.safetensors_files import weights_in
@@ -55,14 +55,12 @@ def require_known(typed: str | Path) -> Kind:
     return kind
 
 
-def folder_around(file: str) -> str | None:
-    """Return a line that names the step or the run whose folder holds a file; None if none does."""
+def step_around(file: str) -> str | None:
+    """Return a line that names the step that a file is a part of; None if it is of no step."""
     folder = Path(file).parent
-    if not os.path.isfile(file):
+    if step_named(folder) is None or not os.path.isfile(folder / "state.json"):
         return None
-    if step_named(folder) is not None and os.path.isfile(folder / "state.json"):
-        return f"{file} is a part of a checkpoint; give the step folder above it, {folder}"
-    return f"{file} is a file in the folder of a run; give that folder, {folder}" if has_steps(folder) else None
+    return f"{file} is a part of a checkpoint; give the step folder above it, {folder}"
 
 
 def no_checkpoint(path: Path) -> str:
@@ -76,8 +74,7 @@ def no_checkpoint(path: Path) -> str:
         )
     if any(os.path.isfile(path / split / "dataset.json") for split in ("train", "test")):
         return f"{path} is a dataset, which data_path takes; give the folder of a run or of one of its steps here"
-    or_file = ", or a file of weights that is there" if _FILE_OF_WEIGHTS.fullmatch(path.name) else ""
-    return f"{no_run(path)}{or_file}"
+    return no_run(path)
 
 
 def _foreign_weights(folder: Path) -> Path | None:

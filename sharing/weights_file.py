@@ -19,7 +19,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sharing.hub import is_address, path_of, with_file
-from sharing.sources import folder_around
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
 from utils.safetensors_files import INDEX_ENDING, joined, read_index, weights_in
@@ -139,10 +138,7 @@ def open_weights(where: str) -> WeightsFile:
     with path.open("rb") as file:
         opened = WeightsFile(where, path, file.read(9))
     if not (opened.is_index or opened.is_safetensors or opened.head.startswith((_ZIP, _PICKLE))):
-        raise UserError(
-            folder_around(where)
-            or f"{where} is no file of weights (safetensors, or written by torch.save); give one, or a run"
-        )
+        raise UserError(f"{where} is no file of weights (safetensors, or written by torch.save); give one, or a run")
     return opened
 
 

@@ -11,7 +11,7 @@ from solve import Solver
 from tests.in_process import SINGLE, begin, mistake, train_here
 from tests.runs import settings
 from training.config import PretrainConfig
-from utils.checkpoint.reader import Checkpoint, open_checkpoint
+from utils.checkpoint.reader import Checkpoint
 from utils.command_line import validate
 from view import view
 
@@ -114,9 +114,3 @@ def test_data_that_are_gone_are_looked_for_where_the_run_was_started(
         _evaluate(monkeypatch, f"checkpoint={there}/run")
     assert str(caught.value) == expected
     _evaluate(monkeypatch, f"checkpoint={there}/run", f"data_path={there}/elsewhere/four")
-
-
-def test_a_run_of_an_older_version_has_paths_from_here(there: Path) -> None:
-    state = open_checkpoint(there / "run", print).state.config
-    config = validate(PretrainConfig, state | {"started_in": None})
-    assert config.train_paths == ["data/four"] and config.test_paths == ["data/four"]

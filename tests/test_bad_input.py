@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -325,7 +326,7 @@ def test_resuming_with_other_data_is_refused(copied: Path, copied_data: Path) ->
 
 def test_evaluating_a_path_without_a_checkpoint_is_refused(data: Path, tmp_path: Path) -> None:
     for path in (tmp_path / "missing", tmp_path):
-        assert _mistake(lambda path=path: load_run(path, SINGLE)).startswith(f"there is no checkpoint at {path}; give")
+        assert _mistake(partial(load_run, path, SINGLE)).startswith(f"there is no checkpoint at {path}; give")
     assert f"{data} is a dataset, which data_path takes" in _mistake(lambda: load_run(data, SINGLE))
 
 

@@ -108,28 +108,3 @@ def test_debug_shows_the_traceback_of_a_mistake(tmp_path: Path, log: Path, debug
     assert [line for line in done.output.splitlines() if line.startswith("error: ")], done.output
     assert ("Traceback (most recent call last)" in done.output) == shown
     assert ("in open_split" in done.output) == shown, "the traceback must lead to the function that found the mistake"
-
-
-def test_debug_shows_the_traceback_of_a_mistake_in_validate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from dataset.validate import main
-
-    def stderr_of(debug: str) -> str:
-        monkeypatch.setenv("DEBUG", debug)
-        assert main([str(tmp_path / "nowhere")]) == 2
-        return capsys.readouterr().err
-
-    assert stderr_of("").startswith("error: no dataset at ")
-    assert "Traceback" in stderr_of("1")
-
-
-def test_a_bug_in_validate_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataset import validate
-
-    def broken(*args: object, **kwargs: object) -> None:
-        raise ValueError(MESSAGE)
-
-    monkeypatch.setattr(validate, "validate", broken)
-    with pytest.raises(ValueError, match="operands"):
-        validate.main([str(tmp_path)])

@@ -162,17 +162,3 @@ def test_a_universal_transformer_repeats_its_stack(data: Path, tmp_path: Path) -
         train_here(_typed(data, tmp_path / name, *typed, "arch.recurrent=true", f"arch.L_cycles={cycles}"))
         losses.append(runs.rows(tmp_path / name)[0]["train/lm_loss"])
     assert losses[0] != losses[1]
-
-
-def test_the_options_of_the_fast_recipes_work_together(data: Path, tmp_path: Path) -> None:
-    options = ["arch=trm_mlp", "optim=muon", "augment=online", "ema=true", "ema_start=0.5", "grad_clip=1.0"]
-    arch = [
-        "arch.mlp=normalized_swiglu",
-        "arch.num_registers=1",
-        "arch.puzzle_emb_ndim=0",
-        "arch.loss.halt_weight=0.05",
-    ]
-    state = train_here(_typed(data, tmp_path / "run", *options, *arch, "arch.loss.label_smoothing=0.2"))
-    assert state.ema is not None and state.model.puzzle_embedding is None
-    rows = runs.rows(tmp_path / "run")
-    assert len(rows) == 2 and all(math.isfinite(value) for row in rows for value in row.values())

@@ -293,7 +293,7 @@ def test_a_stored_config_interpolates_nothing(copied: Path, where: str, value: s
 
 
 @pytest.mark.parametrize("key", ["project_name", "run_name"])
-@pytest.mark.parametrize("name", ["../../x", "a/b", "/tmp", "..", "."])
+@pytest.mark.parametrize("name", ["../../x", "/tmp", ".."])
 def test_names_with_other_folders_are_refused(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, name: str
 ) -> None:
@@ -367,10 +367,8 @@ def test_an_evaluation_follows_no_link(copied: Path, victim: Path, log: Path, li
 @pytest.mark.parametrize(
     "link",
     [
-        *("metrics.jsonl", "config.yaml", "launch.json", "latest", "best", "stopped", ".lock", ".incomplete_latest"),
-        *(".incomplete_metrics.jsonl", ".incomplete_step_00000014", ".incomplete_replaced_step_00000010"),
-        *("step_00000010", "wandb", "tensorboard", "tensorboard/events.out.tfevents.1.host.1.0"),
-        *("profile", "profile/rank_0.txt"),
+        *("metrics.jsonl", ".lock", ".incomplete_latest", ".incomplete_replaced_step_00000010", "step_00000010"),
+        *("wandb", "tensorboard/events.out.tfevents.1.host.1.0", "profile/rank_0.txt"),
         "eval_outputs/step_00000013/all_rank0_0000.safetensors",
     ],
 )

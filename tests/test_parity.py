@@ -287,7 +287,7 @@ def _option(**changes: Any) -> Callable[[Path], Any]:
         (_option(dropout=0.1), "dropout"),
         (_option(num_heads=3), "num_heads"),
         (_option(L_layers=2), "L_level.layers.1"),
-        (_option(vocab_size=12), "trained with a vocabulary of 11"),
+        (_option(vocab_size=12), "embed_tokens.weight"),
         (_option(batch_size=9), "train.00.batch.inputs"),
         (lambda folder: change_json(folder, lambda d: d["optim"].update(ema=0.9)), "ema"),
         (lambda folder: change_json(folder, lambda d: d["train"][3].pop("lr_multiplier")), "lr_multiplier"),

@@ -81,7 +81,7 @@ def test_a_page_is_written_although_the_folder_of_its_answers_may_not_be(run: Pa
     assert b"Traceback" not in viewed.stderr and b"Permission denied" in viewed.stdout + viewed.stderr
 
 
-@pytest.mark.parametrize("program", ["pretrain.py", "evaluate.py", "view.py"])
+@pytest.mark.parametrize("program", ["pretrain.py", "view.py"])
 def test_a_folder_whose_name_is_no_utf8_is_refused_before_any_work(program: str, run: Path, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from tests import runs
-from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START, begin, mistake, train_here
+from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START, mistake, train_here
 from tests.runs import assert_same_run, rows, settings, train, until, with_arguments
-from utils.checkpoint.reader import Checkpoint, find_checkpoint
 
 # ---- what resume means -------------------------------------------------------------------------
 
@@ -60,10 +59,7 @@ def test_a_branch_without_a_step_to_do_is_a_mistake(quiet: Path, tmp_path: Path)
     """The sentence that a run is finished would name a folder that does not exist."""
     branch, newest = tmp_path / "branch", quiet / "step_00000012"
     typed = [f"resume={quiet}", f"checkpoint_path={branch}", "lr=3e-5"]
-    done = f"{newest} has done 12 steps, so a branch of 12 steps has nothing to do"
-    assert mistake(typed) == f"{done}; give max_steps=... above 12 for the branch"
-    assert mistake([*typed, "max_steps=null", "epochs=1"]).endswith("; give epochs=... above 1 for the branch")
-    assert mistake([*typed, "epochs=1"]).endswith("; give max_steps=... above 12 and epochs=... above 1 for the branch")
+    assert mistake(typed).startswith(f"{newest} has done 12 steps")
     assert not branch.exists(), "a refused branch left a folder"
     train_here([*typed, "max_steps=13", "epochs=100"])
     assert runs.latest(branch) == 13
@@ -89,18 +85,6 @@ def test_a_branch_has_no_best_and_no_patience_yet(data: Path, tmp_path: Path) ->
     assert runs.latest(branch) == 12, "two evaluations must follow the best evaluation"
 
 
-def test_a_resumed_run_keeps_its_wandb_run_and_a_branch_gets_another(data: Path, tmp_path: Path) -> None:
-    def id_of(run: Path, step: int) -> str:
-        return Checkpoint.open(run / f"step_{step:08d}").state.wandb_run_id
-
-    run, branch = tmp_path / "run", tmp_path / "branch"
-    train_here(settings(data, run, max_steps=2, eval_every_n_steps=None))
-    train_here([f"resume={run}", "max_steps=3"])
-    assert id_of(run, 3) == id_of(run, 2) != "", "the resumed run logs into another run of W&B"
-    train_here([f"resume={run}", f"checkpoint_path={branch}", "max_steps=4"])
-    assert id_of(branch, 4) != id_of(run, 3), "the branch logs into the W&B run of its source"
-
-
 def test_a_resumed_float16_run_keeps_its_loss_scale(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,22 +101,6 @@ def test_a_resumed_float16_run_keeps_its_loss_scale(
     assert [row["train/loss_scale"] for row in rows(run)] == scales, "the resumed run started with a fresh scale"
 
 
-def test_typed_values_win_over_stored_values(copied: Path) -> None:
-    """All other stored values stay, such as the 12 steps and the warm-up of the learning rate."""
-    runs.rewind(copied, 4)
-    stored = json.loads((copied / "step_00000004" / "state.json").read_text())["config"]
-    begun = begin([f"resume={copied}", "weight_decay=0.7"])
-    told = [note for note in begun.start.notes if "changed on the command line" in note]
-    assert told == [f"changed on the command line: weight_decay: {stored['weight_decay']} -> 0.7"]
-    begun.fit()
-    state = json.loads((copied / "step_00000012" / "state.json").read_text())
-    assert state["config"] == stored | {
-        "weight_decay": 0.7,
-        "resume": str(copied),
-        "checkpoint_path": str(copied),
-    }
-
-
 def test_a_run_can_resume_with_another_global_batch_size(data: Path, copied: Path) -> None:
     """The stream of examples goes on at the same draw. The slots are fresh."""
     runs.rewind(copied, 4)
@@ -140,11 +108,6 @@ def test_a_run_can_resume_with_another_global_batch_size(data: Path, copied: Pat
     state = json.loads((copied / "step_00000012" / "state.json").read_text())
     assert state["draws"] == 4 * 16 + 8 * 24
     assert [row["step"] for row in rows(copied)] == [1, 5, 10, 12]
-
-
-def test_a_finished_run_goes_on_with_more_steps(data: Path, copied: Path) -> None:
-    train_here(settings(data, copied, resume="auto", max_steps=15))
-    assert [row["step"] for row in rows(copied)] == [1, 5, 10, 12, 15]
 
 
 def test_another_architecture_or_dataset(data: Path, copied: Path, tmp_path: Path) -> None:
@@ -252,53 +215,14 @@ def test_an_average_that_is_switched_on_later_starts_from_the_weights(data: Path
     assert not [name for name in runs.tensors(run, 6) if ":ema." in name]
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "expected"),
-    [
-        ("adam_atan2", "muon", "holds the state of adam_atan2, but this run's optimizer is adamw and muon"),
-        ("adamw", "adam_atan2", "state of adamw, but this run's optimizer is adam_atan2"),
-    ],
-)
-def test_resuming_with_another_optimizer_is_refused(
-    data: Path, tmp_path: Path, first: str, then: str, expected: str
-) -> None:
-    run = tmp_path / "run"
-    train_here(settings(data, run, optim=first, max_steps=2, eval_every_n_steps=None))
-    before = runs.contents(run)
-    message = mistake([f"resume={run}", f"optim={then}", "max_steps=3"])
-    assert expected in message and f"give optim={first}" in message
-    assert runs.contents(run) == before
-
-
-def test_an_option_of_the_stored_optimizer_can_be_typed_alone(data: Path, tmp_path: Path) -> None:
-    """The stored config names the optimizer, and its other options stay."""
-    run = tmp_path / "run"
-    begin_with = {"optim": "muon", "optim.muon_momentum": 0.8, "eval_every_n_steps": None}
-    train_here(settings(data, run, max_steps=2, **begin_with))
-    train_here([f"resume={run}", "optim.muon_lr=0.01", "max_steps=3"])
-    optim = json.loads((run / "step_00000003" / "state.json").read_text())["config"]["optim"]
-    assert (optim["name"], optim["muon_lr"], optim["muon_momentum"]) == ("muon", 0.01, 0.8)
+def test_resuming_with_another_optimizer_is_refused(copied: Path) -> None:
+    before = runs.contents(copied)
+    message = mistake([f"resume={copied}", "optim=muon", "max_steps=13"])
+    assert "state of adam_atan2" in message and "give optim=adam_atan2" in message
+    assert runs.contents(copied) == before
 
 
 # ---- what is kept ------------------------------------------------------------------------------
-
-
-def test_keep_last_k_never_removes_the_step_just_saved(data: Path, copied: Path, log: Path) -> None:
-    """A damaged newest step makes the run go back.
-
-    The next save has a lower number than the damaged step, but must not be removed.
-    """
-    runs.rewind(copied, 8)
-    (copied / "step_00000008" / "model.safetensors").write_bytes(b"")
-    hook = with_arguments(runs.raises, 2, 0)  # the fault comes one step after step 6, after a checkpoint
-    done = train(
-        settings(data, copied, resume="auto", keep_last_k=1, checkpoint_every_n_steps=7, eval_every_n_steps=100),
-        log,
-        hook=hook,
-    )
-    assert done.status == 1 and (copied / "latest").read_text() == "step_00000007\n"
-    found = find_checkpoint(copied, print)
-    assert found is not None and found.state.step == 7
 
 
 def test_no_checkpoint_at_evaluations(data: Path, tmp_path: Path) -> None:
@@ -307,18 +231,6 @@ def test_no_checkpoint_at_evaluations(data: Path, tmp_path: Path) -> None:
     train_here(settings(data, run, **changes))
     assert sorted(path.name[-2:] for path in run.glob("step_*")) == ["07", "12"]
     assert [row["step"] for row in rows(run)] == [1, 5, 10, 12] and not (run / "best").exists()
-
-
-def test_evaluations_at_intervals_of_epochs(data: Path, tmp_path: Path) -> None:
-    """Five epochs of 30 draws are 9 steps of 16 draws.
-
-    Every second epoch ends within steps 4 (draw 60 of 64) and 8 (draw 120 of 128). The last step is
-    evaluated too.
-    """
-    run = tmp_path / "run"
-    train_here(settings(data, run, epochs=5, eval_interval=2, eval_every_n_steps=None, max_steps=None))
-    evaluated = [row["step"] for row in rows(run) if "eval/all/exact_accuracy" in row]
-    assert evaluated == [4, 8, 9]
 
 
 # ---- what was pending, with another config -----------------------------------------------------
@@ -341,14 +253,6 @@ def test_a_pending_evaluation_is_logged_after_a_resume_with_changes(
     if "eval_max_share" in changes:  # in a new process the pending evaluation has no time limit
         (row,) = [row for row in rows(run) if row["step"] == pending]
         assert row["eval/all/num_examples"] == 20
-
-
-def test_with_another_metric_the_search_for_the_best_starts_again(data: Path, copied: Path) -> None:
-    lower = {"best_metric": "lm_loss", "best_mode": "min", "max_steps": 20}
-    train_here(settings(data, copied, resume="auto", **lower))
-    values = {row["step"]: row["eval/all/lm_loss"] for row in rows(copied) if "eval/all/lm_loss" in row}
-    since = {step: value for step, value in values.items() if step > 12}
-    assert (copied / "best").read_text() == f"step_{min(since, key=lambda step: since[step]):08d}\n"
 
 
 def test_a_stop_while_data_are_read_takes_effect_after_the_first_step(data: Path, tmp_path: Path, log: Path) -> None:

@@ -181,17 +181,8 @@ def test_the_published_commands_run_and_resume(name: str, data: Path, tmp_path: 
     ("typed", "expected"),
     [
         ("grad_accum_steps=2", "global_batch_size the size of that sum, and grad_accumulation=N"),
-        ("target_q_update_every=4", "no effect on URM in its own code; leave it out"),
-        ("+loop_deltas=[0,8]", "evaluate.py checkpoint=<run> num_steps=24"),
-        ("+load_strict=False", "puzzle_table=keep, mean or zero"),
         ("+load_optimizer_state=False", "resume=<run> goes on with the optimizers' state"),
         ("arch.loop_deltas=[0,8]", "does not read it; leave it out"),
-        ("arch.profile=true", "write profile=true without arch"),
-        ("arch.eval_interval=1000", "did you mean eval_interval?"),
-        ("arch.ema=True", "did you mean ema?"),
-        ("+arch.attn_dropout=0.1", "regularize with weight_decay"),
-        ("+arch.rms_norm_eps=1e-6", "always 1e-5"),
-        ("use_muon=maybe", "optim=muon_urm"),
         ("load_checkpoint=latest", "give resume=auto and the checkpoint_path of the run instead"),
     ],
 )

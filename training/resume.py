@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from sharing.sources import folder_around, kind_of
+from sharing.sources import kind_of, step_around
 from sharing.stored_config import GONE, completed, name_in
 from training.config import PretrainConfig
 from training.run_config import RunConfig, claim_fresh, note_name, place_of_run, with_names
@@ -249,7 +249,7 @@ def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
     assert where.resume is not None
     if kind_of(where.resume) == "weights":
         start = f"{typed_override('init_from', where.resume)} starts another run with them"
-        raise UserError(folder_around(where.resume) or f"resume={where.resume} are weights alone, and no run; {start}")
+        raise UserError(step_around(where.resume) or f"resume={where.resume} are weights alone, and no run; {start}")
     source = run_folder_of(Path(where.resume))
     # A name that stands in a typed group, such as debug=tiny, does not mean another run.
     typed = {

@@ -90,7 +90,6 @@ class TrainState:
             shared=_portable(self) | {f"progress.{name}": tensor for name, tensor in progress_tensors.items()},
             slots=world.slice_of(config.num_slots),
             by_slot=_tensors_of(self.carry),
-            by_rank={},
             state=RunState(
                 **self.progress.model_dump(),
                 fingerprint=data.fingerprint,

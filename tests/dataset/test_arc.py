@@ -79,6 +79,9 @@ def _with(part: str, pair: Any) -> dict[str, Any]:
     return {**TASK, part: [SMALL, pair]}
 
 
+BAD_GRIDS: list[Any] = [3, [[]], [1], [[1, 2], [1]], [[0]] * 31, [[1, 10]], [[1], [-1]], [[True]]]
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -92,7 +95,7 @@ def _with(part: str, pair: Any) -> dict[str, Any]:
         (_with("test", {"input": [[1]]}), "t.json: a test pair has no output, but others have"),
         *(
             (_with("test", {"input": grid, "output": [[1]]}), "t.json: test pair 2, input: is no grid of 1x1 to 30x30")
-            for grid in (3, [[]], [1], [[1, 2], [1]], [[0]] * 31, [[1, 10]], [[1], [-1]], [[True]])
+            for grid in BAD_GRIDS
         ),
         (_with("test", {"input": [[1]], "output": [[0] * 31]}), "t.json: test pair 2, output: is no grid"),
     ],

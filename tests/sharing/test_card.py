@@ -164,17 +164,15 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("-o", tmp_path / "there"): "exists; remove it",
         ("-o", tmp_path / "x" / "y"): "can't write .*No such file",
         ("-o", tmp_path / "model.safetensor"): "has to end in .safetensors",
-        ("-o", tmp_path / "x", "--raw"): "--raw takes weights that nobody evaluated",
-        ("-o", tmp_path / "x", "--private"): "--private is about a repository",
-        ("--push", "me/it", "--format", "hrm"): "--push uploads a folder",
-        ("--push", "me/it", "-o", tmp_path / "x.safetensors"): "--push uploads a folder",
+        ("-o", tmp_path / "x", "--private"): "--private contradicts",
+        ("-o", tmp_path / "x", "--raw"): "--raw contradicts",
+        ("--push", "me/it", "--format", "hrm"): "--push contradicts",
         ("--push", "it"): "it names no repository",
-        ("--push", "me/a b"): "names no repository",
     }.items():
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HF_TOKEN", "x")
             assert re.search(expected, mistake(capsys, run, *typed)), typed
-    assert "does not say how it was trained" in mistake(capsys, tmp_path / "model.safetensors", "-o", tmp_path / "x")
+    assert "export the run that wrote it" in mistake(capsys, tmp_path / "model.safetensors", "-o", tmp_path / "x")
     _results(run, "step_00000007", "sudoku-6x6", 0.9)
     (run / "eval_outputs/step_00000007/results.json").write_text("{")
     assert "holds no results of evaluate.py" in mistake(capsys, run, "-o", tmp_path / "x")
@@ -214,9 +212,8 @@ def test_a_pushed_model_is_found_on_the_hub(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("repo", "token", "said"),
     [
-        ("you/six", None, "you/six can't be uploaded (403 .*; check the name, the connection, and that your token"),
-        ("me/six", "wrong", "me/six can't be uploaded (.*401 "),
-        ("me/six", "", "nobody is logged in at the Hugging Face Hub; type hf auth login, or set HF_TOKEN"),
+        ("you/six", None, "you/six can't be uploaded (403"),
+        ("me/six", "", "nobody is logged in"),
     ],
 )
 def test_a_refused_upload_is_one_line(repo: str, token: str | None, said: str, tmp_path: Path) -> None:
@@ -226,5 +223,4 @@ def test_a_refused_upload_is_one_line(repo: str, token: str | None, said: str, t
         refused = _python(served, tmp_path, "-m", "sharing.export", tmp_path / "run", "--push", repo, **environment)
         assert refused.status == 2 and served.repositories == {}
         assert refused.stderr.count("\n") == 1 and refused.stdout == ""
-        start, _, end = said.partition(".*")
-        assert refused.stderr.startswith(f"error: {start}") and end in refused.stderr
+        assert refused.stderr.startswith(f"error: {said}")

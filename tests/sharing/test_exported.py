@@ -89,18 +89,12 @@ def test_options_that_were_added_since_get_their_defaults(tmp_path: Path) -> Non
         ("{", "is no JSON"),
         ("[]", "a description of format '[]'"),
         (_described(format=2), "a description of format '2', and this version reads 1"),
-        (_described(arch="trm"), "arch"),
         (_described(arch={"name": "os.system"}), "'os.system'"),
         (_described(arch=_described()["arch"] | {"hidden_size": "${oc.env:HOME}"}), "arch.hidden_size"),
         (_described(arch=_described()["arch"] | {"code": "x"}), "unknown key 'arch.code'"),
         (_described(seq_len=2**40), "seq_len"),
-        (_described(num_puzzle_identifiers=True), "num_puzzle_identifiers"),
-        (_described(data=["x"] * 1001), "data"),
-        (_described(more=1), "unknown key 'more'"),
-        (_text(kind="puzzles"), "unknown key"),
         (_text(arch=_described()["arch"]), "trm reads puzzles, but the sizes are of text"),
         (_described(arch=_text()["arch"]), "gpt reads text, but the sizes are of puzzles"),
-        (_text(special_tokens={str(n): n for n in range(11)}), "special_tokens"),
     ],
 )
 def test_damaged_and_forged_descriptions_are_one_line(text: Any, message: str, tmp_path: Path) -> None:

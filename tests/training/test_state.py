@@ -1,15 +1,19 @@
 """A checkpoint saves and restores everything that a step changes."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from models.losses import METRICS
 from pretrain import build_state
 from tests.in_process import SINGLE, Begun, begin
 from tests.runs import settings
+from tests.utils.checkpoint.helpers import fix_manifest
 from training.resume import Start
 from training.state import TrainState, require_same_run
 from utils.checkpoint.format import Progress
@@ -88,6 +92,22 @@ def test_a_restored_state_equals_the_saved_state(begun: Begun, tmp_path: Path) -
     assert found.keys() == expected.keys() and {"open_sums", "losses"} < found.keys()
     assert not [name for name in expected if not torch.equal(found[name], expected[name])]
     assert resumed.progress == PROGRESS
+
+
+def test_tensors_of_older_versions_are_ignored(begun: Begun, tmp_path: Path) -> None:
+    """Runs with gradient compression wrote the error of each rank."""
+    folder = _saved(begun, tmp_path / "run").path
+    file = folder / "state" / "rank_0000.safetensors"
+    with safe_open(file, framework="pt") as shard:
+        header = shard.metadata()
+    offsets = json.loads(header["DCP_SHARDING_INFO"]) | {"rank_0000_of_0001.error": {"saved_offsets": [0]}}
+    header["DCP_SHARDING_INFO"] = json.dumps(offsets)
+    save_file(load_file(file) | {"rank_0000_of_0001.error": torch.ones(3)}, file, header)
+    fix_manifest(folder)
+    checkpoint = Checkpoint.open(folder)
+    assert checkpoint.has("rank_0000_of_0001"), "the tensor is not in the checkpoint"
+    found, expected = _tensors(_resumed(begun, checkpoint)), _tensors(begun.state)
+    assert not [name for name in expected if not torch.equal(found[name], expected[name])]
 
 
 @pytest.mark.parametrize("changes", [{"best_metric": "lm_loss"}, {"best_mode": "min"}])

@@ -7,7 +7,7 @@
                                     and model.safetensors.index.json
     state/rank_0000.safetensors ... all other tensors, as torch.distributed.checkpoint divides them:
                                     optimizer.*, ema.*, progress.*, slots.<first>_<end>.* (rows of
-                                    the carry), rank_<r>_of_<n>.*
+                                    the carry); others, which older versions wrote, are ignored
     state.json                      step, draws, config, fingerprints, W&B run, best, other counters
     manifest.json                   size and sha256 of each file; written last
 
@@ -117,10 +117,6 @@ def step_folders(run: Path) -> list[Path]:
 def sha256_of_file(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def of_rank(rank: int, num_ranks: int) -> str:
-    return f"rank_{rank:04d}_of_{num_ranks:04d}"
 
 
 @file_errors()

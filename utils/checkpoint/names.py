@@ -5,7 +5,6 @@ This module does not import PyTorch, so that programs that only look at runs sta
 
 import difflib
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,8 +65,7 @@ def no_run(path: Path) -> str:
     """Return a line that says that a path names no run, and what to give instead."""
     if runs := _newest_first(path):
         listed = ", ".join(f"{run} (step {int(step_folders(run)[-1].name[5:])})" for run in runs[:_MOST_RUNS])
-        more = f" and {len(runs) - _MOST_RUNS} more" if len(runs) > _MOST_RUNS else ""
-        return f"{path} is a folder of runs; give one of them: {listed}{more}"
+        return f"{path} is a folder of runs; give one of them: {listed}"
     nearest = nearest_run(path)
     similar = f", but there is {nearest}" if nearest else ""
     return f"there is no checkpoint at {path}{similar}; give the folder of a run or of one of its steps"
@@ -80,19 +78,8 @@ def refuse_folder_of_runs(path: Path) -> None:
 
 
 def nearest_run(path: Path) -> Path | None:
-    """Return the run whose name is most similar to that of a missing one; None if none is similar.
-
-    It is looked for in the folder around the path. If that is missing too, it is looked for in the
-    folder whose name is most similar.
-    """
-    around: Path | None = path.parent
-    if not os.path.isdir(path.parent):
-        around = _most_similar(path.parent, _folders_in(path.parent.parent))
-    return None if around is None else _most_similar(path, filter(has_steps, _folders_in(around)))
-
-
-def _most_similar(path: Path, others: Iterable[Path]) -> Path | None:
-    by_name = {other.name: other for other in others}
+    """Return the run beside a missing one whose name is most similar; None if none is similar."""
+    by_name = {run.name: run for run in filter(has_steps, _folders_in(path.parent))}
     nearest = difflib.get_close_matches(path.name, by_name, n=1)
     return by_name[nearest[0]] if nearest else None
 

@@ -21,7 +21,6 @@ from utils.checkpoint.format import (
     SLOTS,
     Manifest,
     RunState,
-    of_rank,
     read_name,
     read_state,
     sha256_of_file,
@@ -129,9 +128,7 @@ class Checkpoint:
             for name, of in index.items()
             if name.startswith("ema.")
         }
-        for name in sorted(self.files) if found else []:
-            if not name.startswith("state/"):
-                continue
+        for name in self._shards if found else ():
             with _reading(self.path / name) as file, safe_open(file, framework="pt") as tensors:
                 offsets = json.loads((tensors.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
                 for key in found.keys() & tensors.keys():
@@ -197,9 +194,7 @@ class Checkpoint:
             UserError: Some of these slots are missing.
         """
         parts: dict[str, list[tuple[int, Tensor]]] = {}
-        for name in sorted(self.files):
-            if not name.startswith("state/"):
-                continue
+        for name in self._shards:
             with _reading(self.path / name) as file, safe_open(file, framework="pt") as tensors:
                 for match in filter(None, map(SLOTS.fullmatch, tensors.keys())):
                     first, end = int(match[1]), int(match[2])
@@ -214,10 +209,9 @@ class Checkpoint:
             )
         return carry
 
-    def load_by_rank(self, rank: int, num_ranks: int) -> Tensors:
-        """Return the tensors that only this rank had; none if another number of ranks wrote."""
-        own = of_rank(rank, num_ranks)
-        return self.load(own) if self.has(own) else {}
+    @property
+    def _shards(self) -> list[str]:
+        return sorted(name for name in self.files if name.startswith("state/"))
 
     def _index(self) -> "dict[str, TensorStorageMetadata]":
         """Return for each tensor in state/ its whole shape, its dtype and the written parts.
@@ -226,7 +220,7 @@ class Checkpoint:
             UserError: A file is not as this program writes it, or a part of a tensor is missing.
         """
         folder = self.path / "state"
-        if not any(name.startswith("state/") for name in self.files):
+        if not self._shards:
             return {}
         from utils.checkpoint.storage import read_index
 

@@ -27,7 +27,6 @@ from utils.checkpoint.format import (
     File,
     Manifest,
     RunState,
-    of_rank,
     read_name,
     sha256_of_file,
     step_folders,
@@ -52,7 +51,6 @@ class Snapshot:
             each rank has its part.
         slots: the slots of this rank.
         by_slot: the rows of the carry for these slots.
-        by_rank: tensors of this rank alone, which only a run of as many ranks can resume.
         state: the counts and the config; only rank 0's are saved.
     """
 
@@ -60,7 +58,6 @@ class Snapshot:
     shared: Tensors
     slots: slice
     by_slot: Tensors
-    by_rank: Tensors
     state: RunState
 
 
@@ -398,12 +395,10 @@ def _named(snapshot: Snapshot, world: World) -> Tensors:
     others = {name for index, name in enumerate(plain) if index % world.data_size != world.data_rank}
     rows = sorted(snapshot.by_slot)[world.rank % world.ranks_per_share :: world.ranks_per_share]
     slots = f"slots.{snapshot.slots.start:06d}_{snapshot.slots.stop:06d}"
-    own = of_rank(world.rank, world.size)
     return {
         **{f"model.{name}": tensor for name, tensor in snapshot.weights.items()},
         **{name: tensor for name, tensor in snapshot.shared.items() if name not in others},
         **{f"{slots}.{name}": snapshot.by_slot[name] for name in rows},
-        **{f"{own}.{name}": tensor for name, tensor in snapshot.by_rank.items()},
     }
 
 

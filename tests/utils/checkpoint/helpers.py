@@ -61,7 +61,6 @@ def snapshot_at(step: int, world: World, **changes: Any) -> Snapshot:
         "shared": {"optimizer.exp_avg.a": torch.ones(2, 3) * step, "ema.a": weights_at(step)["a"] / 2},
         "slots": slots,
         "by_slot": carry_of(slots),
-        "by_rank": {"error": torch.tensor([world.rank])},
     }
     return Snapshot(**(values | changes), state=state_at(step))
 

