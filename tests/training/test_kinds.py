@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from models.act import ActSettings
 from training.config import PretrainConfig
 from training.kinds import KINDS, Asked
 from training.laps import Interrupts
+from utils.checkpoint.format import Progress
 from utils.command_line import read_config, validate
 from utils.config_files import CONFIG_DIR
 from utils.perf.clocks import Deadline
@@ -91,3 +93,21 @@ def test_what_is_drawn_for_a_step_follows_the_seed_the_step_and_the_rank(tmp_pat
     for another in (drawn(2), drawn(1, seed=1)):
         assert all(now != before for now, before in zip(another, whole, strict=True)), "a draw repeats"
     assert [one + other for one, other in zip(drawn(1, half(0)), drawn(1, half(1)), strict=True)] == whole
+
+
+@pytest.mark.parametrize(
+    ("published", "sampler", "expected"),
+    [
+        (False, "ShuffledSampler", {"capacity": 32, "rows_per_step": 8, "first_step": 4, "first_row": 24, "seed": 5}),
+        (True, "FileOrderSampler", {"capacity": 32, "rows_per_step": 8, "drop_last_batch": True}),
+    ],
+)
+def test_the_sampler_of_text_follows_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: bool, sampler: str, expected: dict[str, object]
+) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr(f"training.kinds.{sampler}", lambda split, **options: given.update(options))
+    typed = ["arch=gpt", "overfit_one_batch=true", "seed=5", "epochs=7", "global_batch_size=256", "rows_per_step=8"]
+    split = SimpleNamespace(is_published_form=published, path=tmp_path)
+    KINDS["text"].sampler(_config(tmp_path, *typed), split, Progress(step=3, draws=24))
+    assert given == expected | {"epochs": 7, "repeat_first_batch": True}
