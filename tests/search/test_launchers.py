@@ -9,7 +9,7 @@ import pytest
 from search import launchers
 from search.config import LauncherConfig
 from search.jobs import Job, Launcher, Start
-from search.launchers import build_launcher
+from search.launchers import build_launcher, environment_of
 from utils.run.lock import RunLock
 
 # Takes the place of pretrain.py: it notes its surroundings and waits for SIGTERM.
@@ -102,3 +102,10 @@ def test_as_many_runs_at_once_as_the_cores_suffice_for(
 ) -> None:
     monkeypatch.setattr(launchers, "_num_cores", lambda: 4)
     assert build_launcher(_config(**options)).at_once == at_once
+
+
+@pytest.mark.parametrize(("ranks", "devices"), [(1, ["3", "5", "6", "7"]), (2, ["3,5", "6,7"])])
+def test_runs_at_once_share_no_device(ranks: int, devices: list[str]) -> None:
+    config = _config(name="torchrun", ranks=ranks, gpus=[3, 5, 6, 7])
+    places = range(build_launcher(config).at_once)
+    assert [environment_of(config, place)["CUDA_VISIBLE_DEVICES"] for place in places] == devices

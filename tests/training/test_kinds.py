@@ -1,7 +1,9 @@
 """The table of kinds: each kind follows the config where it trains and evaluates."""
 
 from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +11,11 @@ import yaml
 
 from dataset.evaluators import NO_EVALUATORS
 from models import ARCHS
+from models.act import ActSettings
 from training.config import PretrainConfig
 from training.kinds import KINDS, Asked
 from training.laps import Interrupts
+from utils.checkpoint.format import Progress
 from utils.command_line import read_config, validate
 from utils.config_files import CONFIG_DIR
 from utils.perf.clocks import Deadline
@@ -54,7 +58,9 @@ def test_an_evaluation_in_training_follows_the_config(
 
     monkeypatch.setattr(f"training.kinds.{function}", evaluated)
     typed = ["eval_max_examples=3", f"eval_batch_size={eval_batch_size or 'null'}", "global_batch_size=1024"]
-    typed += ["arch=gpt", "target_only=false"] if kind == "text" else ["eval_adaptive=true"]
+    typed += (
+        ["arch=gpt", "target_only=false"] if kind == "text" else ["eval_adaptive=false", "eval_save_outputs=[logits]"]
+    )
     interrupts = Interrupts(lockstep=True, stop=StopSignal(), deadline=Deadline(5.0))
     asked = Asked(_config(tmp_path, *typed), 4, SINGLE, NO_EVALUATORS, 0, interrupts, print)
     assert KINDS[kind].evaluate(asked, "model", "split") == ({"eval/all/loss": 0.5}, [])
@@ -62,6 +68,46 @@ def test_an_evaluation_in_training_follows_the_config(
     assert given["interrupts"] is interrupts, "neither a stop nor the deadline would end the evaluation"
     options = given["options"]
     assert (options.batch_size, options.max_examples) == (batch_size, 3)
-    expected = {"target_only": False} if kind == "text" else {"adaptive": True, "num_steps": None}
+    expected: dict[str, Any] = {"target_only": False}
+    if kind == "puzzles":
+        expected = {"adaptive": False, "num_steps": None, "save_outputs": ["logits"]}
+        expected["save_to"] = tmp_path / "eval_outputs" / "step_00000004"
     assert expected.items() <= asdict(options).items()
     assert (tmp_path / "samples" / "step_00000004.json").exists() == (kind == "text")
+
+
+@pytest.mark.parametrize("arch", ["trm", "se_rrm arch.dropout=0.1"])
+def test_what_is_drawn_for_a_step_follows_the_seed_the_step_and_the_rank(tmp_path: Path, arch: str) -> None:
+    def drawn(step: int, world: World = SINGLE, seed: int = 0) -> list[list[int]]:
+        typed = [*f"arch={arch}".split(), "global_batch_size=256", "arch.halt_exploration_prob=0.5", f"seed={seed}"]
+        settings = KINDS["puzzles"].settings(_config(tmp_path, *typed), step, 100, world)
+        assert isinstance(settings, ActSettings) and settings.min_halt_steps_B is not None
+        assert (settings.seeds_B is not None) == ("dropout" in arch), "only dropout draws in the forward pass"
+        return [each.tolist() for each in (settings.min_halt_steps_B, settings.seeds_B) if each is not None]
+
+    def half(rank: int) -> World:
+        return World(rank=rank, size=2, data_rank=rank, data_size=2, share_weights=(Fraction(1), Fraction(1)))
+
+    whole = drawn(1)
+    assert drawn(1) == whole
+    for another in (drawn(2), drawn(1, seed=1)):
+        assert all(now != before for now, before in zip(another, whole, strict=True)), "a draw repeats"
+    assert [one + other for one, other in zip(drawn(1, half(0)), drawn(1, half(1)), strict=True)] == whole
+
+
+@pytest.mark.parametrize(
+    ("published", "sampler", "expected"),
+    [
+        (False, "ShuffledSampler", {"capacity": 32, "rows_per_step": 8, "first_step": 4, "first_row": 24, "seed": 5}),
+        (True, "FileOrderSampler", {"capacity": 32, "rows_per_step": 8, "drop_last_batch": True}),
+    ],
+)
+def test_the_sampler_of_text_follows_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: bool, sampler: str, expected: dict[str, object]
+) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr(f"training.kinds.{sampler}", lambda split, **options: given.update(options))
+    typed = ["arch=gpt", "overfit_one_batch=true", "seed=5", "epochs=7", "global_batch_size=256", "rows_per_step=8"]
+    split = SimpleNamespace(is_published_form=published, path=tmp_path)
+    KINDS["text"].sampler(_config(tmp_path, *typed), split, Progress(step=3, draws=24))
+    assert given == expected | {"epochs": 7, "repeat_first_batch": True}

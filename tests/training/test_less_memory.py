@@ -52,16 +52,17 @@ def test_the_named_batch_of_an_evaluation_is_the_largest_half_that_fits(
 ) -> None:
     begun = begin(settings(data, tmp_path / "run"))
     arch, sizes = begun.start.config.puzzle_arch, Sizes.of(begun.data.puzzles("train"))
+    held = less_memory._evaluation(arch, sizes, NUM_SLOTS, SINGLE)  # so much that it decides
 
     def named() -> int:
         said = smaller_evaluation(
-            "batch_size", NUM_SLOTS, arch, sizes, num_examples=NUM_SLOTS, num_held=10**6, world=SINGLE
+            "batch_size", NUM_SLOTS, arch, sizes, num_examples=NUM_SLOTS, num_held=held, world=SINGLE
         )
         found = re.search(r"batch_size=(\d+): ([\d.]+) GB instead of ([\d.]+)", said)
         assert found is not None and float(found[2]) < float(found[3]), said
         return int(found[1])
 
-    needed = {n: 10**6 + less_memory._evaluation(arch, sizes, n, SINGLE) for n in (512, 256, 128)}
+    needed = {n: held + less_memory._evaluation(arch, sizes, n, SINGLE) for n in (512, 256, 128)}
     for num, num_bytes in needed.items():
         _room(monkeypatch, num_bytes)
         assert named() == num

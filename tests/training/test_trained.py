@@ -288,7 +288,7 @@ def test_wrong_sources_are_refused(puzzles: Path, trained: Path, tmp_path: Path)
     run, gone = tmp_path / "run", tmp_path / "gone.pt"
     for changes, expected in (
         ({"init_from": gone}, f"there is no checkpoint at {gone}; give the folder of a run or"),
-        ({"init_from": data}, f"{data} is a dataset, which data_path takes"),
+        ({"init_from": puzzles}, f"{puzzles} is a dataset, which data_path takes"),
         (
             {"init_from": trained / "step_00000004" / "model.safetensors", "arch": "hrm"},
             "doesn't fit the model: missing H_level",
