@@ -56,7 +56,7 @@ def write_run(run: Path, data: Path, *overrides: str, sizes: dict[str, Any] | No
         task=of_data.as_dict() | (sizes or {}),
         config=config.model_dump(mode="json"),
     )
-    snapshot = Snapshot(model.state_dict(), {}, slice(0, 1), {}, {}, state)
+    snapshot = Snapshot(model.state_dict(), {}, slice(0, 1), {}, state)
     checkpointer = Checkpointer(run, World.single(), None)
     checkpointer.save(snapshot, is_best=False)
     checkpointer.wait()
