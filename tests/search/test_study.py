@@ -8,10 +8,13 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import optuna
 import pytest
 from optuna.trial import TrialState
 
-from search.study import Claim, Study, dry_points, open_study
+from search.check import config_at
+from search.config import PrunerConfig
+from search.study import Claim, Study, build_pruner, dry_points, open_study
 from search.sweep import Sweep
 from tests import runs
 from tests.search.helpers import sweep_of
@@ -224,3 +227,20 @@ def test_a_database_by_its_url_works_like_the_file(data: Path, tmp_path: Path, o
     assert not (tmp_path / "s/study.db").exists() and (tmp_path / "elsewhere.db").exists()
     with open_study(Sweep.open(str(tmp_path / "s")), create=False) as study:
         assert len(study.trials()) == 1
+
+
+def test_the_first_rung_of_successive_halving_is_the_warmup() -> None:
+    config = PrunerConfig(name="successive_halving", warmup_steps=4, startup_trials=None, reduction_factor=2)
+    study = optuna.create_study(direction="maximize", pruner=build_pruner(config))
+    pruned = {}
+    for value in (1.0, 1.0, 1.0, 0.0):
+        trial = study.ask()
+        for step in (1, 4):
+            trial.report(value, step)
+            pruned[value, step] = trial.should_prune()
+    assert pruned[0.0, 4] and not pruned[0.0, 1] and not pruned[1.0, 1]
+
+
+def test_the_config_of_a_point_has_the_first_seed(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", "seed=5,6")
+    assert config_at(sweep, {"lr": 1e-3}).seed == 5
