@@ -272,3 +272,10 @@ def _step_of_rank(world: World, sizes: TextSizes) -> int:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             layout.forward_backward(None, batch, settings)
     return max(_levels(profiler))
+
+
+def test_each_microbatch_leaves_its_carry() -> None:
+    one = _counted(1, "global_batch_size=12").parts
+    four = _counted(1, "global_batch_size=48", "grad_accumulation=4").parts
+    assert four[CARRY] == 4 * one[CARRY]
+    assert four[ACTIVATIONS] - one[ACTIVATIONS] >= 3 * one[CARRY], "the next carries of three microbatches wait"
