@@ -406,11 +406,8 @@ def test_a_profile_is_a_trace_and_two_tables(data: Path, tmp_path: Path, capfd: 
     trace = json.loads(gzip.decompress(file.read_bytes()))
     assert len({event["name"] for event in trace["traceEvents"]}) > 20
     lines = capfd.readouterr().err.splitlines()
-    heads = [index for index, line in enumerate(lines) if line[len("00:00:00  ") :].startswith("operation ")]
+    heads = [line for line in lines if "Self CPU %" in line]
     assert len(heads) == 2, "there must be one table by time and one by memory"
-    for head in heads:
-        shares = [float(line.rsplit(maxsplit=1)[-1].rstrip("%")) for line in lines[head + 1 : head + 11]]
-        assert shares == sorted(shares, reverse=True)
     assert any("3 steps: " in line and "trace.json" in line and "rank_0.txt" in line for line in lines)
     assert (tmp_path / "run" / "profile" / "rank_0.txt").stat().st_size > 0
 

@@ -315,7 +315,7 @@ def test_a_file_that_changes_is_named(problems: TextSplit, monkeypatch: pytest.M
         return forward(*args, **options)
 
     model.forward = change  # type: ignore[method-assign]
-    with pytest.raises(UserError, match=r"tokens.npy has .* it was changed"):
+    with pytest.raises(UserError, match=r"tokens.npy .* it was changed while the run reads it"):
         evaluate_text(model, problems, SINGLE, _options(40))
 
 

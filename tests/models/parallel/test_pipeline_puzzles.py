@@ -342,7 +342,7 @@ def test_pipelines_shard_blocks_in_pairs_and_sum_over_the_pairs() -> None:
 @pytest.mark.parametrize("name", ARCH_NAMES)
 def test_a_recurrent_model_is_refused_with_the_reason(name: str) -> None:
     model = small_model(name, L_cycles=2, **RECURRENT.get(name, {}))
-    with pytest.raises(UserError, match=r"only arch=transformer with arch.recurrent=false is; the state of a recur"):
+    with pytest.raises(UserError, match="needs a stack that is gone through once"):
         _config().require_support(model, World(size=2))
 
 

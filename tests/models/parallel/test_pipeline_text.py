@@ -163,7 +163,7 @@ def test_two_pipelines_of_text_compute_what_one_process_computes() -> None:
 @pytest.mark.parametrize("config_class", [HRMTextConfig, RINSTextConfig])
 def test_a_recurrent_model_is_refused_with_the_reason(config_class: type[Any]) -> None:
     model = make_model(make_config(config_class))
-    with pytest.raises(UserError, match=r"only arch=gpt and arch=transformer_text are; the state of a recurrent model"):
+    with pytest.raises(UserError, match="needs a stack that is gone through once"):
         _config().require_support(model, World(size=2))
 
 
