@@ -407,10 +407,10 @@ def test_an_evaluation_is_compared_with_the_best_on_the_disk(data: Path, tmp_pat
 
 
 def _evaluations_give(values: list[float], rank: int) -> None:
-    from training import session
+    from training import kinds
 
     left = iter(values)
-    session.evaluate = lambda *args, **kwargs: {"eval/all/exact_accuracy": next(left)}  # type: ignore[attr-defined]
+    kinds.evaluate = lambda *args, **kwargs: {"eval/all/exact_accuracy": next(left)}  # type: ignore[attr-defined]
     runs.full_disk(4, 6, [0], rank)
 
 
