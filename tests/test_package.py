@@ -74,7 +74,7 @@ def test_the_wheel_holds_one_package_and_the_license(dist: Path) -> None:
     assert {name.parts[0] for name in names} == {"hrm_trainer", f"hrm_trainer-{VERSION}.dist-info"}
     assert Path(f"hrm_trainer-{VERSION}.dist-info/licenses/LICENSE") in names
     assert {name.suffix for name in names if name.parts[0] == "hrm_trainer"} <= {
-        *(".py", ".typed", ".yaml", ".sh", ".html", ".css", ".js")
+        *(".py", ".typed", ".yaml", ".sh", ".jinja", ".html", ".css", ".mjs")
     }
     assert not [name for name in names if {"tests", "benchmarks", "data", "checkpoints"} & {*name.parts}]
     for line in (REPOSITORY / "requirements.txt").read_text().splitlines():
