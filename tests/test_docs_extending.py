@@ -21,7 +21,7 @@ from tests.runs import REPOSITORY
 PAGE = (REPOSITORY / "docs" / "extending.md").read_text()
 # A block of code with its language, and the file that the line above it names.
 BLOCK = re.compile(r"(?:^`([\w/.]+)`:\n\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-FOLDERS = ("config", "dataset", "models", "optim", "search", "tests", "training", "utils", "viewer")
+FOLDERS = ("config", "dataset", "models", "optim", "search", "tests", "training", "sharing", "utils", "viewer")
 # The test trains and evaluates less than the page.
 SHORTER = {
     "max_steps=400": "max_steps=3 eval_every_n_steps=3",
