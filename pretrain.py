@@ -48,12 +48,7 @@ from training.resume import Start, read_start
 from training.session import Session
 from training.splits import open_data
 from training.state import TrainState, require_same_run
-from training.trained import (
-    initial_weights,
-    require_tokens_of,
-    weights_from,
-    weights_of,
-)
+from training.trained import initial_weights, require_tokens_of, weights_from, weights_of
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.command_line import CommandLine

@@ -222,10 +222,8 @@ def _held(config: PretrainConfig, sizes: AnySizes, world: World, axes: Axes) -> 
         UserError: The strategy can't work with this model.
     """
     model, parallel = model_on_meta(config, sizes), config.parallel
-    offloads, is_pipeline = (
-        isinstance(parallel, ShardingConfig) and parallel.cpu_offload,
-        isinstance(parallel, PipelineConfig),
-    )
+    is_pipeline = isinstance(parallel, PipelineConfig)
+    offloads = isinstance(parallel, ShardingConfig) and parallel.cpu_offload
     # Whether the device can offload is known where the run starts.
     (parallel.model_copy(update={"cpu_offload": False}) if offloads else parallel).require_support(model, world)
     if not is_pipeline:

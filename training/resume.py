@@ -20,14 +20,7 @@ from training.trained import read_config_of_new_run
 from utils.checkpoint.format import read_state, step_folders
 from utils.checkpoint.names import nearest_run, refuse_folder_of_runs, run_folder_of
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
-from utils.command_line import (
-    differences,
-    read_config,
-    typed_changes,
-    typed_keys_and_groups,
-    validate,
-    with_changes,
-)
+from utils.command_line import differences, read_config, typed_changes, typed_keys_and_groups, validate, with_changes
 from utils.composing import Origin
 from utils.config import flatten
 from utils.config_files import Container, Place, default_groups, lines_of

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.starts import prepare_run, read, set_attempt
+from training.run_config import without_options
 from utils.run.folder import located_paths
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -71,3 +72,8 @@ def test_a_relative_path_is_relative_to_where_the_run_was_started(tmp_path: Path
 def test_a_run_in_its_own_folder_has_the_paths_that_were_typed() -> None:
     Path("data").mkdir()
     assert read("data_path=data", "data_paths_test=[data]").config.test_paths == ["data"]
+
+
+def test_options_of_a_group_wait_for_the_architecture_of_the_run() -> None:
+    """A plus in front of a key means nothing, also here."""
+    assert without_options(["+arch.L_layers=1", "~optim.eps", "arch=trm", "lr=1"]) == ["arch=trm", "lr=1"]

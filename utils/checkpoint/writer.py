@@ -22,15 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from utils.checkpoint.format import (
-    REPLACED,
-    File,
-    Manifest,
-    RunState,
-    read_name,
-    sha256_of_file,
-    step_folders,
-)
+from utils.checkpoint.format import REPLACED, File, Manifest, RunState, read_name, sha256_of_file, step_folders
 from utils.checkpoint.reader import Tensors
 from utils.checkpoint.weights import Plan, own_parts, plan_of, write_weights
 from utils.errors import UserError
