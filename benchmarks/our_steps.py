@@ -8,18 +8,16 @@ Besides describe, steps and parts it answers these requests:
 metrics    return the train metrics of all steps so far
 peak       multiply the model's matrices alone, and copy memory; ask for it while nothing else runs
 kernels N  trace N steps, and return the largest kernels and what bounds each
-sizes      return what the parts of a step work on
 """
 
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import record_function
 
 from benchmarks.gpu.kernels import summary, trace
@@ -30,8 +28,7 @@ from dataset.sampler import Sampler
 from models.base import RecursiveModel
 from pretrain import StepSettings, build_state, open_run, train_step
 from training.config import PretrainConfig
-from training.data import Sizes
-from training.flops import flops_of_parts, flops_of_step
+from training.flops import flops_of_step
 from training.plan import Plan
 from training.resume import Start
 from utils.checkpoint.writer import Snapshot
@@ -59,7 +56,6 @@ class OurTrainer:
     def __init__(self, overrides: list[str]) -> None:
         world = join_ranks()
         start = Start(validate(PretrainConfig, read_config("pretrain", overrides)))
-        began = time.perf_counter()
         self.world, self._data = open_run(start, world)
         data = self._data
         self._config, self._sizes = start.config, data.sizes
@@ -74,10 +70,6 @@ class OurTrainer:
             augmentation=self._plan.augmentation,
             data_on=self._config.data_on,
         )
-        drawing = time.perf_counter()
-        sampler.examples(1, slice(0, 1))  # draws an epoch
-        self._epoch_s = time.perf_counter() - drawing
-        self._start_s = time.perf_counter() - began
         self._batches = iter(loader.batches(range(1, self._plan.last_step + 1)))
         self._data_s = 0.0
         self.is_main = self.world.is_main
@@ -176,51 +168,6 @@ class OurTrainer:
     def snapshot(self) -> Snapshot:
         """Return what a checkpoint saves now. Every rank."""
         return self._state.snapshot(self._config, self._data, self.world)
-
-    def sizes(self) -> dict[str, float]:
-        """Return what the parts of a step work on, and how long the start took. Every rank.
-
-        One more step is trained.
-        """
-        state, own = self._state, self._state.own_tensors()
-        assert state.carry is not None
-        kept = dict[int, torch.UntypedStorage]()  # what autograd keeps for the backward pass
-        with saved_tensors_hooks(lambda tensor: _keep(tensor, kept), lambda tensor: tensor):
-            self._step()
-        state_bytes, slot_bytes = num_bytes(own), num_bytes(state.carry.tensors().values())
-        for tensor in own:
-            kept.pop(tensor.untyped_storage().data_ptr(), None)
-        table = state.model.puzzle_embedding
-        saved = self.snapshot()
-        assert isinstance(self._sizes, Sizes)
-        shares = {
-            f"flops {name}": n
-            for name, n in flops_of_parts(self._config, self._sizes, self._config.puzzle_arch.depth).items()
-        }
-        return {
-            **shares,
-            "batch_bytes": num_bytes(state.carry.current.values()),
-            "row_bytes": 0 if table is None else state.carry.current["inputs"].shape[0] * table.weight[0].nbytes,
-            "slot_bytes": slot_bytes,
-            "trained_bytes": num_bytes(each for each in state.model.parameters() if each.requires_grad),
-            "averaged_bytes": num_bytes(state.ema.tensors().values()) if state.ema is not None else 0,
-            "state_bytes": state_bytes + slot_bytes,
-            "kept_bytes": sum(storage.nbytes() for storage in kept.values()),
-            "checkpoint_bytes": num_bytes([*saved.weights.values(), *saved.shared.values(), *saved.by_slot.values()]),
-            "start_s": self._start_s,
-            "epoch_s": self._epoch_s,
-        }
-
-
-def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def _keep(tensor: torch.Tensor, kept: dict[int, torch.UntypedStorage]) -> torch.Tensor:
-    """Note the memory of a tensor, so that no other tensor gets it meanwhile."""
-    storage = tensor.untyped_storage()
-    kept[storage.data_ptr()] = storage
-    return tensor
 
 
 if __name__ == "__main__":

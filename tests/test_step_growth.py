@@ -1,7 +1,7 @@
 """No quantity lets the operators or the bytes of a training step grow faster than its formula.
 
 The steps run on a device that has no values (tests/fake_accelerator.py), so that the counts are
-exact, and nothing is timed. `python -m benchmarks.growth` measures the time.
+exact, and nothing is timed.
 """
 
 import json
