@@ -8,7 +8,7 @@ PIP_INSTALL := $(VENV)/python -m pip install --quiet --disable-pip-version-check
 NAMES := sed -E '/^( *\#|-|$$)/d; s/[ =<>;].*//'
 say_names = @echo "installing into .venv for one to ten minutes, on Linux perhaps several GB:" $$($(NAMES) $(1))
 
-# Measured on two cores (docs/lab/benchmarks.md, "Busy cores"): two threads are faster unless other programs use both.
+# Measured on two cores (docs/lab/log.md, "Busy cores"): two threads are faster unless other programs use both.
 DEMO_THREADS ?= 2
 DEMO_DATA := data/sudoku-6x6
 DEMO_TEXT_DATA := data/spell-backward
