@@ -34,7 +34,7 @@ from optim.build import AdamATan2Config, MuonConfig, OptimizerConfig, build_opti
 from pretrain import StepSettings, train_step
 from sharing.published import fit_one_by_one, to_ours
 from tests import parity_text
-from tests.recordings import TOLERANCE, Report, expect_keys, number, read_json, read_tensors
+from tests.recordings import TOLERANCE, Report, expect_keys, number, read_json, read_tensors, take
 from training.number_watch import NumberWatch
 from training.state import TrainState
 from utils.batch import Batch
@@ -148,33 +148,26 @@ def read_recording(folder: Path) -> Recording:
         ValueError: The folder is missing or damaged, or needs something that this project lacks.
     """
     description = read_json(folder / "trajectory.json")
-    expect_keys(description, {"arch", "model", "loss_type", "optim", "train", "eval"}, {"noise"}, folder, "")
+    expect_keys(description, {"arch", "model", "loss_type", "optim", "train", "eval"}, {"noise"}, "trajectory.json")
     if description["arch"] not in ARCHS:
-        raise ValueError(f"{folder}: arch is {description['arch']!r}; {', '.join(ARCHS)} can be replayed")
-    config, sizes = _read_model(description["arch"], description["model"], description["loss_type"], folder)
-    optim, optimizer = _read_optim(description["optim"], description["arch"], folder)
+        raise ValueError(f"arch is {description['arch']!r}; {', '.join(ARCHS)} can be replayed")
+    config, sizes = _read_model(description["arch"], description["model"], description["loss_type"])
+    optim, optimizer = _read_optim(description["optim"], description["arch"])
 
     train, tensors = description["train"], read_tensors(folder / "trajectory.safetensors")
-    if not isinstance(train, list) or not train:
-        raise ValueError(f"{folder}/trajectory.json: train is no list of steps; record the folder again")
     recorded: dict[str, torch.Tensor | float] = {}
     for prefix, scalars in [*((f"train[{t}]", train[t]) for t in range(len(train))), ("eval", description["eval"])]:
-        if not isinstance(scalars, dict):
-            raise ValueError(f"{folder}/trajectory.json: {prefix} is no table of numbers; record the folder again")
-        recorded |= {f"{prefix}.{key}": number(value, folder, f"{prefix}.{key}") for key, value in scalars.items()}
-    lr_multipliers = []
-    for t in range(len(train)):
-        if f"train[{t}].lr_multiplier" not in recorded:
-            raise ValueError(f"{folder}/trajectory.json: train[{t}].lr_multiplier is missing; record the folder again")
-        lr_multipliers.append(float(recorded.pop(f"train[{t}].lr_multiplier")))
-    batches = [_take_batch(tensors, t, config, sizes, folder) for t in range(len(train))]
-    min_halt_steps = [_take_halting(tensors, t, config, sizes, folder) for t in range(len(train))]
-    final = {f"final.{name}": tensor for name, tensor in _read_weights(folder / "final.safetensors").items()}
-    for more in (tensors, final):
-        if clash := recorded.keys() & more.keys():
-            raise ValueError(f"{folder}: {', '.join(sorted(clash))} is recorded twice; record the folder again")
-        recorded |= more
-    initial = _read_weights(folder / "initial.safetensors")
+        recorded |= {f"{prefix}.{key}": number(value, f"{prefix}.{key}") for key, value in scalars.items()}
+    lr_multipliers = [
+        number(recorded.pop(f"train[{t}].lr_multiplier", None), f"train[{t}].lr_multiplier") for t in range(len(train))
+    ]
+    batches = [_take_batch(tensors, t, sizes) for t in range(len(train))]
+    min_halt_steps = [_take_halting(tensors, t, config, sizes) for t in range(len(train))]
+    recorded |= tensors
+    recorded |= {
+        f"final.{name}": tensor for name, tensor in to_ours(read_tensors(folder / "final.safetensors")).items()
+    }
+    initial = to_ours(read_tensors(folder / "initial.safetensors"))
     return Recording(config, sizes, optim, optimizer, initial, batches, min_halt_steps, lr_multipliers, recorded)
 
 
@@ -263,27 +256,20 @@ def replay(recording: Recording) -> Report:
 
 def main(arguments: list[str]) -> int:
     """Run the program and return the exit status."""
-    try:
-        folders = [Path(argument) for argument in arguments] or recordings_in(REFERENCE)
-        recordings = [_read_any(folder) for folder in folders]
-        reports = []
-        for folder, recording in zip(folders, recordings, strict=True):
-            try:
-                reports.append(replay(recording) if isinstance(recording, Recording) else parity_text.replay(recording))
-            except ValueError as error:
-                raise ValueError(f"{folder}: {error}") from error
-            reports[-1].print(folder)
-    except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+    reports = []
+    for folder in [Path(argument) for argument in arguments] or recordings_in(REFERENCE):
+        try:
+            if parity_text.is_text(read_json(folder / "trajectory.json")):
+                reports.append(parity_text.replay(parity_text.read_recording(folder)))
+            else:
+                reports.append(replay(read_recording(folder)))
+        except (ValueError, OSError) as error:
+            print("error:", f"{folder}:", " ".join(str(error).split()), file=sys.stderr)
+            return 2
+        reports[-1].print(folder)
     max_error = max(report.max_error for report in reports)
     print(f"max_relative_error={max_error:.3g}")
     return 0 if max_error <= TOLERANCE and not any(report.failures for report in reports) else 1
-
-
-def _read_any(folder: Path) -> Recording | parity_text.Recording:
-    is_text = parity_text.is_text(read_json(folder / "trajectory.json"))
-    return parity_text.read_recording(folder) if is_text else read_recording(folder)
 
 
 def _published_q_halt(outputs: Outputs, config: CommonConfig) -> torch.Tensor:
@@ -319,114 +305,64 @@ def _compare_metrics(
             report.compare(quantity, f"{prefix}.{name}", metrics[name], exact=name in COUNTS)
 
 
-def _read_optim(values: Any, arch: str, folder: Path) -> tuple[dict[str, float], OptimizerConfig]:
-    expect_keys(values, set(OPTIM_KEYS), {"use_muon"} if arch == "urm" else set(), folder, "optim")
-    optim = {key: number(values[key], folder, f"optim.{key}") for key in OPTIM_KEYS}
-    use_muon = values.get("use_muon", False)
-    if not isinstance(use_muon, bool):
-        raise ValueError(f"{folder}: optim.use_muon is {use_muon!r}; it must be true or false")
-    if use_muon:
+def _read_optim(values: Any, arch: str) -> tuple[dict[str, float], OptimizerConfig]:
+    expect_keys(values, set(OPTIM_KEYS), {"use_muon"} if arch == "urm" else set(), "optim")
+    optim = {key: number(values[key], f"optim.{key}") for key in OPTIM_KEYS}
+    if values.get("use_muon", False):
         return optim | URM_ADAMW, MuonConfig(**URM_MUON)
     return optim, AdamATan2Config(name="adam_atan2")
 
 
-def _read_model(arch: str, options: Any, loss_type: Any, folder: Path) -> tuple[CommonConfig, dict[str, int]]:
+def _read_model(arch: str, options: Any, loss_type: Any) -> tuple[CommonConfig, dict[str, int]]:
     required: tuple[str, ...]
     if arch == "se_rrm":
         required, defaults, fixed = SE_RRM_OPTIONS, SE_RRM_DEFAULTS, SE_RRM_FIXED_OPTIONS
     else:
         required, defaults = REQUIRED_OPTIONS[arch], OPTION_DEFAULTS | (TRM_OPTIONS if arch == "trm" else {})
         fixed = FIXED_OPTIONS | {"hrm": HRM_FIXED_OPTIONS, "trm": {}, "urm": URM_FIXED_OPTIONS}[arch]
-    expect_keys(options, {*SIZES, *required}, defaults.keys() | fixed.keys(), folder, "model")
+    expect_keys(options, {*SIZES, *required}, defaults.keys() | fixed.keys(), "model")
     for key, value in fixed.items():
         if options.get(key, value) != value:
-            raise ValueError(f"{folder}: model.{key} is {options[key]!r}, but an {arch.upper()} only does {value!r}")
-    for key in SIZES:
-        if type(options[key]) is not int or options[key] < 1:
-            raise ValueError(f"{folder}: model.{key} is {options[key]!r}; it must be a whole number, 1 or more")
+            raise ValueError(f"model.{key} is {options[key]!r}, but an {arch.upper()} only does {value!r}")
     values = {key: options[key] for key in required}
     values |= {key: options.get(key, default) for key, default in defaults.items()}
     values |= SE_RRM_ADDED_OPTIONS if arch == "se_rrm" else ADDED_OPTIONS
     loss = {"loss_type": loss_type, "label_smoothing": 0.0}
     values["loss"] = loss if arch == "se_rrm" else loss | {"halt_weight": HALT_WEIGHT}
     config: CommonConfig
-    try:
-        if arch == "se_rrm":
-            config = validate(SERRMConfig, {"name": arch, **values, "backprop": "last_H_cycle"})
-        elif arch == "urm":
-            values |= URM_FIXED_OPTIONS | {"halt_max_steps": values.pop("loops"), "backprop": "last_H_cycle"}
-            unused = ("attn_dropout", "mlp_dropout")
-            config = validate(URMConfig, {"name": arch, **{k: v for k, v in values.items() if k not in unused}})
-        elif arch == "hrm":
-            config = validate(HRMConfig, {"name": arch, **values, **HRM_FIXED_OPTIONS, "backprop": "one_step"})
-        else:
-            config = validate(TRMConfig, {"name": arch, **values, "backprop": "last_H_cycle"})
-    except ValueError as error:
-        raise ValueError(f"{folder}: model: {error}") from error
+    if arch == "se_rrm":
+        config = validate(SERRMConfig, {"name": arch, **values, "backprop": "last_H_cycle"})
+    elif arch == "urm":
+        values |= URM_FIXED_OPTIONS | {"halt_max_steps": values.pop("loops"), "backprop": "last_H_cycle"}
+        unused = ("attn_dropout", "mlp_dropout")
+        config = validate(URMConfig, {"name": arch, **{k: v for k, v in values.items() if k not in unused}})
+    elif arch == "hrm":
+        config = validate(HRMConfig, {"name": arch, **values, **HRM_FIXED_OPTIONS, "backprop": "one_step"})
+    else:
+        config = validate(TRMConfig, {"name": arch, **values, "backprop": "last_H_cycle"})
     if config.halt_exploration_prob and not config.halts_at_random:
-        raise ValueError(
-            f"{folder}: halt_exploration_prob is {config.halt_exploration_prob}; exploration can't be replayed"
-        )
+        raise ValueError(f"halt_exploration_prob is {config.halt_exploration_prob}; exploration can't be replayed")
     return config, {key: options[key] for key in SIZES}
 
 
 def _take_halting(
-    tensors: dict[str, torch.Tensor], t: int, config: CommonConfig, sizes: dict[str, int], folder: Path
+    tensors: dict[str, torch.Tensor], t: int, config: CommonConfig, sizes: dict[str, int]
 ) -> torch.Tensor:
     """Move the draws of step t out of the recorded tensors, and return the earliest halts, (B,).
 
     A slot of the SE-RRM halts if its draw from 0 to 1 is less than halt_exploration_prob.
-
-    Raises:
-        ValueError: The draws are missing.
     """
     if not config.halts_at_random:
         return torch.zeros(sizes["batch_size"], dtype=torch.int32)
-    name = f"train.{t:02d}.draw"
-    draw_B = tensors.pop(name, None)
-    if draw_B is None or draw_B.shape != (sizes["batch_size"],):
-        raise ValueError(f"{folder}/trajectory.safetensors: {name} is missing or damaged; record the folder again")
+    draw_B = take(tensors, f"train.{t:02d}.draw", (sizes["batch_size"],))
     return torch.where(draw_B < config.halt_exploration_prob, 0, config.halt_max_steps).int()
 
 
-def _take_batch(
-    tensors: dict[str, torch.Tensor], t: int, config: CommonConfig, sizes: dict[str, int], folder: Path
-) -> Batch:
-    """Move the batch of step t out of the recorded tensors.
-
-    Raises:
-        ValueError: A value lies outside of its table.
-    """
+def _take_batch(tensors: dict[str, torch.Tensor], t: int, sizes: dict[str, int]) -> Batch:
+    """Move the batch of step t out of the recorded tensors."""
     shape_BS = (sizes["batch_size"], sizes["seq_len"])
-    expected = {
-        "inputs": (shape_BS, sizes["vocab_size"]),
-        "labels": (shape_BS, sizes["vocab_size"]),
-        "puzzle_identifiers": (shape_BS[:1], sizes["num_puzzle_identifiers"]),
-    }
-    batch = {}
-    for key, (shape, limit) in expected.items():
-        name = f"train.{t:02d}.batch.{key}"
-        tensor = tensors.pop(name, None)
-        if tensor is None:
-            raise ValueError(f"{folder}/trajectory.safetensors: {name} is missing; record the folder again")
-        if tensor.is_floating_point() or tuple(tensor.shape) != shape:
-            raise ValueError(f"{folder}: {name} is {tensor.dtype} {tuple(tensor.shape)}; it must be integers {shape}")
-        allowed = (tensor >= 0) & (tensor < limit)
-        if key == "labels":
-            allowed |= tensor == IGNORE_LABEL
-        elif key == "puzzle_identifiers" and not config.puzzle_emb_ndim:
-            allowed[:] = True
-        if not allowed.all():
-            raise ValueError(f"{folder}: {name} has {tensor[~allowed][0].item()}, but must be from 0 up to {limit - 1}")
-        batch[key] = tensor.int()
-    return batch
-
-
-def _read_weights(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        return to_ours(read_tensors(path))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    shapes = {"inputs": shape_BS, "labels": shape_BS, "puzzle_identifiers": shape_BS[:1]}
+    return {key: take(tensors, f"train.{t:02d}.batch.{key}", shape).int() for key, shape in shapes.items()}
 
 
 if __name__ == "__main__":

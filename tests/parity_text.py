@@ -31,7 +31,7 @@ from optim.build import AdamATan2Config, build_optimizers
 from optim.ema import EMA
 from optim.schedule import lr_multiplier
 from pretrain import StepSettings, train_step
-from sharing.published import to_ours, to_published
+from sharing.published import fit_one_by_one, to_ours, to_published
 from tests.recordings import Report, expect_keys, number, read_json, read_tensors
 from training.number_watch import NumberWatch
 from training.state import TrainState
@@ -115,28 +115,27 @@ def read_recording(folder: Path) -> Recording:
     """
     description = read_json(folder / "trajectory.json")
     required = {"arch", "model", "data", "optim", "row_stride", "train", "generate"}
-    expect_keys(description, required, NOTES, folder, "")
-    config, vocab_size = _read_model(description["arch"], description["model"], folder)
-    expect_keys(description["optim"], set(OPTIM_KEYS), set(), folder, "optim")
-    optim = {key: number(value, folder, f"optim.{key}") for key, value in description["optim"].items()}
-    expect_keys(description["row_stride"], {"final", "ema"}, set(), folder, "row_stride")
+    expect_keys(description, required, NOTES, "trajectory.json")
+    config, vocab_size = _read_model(description["arch"], description["model"])
+    expect_keys(description["optim"], set(OPTIM_KEYS), set(), "optim")
+    optim = {key: number(value, f"optim.{key}") for key, value in description["optim"].items()}
+    expect_keys(description["row_stride"], {"final", "ema"}, set(), "row_stride")
 
     tensors = read_tensors(folder / "trajectory.safetensors")
     recorded: dict[str, Any] = {}
     batches, sequences = list[Tensors](), list[list[tuple[int, int]]]()
     for t, step in enumerate(description["train"]):
-        expect_keys(step, set(STEP_KEYS), set(), folder, f"train[{t}]")
-        batches.append(_take_batch(tensors, t, vocab_size, folder))
+        expect_keys(step, set(STEP_KEYS), set(), f"train[{t}]")
         sequences.append([(prefix, response) for prefix, response in step["sequences"]])
-        _require_sequences(sequences[-1], step, batches[-1], f"{folder}: train[{t}]")
+        batches.append(_take_batch(tensors, t, sum(map(sum, sequences[-1]))))
         for key in ("lr", "loss", "loss_divisor", "grad_norm"):
-            recorded[f"train[{t}].{key}"] = number(step[key], folder, f"train[{t}].{key}")
+            recorded[f"train[{t}].{key}"] = number(step[key], f"train[{t}].{key}")
         recorded |= {f"train[{t}].{key}": step[key] for key in ("step", "bp_steps")}
         recorded[f"train[{t}].without_gradient"] = sorted(step["without_gradient"])
         for name, (numerator, denominator) in step["metrics"].items():
             recorded |= {f"train[{t}].{name}[0]": numerator, f"train[{t}].{name}[1]": denominator}
     generate = description["generate"]
-    expect_keys(generate, {"prompts", "new_tokens", "initial", "final", "ema"}, set(), folder, "generate")
+    expect_keys(generate, {"prompts", "new_tokens", "initial", "final", "ema"}, set(), "generate")
     recorded |= {f"generate.{of}.tokens": generate[of]["tokens"] for of in ("initial", "final", "ema")}
     recorded |= tensors
     for file in ("final", "ema"):
@@ -166,10 +165,7 @@ def replay(recording: Recording) -> Report:
     report = Report(dict(recording.recorded), QUANTITIES)
     config, optim = recording.config, recording.optim
     model = TextModel(config, vocab_size=recording.vocab_size)
-    try:
-        model.load_state_dict(recording.initial)
-    except RuntimeError as error:
-        raise ValueError(f"initial.safetensors doesn't fit the model: {error}") from error
+    model.load_state_dict(dict(fit_one_by_one(recording.initial, model.state_dict(), None, "initial.safetensors")))
     optimizers = build_optimizers(
         model,
         model.block_weights(),
@@ -258,12 +254,10 @@ def _compare_weights(model: TextModel, report: Report, quantity: str, file: str,
         report.compare(quantity, f"{file}.{name}", weight.detach()[::row_stride])
 
 
-def _read_model(arch: Any, options: Any, folder: Path) -> tuple[TextConfig, int]:
+def _read_model(arch: Any, options: Any) -> tuple[TextConfig, int]:
     if arch not in NETS:
-        raise ValueError(f"{folder}: arch is {arch!r}; {', '.join(NETS)} can be replayed")
+        raise ValueError(f"arch is {arch!r}; {', '.join(NETS)} can be replayed")
     config_class = NETS[arch]
-    if not isinstance(options, dict) or type(options.get("vocab_size")) is not int:
-        raise ValueError(f"{folder}/trajectory.json: model is no table with a vocab_size; record the folder again")
     # An option that is null or off says nothing.
     given = {key: value for key, value in options.items() if key not in ("vocab_size", "max_seq_len")}
     values = {RENAMED.get(key, key): value for key, value in given.items() if value is not None and value is not False}
@@ -271,35 +265,12 @@ def _read_model(arch: Any, options: Any, folder: Path) -> tuple[TextConfig, int]
         values["H_override"] = {RENAMED.get(key, key): value for key, value in values["H_override"].items()}
     known = config_class.model_fields
     values = {key: value for key, value in OPTION_DEFAULTS.items() if key in known} | values
-    try:
-        return validate(config_class, {"name": f"{arch}_text", **values, **ADDED_OPTIONS}), options["vocab_size"]
-    except ValueError as error:
-        raise ValueError(f"{folder}: model: {error}") from error
+    return validate(config_class, {"name": f"{arch}_text", **values, **ADDED_OPTIONS}), options["vocab_size"]
 
 
-def _take_batch(tensors: Tensors, t: int, vocab_size: int, folder: Path) -> Tensors:
-    """Move the batch of step t out of the recorded tensors.
-
-    Raises:
-        ValueError: A tensor is missing, or a token is no token of the vocabulary.
-    """
-    batch = {}
-    for key in ("inputs", "labels", "position_ids"):
-        name = f"train.{t:02d}.batch.{key}"
-        batch[key] = tensors.pop(name, torch.empty(0))
-        if batch[key].is_floating_point() or batch[key].dim() != 1:
-            raise ValueError(f"{folder}/trajectory.safetensors: {name} is no row of integers; record the folder again")
-        wrong = batch[key] < 0
-        if key != "position_ids":
-            wrong |= batch[key] >= vocab_size
-        if key == "labels":
-            wrong &= batch[key] != IGNORE_LABEL
-        if wrong.any():
-            raise ValueError(f"{folder}: {name} has {batch[key][wrong][0].item()}, but must be below {vocab_size}")
+def _take_batch(tensors: Tensors, t: int, total: int) -> Tensors:
+    """Move the batch of step t out of the recorded tensors. Its sequences have `total` tokens."""
+    batch = {key: tensors.pop(f"train.{t:02d}.batch.{key}") for key in ("inputs", "labels", "position_ids")}
+    if total > len(batch["inputs"]):
+        raise ValueError(f"train[{t}].sequences fill {total} places, but the row has {len(batch['inputs'])}")
     return batch
-
-
-def _require_sequences(sequences: list[tuple[int, int]], step: dict[str, Any], batch: Tensors, where: str) -> None:
-    total = sum(prefix + response for prefix, response in sequences)
-    if total != step["total"] or total > len(batch["inputs"]) or any(p < 1 or c < 0 for p, c in sequences):
-        raise ValueError(f"{where}.sequences don't fill {step['total']} places of the row; record the folder again")

@@ -97,50 +97,70 @@ def _exact_error(ours: torch.Tensor | float, theirs: torch.Tensor | float) -> fl
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; give folders like those that the README of the recordings describes")
+    """Read a file of tensors. Raise ValueError if it is missing or damaged."""
     try:
         return load_file(path)
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}); copy it again") from error
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{path.name} can't be read: {error}") from error
 
 
 def read_json(path: Path) -> Any:
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; give folders like those that the README of the recordings describes")
+    """Read a description. Raise ValueError if it is missing or damaged."""
     try:
         return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); copy it again") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path.name} can't be read: {error}") from error
 
 
-def change_json(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the description of a copied folder, for tests."""
-    path = folder / "trajectory.json"
-    description = json.loads(path.read_text())
-    change(description)
-    path.write_text(json.dumps(description))
+def take(tensors: dict[str, torch.Tensor], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Move a tensor out of the others. Raise ValueError if it is missing or has another shape."""
+    tensor = tensors.pop(name, None)
+    if tensor is None or tuple(tensor.shape) != shape:
+        raise ValueError(f"trajectory.safetensors: {name} is missing or has another shape than {shape}")
+    return tensor
 
 
-def change_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    """Change a file of tensors of a copied folder, for tests."""
-    tensors = load_file(path)
-    change(tensors)
-    path.unlink()
-    save_file(tensors, path)
+def of_json(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    """Return what changes the description in a folder, for tests."""
+
+    def changed(folder: Path) -> None:
+        path = folder / "trajectory.json"
+        description = json.loads(path.read_text())
+        change(description)
+        path.write_text(json.dumps(description))
+
+    return changed
 
 
-def number(value: Any, folder: Path, name: str) -> float:
+def of_tensors(file: str, change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    """Return what changes a file of tensors in a folder, for tests."""
+
+    def changed(folder: Path) -> None:
+        path = folder / f"{file}.safetensors"
+        tensors = load_file(path)
+        change(tensors)
+        path.unlink()
+        save_file(tensors, path)
+
+    return changed
+
+
+def of_tensor(file: str, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
+    """Return what changes one tensor of a file in a folder, for tests."""
+    return of_tensors(file, lambda tensors: tensors.update({name: change(tensors[name])}))
+
+
+def number(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{folder}/trajectory.json: {name} is {value!r}, no number; record the folder again")
+        raise ValueError(f"trajectory.json: {name} is {value!r}, no number")
     return float(value)
 
 
-def expect_keys(table: Any, required: set[str], optional: set[str], folder: Path, name: str) -> None:
-    where = f"{folder}/trajectory.json" + (f": {name}" if name else "")
+def expect_keys(table: Any, required: set[str], optional: set[str], name: str) -> None:
+    """Raise ValueError if a table lacks a key, or has a key that the replay would ignore."""
     if not isinstance(table, dict):
-        raise ValueError(f"{where} is no table; record the folder again")
+        raise ValueError(f"{name} is no table")
     if missing := required - table.keys():
-        raise ValueError(f"{where} lacks {', '.join(sorted(missing))}; record the folder again")
+        raise ValueError(f"{name} lacks {', '.join(sorted(missing))}")
     if unknown := table.keys() - required - optional:
-        raise ValueError(f"{where} has {', '.join(sorted(unknown))}, which this replay can't honour")
+        raise ValueError(f"{name} has {', '.join(sorted(unknown))}, which this replay can't honour")
