@@ -32,11 +32,7 @@ class MeetingConfig(StrictModel):
 
     @staticmethod
     def typed(arguments: list[str]) -> "MeetingConfig":
-        """Read these keys from the command line of this rank.
-
-        Raises:
-            UserError: A value is not allowed.
-        """
+        """Read these keys from the command line of this rank."""
         typed = typed_values(arguments, [f"dist.{name}" for name in MeetingConfig.model_fields])
         values = DEFAULT_MEETING.model_dump() | {key.removeprefix("dist."): value for key, value in typed.items()}
         return validate(_Typed, {"dist": values}).dist
@@ -72,10 +68,9 @@ class DistConfig(MeetingConfig):
 class Axes:
     """The sizes of the axes on which ranks are laid out, outermost axis first.
 
-    The product of the sizes is the number of ranks. Each position on `replicate` x `shard` holds
-    slots of its own from the global batch. The ranks along `model` (the parts of a tensor or the
-    stages of a pipeline) share the slots of their position. They communicate the most, so their
-    numbers are consecutive, which puts them on one machine if possible.
+    Each position on `replicate` x `shard` holds slots of its own from the global batch. The ranks
+    along `model` (the parts of a tensor or the stages of a pipeline) share the slots of their
+    position. They communicate the most, so their numbers are consecutive.
     """
 
     replicate: int = 1

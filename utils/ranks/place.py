@@ -29,22 +29,21 @@ class Place:
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
-    @property
-    def is_near(self) -> bool:
-        """Whether the process is visible from this one."""
-        return self.shares_host_with(Place.here())
-
     def shares_host_with(self, other: "Place") -> bool:
         """Return whether both processes are on one host, and see each other there."""
         return (self.host, self.pid_namespace) == (other.host, other.pid_namespace)
 
     @property
+    def is_near(self) -> bool:
+        return self.shares_host_with(Place.here())
+
+    @property
     def is_gone(self) -> bool:
         """Whether the process has ended; False if it is not visible from this one."""
-        if self.is_near:
-            try:
-                with suppress(PermissionError):  # the process exists and belongs to another user
+        try:
+            with suppress(PermissionError):  # the process exists and belongs to another user
+                if self.is_near:
                     os.kill(self.pid, 0)
-            except ProcessLookupError:
-                return True
+        except ProcessLookupError:
+            return True
         return False

@@ -1,7 +1,7 @@
 """The ranks of a run, and all collectives by which they communicate.
 
-Each collective does nothing in a world of one, so that callers never branch on the number of ranks.
-All ranks must call a method marked "Every rank": if one rank leaves it out, the run hangs.
+Each collective does nothing in a world of one. All ranks must call a method marked "Every rank": if
+one rank leaves it out, the run hangs.
 """
 
 import sys
@@ -38,17 +38,8 @@ BEGUN = "begun"  # key in torchrun's store: how often ranks have begun to train 
 class World:
     """The processes of one run.
 
-    All groups are made before training begins. While ranks make a group, they wait for one another
-    in the store, which does not notice that a rank was killed. A finished group notices it
-    (docs/reliability.md).
-
-    Attributes:
-        host_group: carries objects and flags (gloo).
-        device_group: carries tensors.
-        data_group: carries tensors among the ranks that together hold the global batch once.
-        host_data_group: carries objects among the same ranks (gloo).
-        thread_group: for one thread beside the main thread (gloo). The thread needs a group of its
-            own, because all ranks must start the collectives of a group in the same order.
+    All groups are made before training begins: a rank that is killed while ranks make a group is
+    not noticed (docs/reliability.md).
     """
 
     rank: int = 0
@@ -56,10 +47,12 @@ class World:
     places: tuple[Place, ...] = field(default_factory=lambda: (Place.here(),))  # of each rank
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     backend: str = ""  # what carries tensors between devices; empty without process groups
-    host_group: dist.ProcessGroup | None = None
-    device_group: dist.ProcessGroup | None = None
-    data_group: dist.ProcessGroup | None = None
-    host_data_group: dist.ProcessGroup | None = None
+    host_group: dist.ProcessGroup | None = None  # carries objects and flags (gloo)
+    device_group: dist.ProcessGroup | None = None  # carries tensors
+    data_group: dist.ProcessGroup | None = None  # the ranks that together hold the global batch once
+    host_data_group: dist.ProcessGroup | None = None  # the same ranks, for objects (gloo)
+    # For one thread beside the main thread (gloo). All ranks must start the collectives of a group
+    # in the same order, so the thread needs a group of its own.
     thread_group: dist.ProcessGroup | None = None
     data_rank: int = 0  # the number of this rank's share of the slots
     data_size: int = 1  # the number of shares
@@ -75,10 +68,7 @@ class World:
         return World(device=torch.device(device))
 
     def note_beginning(self) -> None:
-        """Note in torchrun's store that this attempt begins to train. For rank 0.
-
-        A later attempt of the same launch then resumes the run.
-        """
+        """Let a later attempt of the same launch resume the run. For rank 0."""
         if self.launch_store is not None:
             self.launch_store.add(BEGUN, 1)
 
@@ -93,57 +83,36 @@ class World:
 
     @property
     def is_first_of_share(self) -> bool:
-        """Whether this rank is the first of the ranks with its slots.
-
-        The first writes for all of them.
-        """
+        """Whether this rank is the first with its slots, which writes for all of them."""
         return self.rank % self.ranks_per_share == 0
 
     @property
     def ranks_on_my_cores(self) -> int:
-        """How many ranks share the cores of this rank.
-
-        A launcher may bind each rank to cores of its own, as mpirun does.
-        """
+        """How many ranks share the cores of this rank. mpirun binds each rank to its own."""
         own = self.places[self.rank]
         return sum(own.shares_host_with(other) and own.cores == other.cores for other in self.places)
 
     def slice_of(self, num_slots: int) -> slice:
-        """Return this rank's contiguous share of `num_slots`, in proportion to its weight.
-
-        Shares come in the order of ranks. Ranks that hold parts of the same model have the same
-        share.
-        """
+        """Return this rank's contiguous share of `num_slots`, in proportion to its weight."""
         return shares(self.share_weights, num_slots)[self.data_rank]
 
     def to_device(self, tensor: Tensor) -> Tensor:
-        """Copy a tensor from host memory to the device without waiting for the copy.
-
-        On CUDA the tensor is pinned first, because a copy from pageable memory may wait.
-        """
+        """Copy a tensor from host memory to the device without waiting for the copy."""
+        # A copy from pageable memory may wait.
         pinned = tensor.pin_memory() if self.device.type == "cuda" else tensor
         return pinned.to(self.device, non_blocking=True)
 
     def enter_thread(self) -> None:
-        """Let a new thread use the device of this rank. Each thread that touches tensors calls it.
-
-        Every thread begins with CUDA's first card. There a rank with another card would open a
-        second context, which takes half a gigabyte.
-        """
+        """Let a new thread use this rank's card. Otherwise it opens a context on the first card."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
     def wait_for_device(self) -> None:
-        """Wait until the device has finished its work, for a clock or a copy."""
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
     def await_peers(self) -> None:
-        """Wait for the other ranks before a wait for a collective on the device. Every rank.
-
-        If a rank is missing, the wait on the host can name it. NCCL's watchdog would end the
-        process without a message.
-        """
+        """Wait on the host, which can name a missing rank, before the device. Every rank."""
         if self.device.type != "cpu":
             self.barrier()
 
@@ -227,10 +196,7 @@ class World:
         return values
 
     def gather_to_main(self, value: T) -> list[T] | None:
-        """Return the value of each share, in order, on rank 0; None on other ranks. Every rank.
-
-        For values that are too large to lie on every rank.
-        """
+        """Return the value of each share, in order, on rank 0; None on other ranks. Every rank."""
         if self.data_size == 1:
             return [value] if self.is_main else None
         values: list[Any] | None = [None] * self.data_size if self.data_rank == 0 else None
@@ -259,10 +225,8 @@ class World:
     def shared_errors(self) -> Iterator[None]:
         """Raise a UserError on all ranks if one rank raises it inside. Every rank.
 
-        Any other error is a fault. It leaves this rank alone, with its traceback, and the others
-        find that they lost a peer.
-
-        No collective may stand inside, because a rank that failed never reaches it.
+        Other errors leave this rank alone. No collective may stand inside, because a rank that
+        failed never reaches it.
         """
         mistake = cause = None
         try:
@@ -280,8 +244,7 @@ class World:
 def is_dtensor(tensor: Tensor) -> "TypeGuard[DTensor]":
     """Return whether each rank holds only a part of the tensor.
 
-    To import DTensor takes half as long as to import torch, and few runs need it. In a process that
-    has not imported it, no tensor can be one.
+    Importing DTensor takes half as long as importing torch, and few runs need it.
     """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
@@ -294,9 +257,6 @@ def local_part(tensor: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)  # each step asks for the same few numbers
 def shares(weights: tuple[Fraction, ...], num_slots: int) -> list[slice]:
-    """Divide slots into one contiguous share for each weight, in proportion to the weights.
-
-    The shares of equal weights differ by at most one slot.
-    """
+    """Divide slots into one contiguous share for each weight, in proportion to the weights."""
     ends = [int(part * num_slots / sum(weights)) for part in accumulate(weights, initial=Fraction(0))]
     return [slice(first, end) for first, end in pairwise(ends)]
