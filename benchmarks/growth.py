@@ -48,7 +48,8 @@ import numpy as np
 from benchmarks.harness import parser_of, spread, table, write
 from benchmarks.on_request import Asked
 from dataset.builder import SplitWriter
-from utils.perf.recording import AVERAGE, BACKWARD, FORWARD, METRICS, NO_GRAD, PUZZLE_TABLE
+from models.puzzle_embedding import PUZZLE_TABLE
+from utils.perf.recording import AVERAGE, BACKWARD, FORWARD, METRICS, NO_GRAD
 
 TOLERANCE = 1.25
 MEMORY_TOLERANCE = 3.0

@@ -8,7 +8,8 @@ import pytest
 from benchmarks import growth
 from benchmarks.growth import Axis, compare, measure, tables
 from benchmarks.our_steps import OurTrainer
-from utils.perf.recording import AVERAGE, BACKWARD, FORWARD, METRICS, NO_GRAD, PUZZLE_TABLE
+from models.puzzle_embedding import PUZZLE_TABLE
+from utils.perf.recording import AVERAGE, BACKWARD, FORWARD, METRICS, NO_GRAD
 
 PARTS = ("data", NO_GRAD, FORWARD, BACKWARD, PUZZLE_TABLE, "optimizer", AVERAGE, METRICS, "reduction", "rest")
 

@@ -60,10 +60,8 @@ class ProfileConfig(StrictModel):
 class StepProfiler:
     """Traces some steps of this process if the config says so for this rank.
 
-    The trace goes into <run>/profile/rank_<n>.<time>.pt.trace.json.gz, the name that TensorBoard
-    looks for. The ten operations that took the most time and memory go into rank_<n>.txt, and rank
-    0 prints its own. On CUDA PyTorch's snapshot of the memory goes into rank_<n>.memory.pickle, for
-    https://pytorch.org/memory_viz. This program never reads it.
+    <run>/profile/ gets rank_<n>.<time>.pt.trace.json.gz, the largest operations in rank_<n>.txt,
+    and on CUDA the memory in rank_<n>.memory.pickle, which this program never reads.
     """
 
     def __init__(self, config: ProfileConfig, run: Path, say: Callable[[str], None], world: World) -> None:
@@ -111,13 +109,12 @@ class StepProfiler:
         tensorboard_trace_handler(str(self._folder), self._name, use_gzip=True)(finished)
         operations = finished.key_averages()
         of = "device" if self._on_cuda else "cpu"
-        tables = [
+        tables = "\n\n".join(
             operations.table(sort_by=f"self_{of}_{what}", row_limit=_LARGEST, max_name_column_width=56).strip()
             for what in ("time_total", "memory_usage")
-        ]
-        for table in tables:
-            self._say(table)
-        (self._folder / f"{self._name}.txt").write_text("\n\n".join(tables) + "\n", encoding="utf-8")
+        )
+        self._say(tables)
+        (self._folder / f"{self._name}.txt").write_text(tables + "\n", encoding="utf-8")
         memory = ""
         if self._on_cuda:
             snapshot = self._folder / f"{self._name}.memory.pickle"
