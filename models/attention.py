@@ -21,9 +21,9 @@ Rotary = tuple[torch.Tensor, torch.Tensor]
 
 
 def rotary_tables(num_positions: int, head_dim: int, theta: float) -> Rotary:
-    """Return cos_TH and sin_TH of the rotary angles (arXiv 2104.09864), in float32.
+    """Return cos_TH and sin_TH of the angles position * theta^(-2i/H) (arXiv 2104.09864), float32.
 
-    The angle of the components i and i + H/2 is position * theta^(-2i/H).
+    The components i and i + H/2 have the same angle.
     """
     return rotary_at(torch.arange(num_positions), head_dim, theta)
 
@@ -46,9 +46,6 @@ def rotary_tables_2d(
 
     Args:
         first: the number of the first row and column. With 1, no cell has the prefix's angles.
-
-    Raises:
-        UserError: seq_len is not a square number.
     """
     side = math.isqrt(seq_len)
     if side * side != seq_len:
@@ -63,10 +60,7 @@ def rotary_tables_2d(
 
 
 def apply_rotary(x_BNTH: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-    """Rotate the pairs (i, i + H/2) of each head by the angle of their position.
-
-    The rotation is computed in float32, and the result has the dtype of x.
-    """
+    """Rotate the pairs (i, i + H/2) of each head by their angles, computed in float32."""
     cos_TH, sin_TH = rotary
     x32_BNTH = x_BNTH.float()
     first, second = x32_BNTH.chunk(2, dim=-1)
@@ -83,11 +77,10 @@ def attend(
 ) -> torch.Tensor:
     """Return softmax(q k^T / sqrt(H)) v, in the dtype of the inputs.
 
-    If k and v have fewer heads than q, as many heads of q in a row share each of them.
+    k and v may have fewer heads than q, which then are shared.
 
     Args:
         mask: true where a query sees a key, broadcast to (B, N, T, T); None: everywhere.
-        is_causal: a query sees the keys up to its own place. Not together with a mask.
     """
     if q_BNTH.device.type == "cpu" and q_BNTH.dtype == torch.bfloat16 and not _HAS_AMX:
         # PyTorch's kernel for CPUs is faster in float32 there: the backward pass three times, and
@@ -112,7 +105,7 @@ class Attention(nn.Module):
 
         Args:
             head_dim: None: hidden_size / num_heads.
-            heads_option: the option of the architecture that gives num_heads, for messages.
+            heads_option: the option that gives num_heads, for messages.
         """
         super().__init__()
         self.num_heads, self.heads_option = num_heads, heads_option
@@ -133,10 +126,8 @@ class Attention(nn.Module):
         """Return y_BTD.
 
         Args:
-            rotary: rotates q and k; None: no rotation.
             num_queries: how many of the first positions to return; None: all.
             fp8: compute the projections in FP8.
-            dropout: of the attention probabilities; None: none.
             mask: as for `attend`; not together with dropout.
         """
         qkv_BT3NH = self.qkv_proj(x_BTD, fp8=fp8).unflatten(-1, (3, self.num_heads, -1))

@@ -1,7 +1,4 @@
-"""What all architectures of puzzles share: options, states, puzzle table and initial values.
-
-models/tokens.py has what models with one vector per token add.
-"""
+"""What all architectures of puzzles share: options, states, puzzle table and initial values."""
 
 # B = batch, S = tokens, T = positions, D = hidden size, V = vocabulary, E = puzzle embedding size
 
@@ -76,19 +73,14 @@ class CommonConfig(DepthConfig):
         return self.is_free_of_sizes
 
     def weights_fit(self, *, same_vocabulary: bool) -> bool:
-        """Return whether trained weights fit a model for boards of another size.
-
-        Args:
-            same_vocabulary: the other boards have as many kinds of tokens.
-        """
+        """Return whether trained weights fit a model for boards of another size."""
         return self.is_free_of_sizes or (same_vocabulary and self.is_free_of_seq_len)
 
     @property
     def reads_boards_of_any_size(self) -> bool:
         """Whether a batch may mix boards of several sizes.
 
-        Each board lies in the upper left corner of a canvas. The cells outside of the board are
-        padding, token 0, and have no label.
+        Each board lies in the upper left corner of a canvas, whose other cells have no label.
         """
         return False
 
@@ -130,15 +122,9 @@ class RecursiveModel(Model):
     ) -> None:
         """Allocate the starting states and the puzzle table. Subclasses add everything else.
 
-        The tensors have no values until `init_weights` or a checkpoint fills them.
-
         Args:
-            states: for each recurrent state, its name and the name of the buffer (D,) that it
-                starts from. The buffer is drawn once and never trained.
+            states: for each recurrent state, its name and that of the buffer (D,) where it starts.
             puzzle_row_size: numbers of a puzzle's row, E; 0: no puzzle table.
-
-        Raises:
-            UserError: The positions don't suit the sequence.
         """
         super().__init__()
         self.config = config
@@ -168,7 +154,7 @@ class RecursiveModel(Model):
 
     @abstractmethod
     def _rotary_tables(self) -> Rotary | None:
-        """Return cos_TH and sin_TH of the config, or None for a model without rotary positions."""
+        """Return cos_TH and sin_TH, or None for a model without rotary positions."""
 
     @abstractmethod
     def heads(self) -> tuple[Linear, ...]:
@@ -229,9 +215,6 @@ class RecursiveModel(Model):
         return (self.rotary_cos, self.rotary_sin) if self.uses_rotary else None
 
     def calls(self, depth: Depth) -> Calls:
-        """Return the object through which one segment calls its networks.
-
-        That object decides which calls carry gradient.
-        """
+        """Return what calls the networks in one segment, and decides which calls carry gradient."""
         config = self.config
         return Calls(depth, checkpointing=config.activation_checkpointing, fp8_no_grad=config.fp8_no_grad)

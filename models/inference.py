@@ -1,12 +1,8 @@
 """Evaluation and solving: run any number of sequences through a fixed number of slots.
 
-No gradients are computed. A sequence stays in its slot for a given number of segments. In adaptive
-mode it leaves as soon as it is settled: the Q head halts it, and its answer is the same as after
-the segment before. The next sequence then takes the slot, so that a batch costs only the segments
-that its sequences need.
-
-The Q head alone does not decide. It is trained to halt where an answer is more likely right than
-wrong, and more segments correct many of the wrong answers (docs/lab/log.md has the figures).
+A sequence stays in its slot for a given number of segments. In adaptive mode it leaves as soon as
+it is settled: the Q head halts it, and its answer is the same as after the segment before. The Q
+head alone does not decide, because more segments correct many wrong answers (docs/lab/log.md).
 """
 
 # N = sequences, B = slots, T = segments of a sequence, S = tokens, V = vocabulary
@@ -44,9 +40,8 @@ class Segment:
 class Finished:
     """Sequences that left their slots, with the outputs of their last segment.
 
-    settled_N says whether the last segment settled each answer. With `keep_steps`,
-    predictions_NTS and q_halt_NT hold the results of every segment. For segments after a sequence
-    left, they repeat its last segment.
+    settled_N says whether the last segment settled each answer. With `keep_steps`, predictions_NTS
+    and q_halt_NT hold every segment, and repeat the last one for later segments.
     """
 
     rows_N: np.ndarray
@@ -62,14 +57,12 @@ class Slots:
     """Runs the sequences of a stream, one segment of every slot at a time.
 
     At the end of the stream, slots without a sequence are removed. A compiled model keeps them,
-    because it would be compiled again for another number of slots. They compute along, and nothing
-    counts their results.
+    because it would be compiled again for another number of slots.
 
     Args:
-        examples: pieces of the stream, of any sizes. The size of the first is the number of slots.
+        examples: pieces of the stream. The size of the first is the number of slots.
         num_steps: the most segments of a sequence.
-        adaptive: a sequence leaves when it is settled. To know this, the host waits for the device
-            once a segment. Otherwise it never waits.
+        adaptive: a sequence leaves when it is settled, for which the host waits once a segment.
         keep_steps: also keep the predictions of every segment.
         keep_deltas: also measure how far each segment moves the state.
         trajectories: how the sequences of one example differ. Their numbers then stand in the place
@@ -146,11 +139,7 @@ class Slots:
         )
 
     def _refill(self) -> Batch:
-        """Give free slots to waiting sequences, and remove the slots that stay free.
-
-        Returns:
-            The batch of all slots: the new sequences, and the present ones in the other slots.
-        """
+        """Give free slots to waiting sequences, and return the batch of the slots that stay."""
         if self._carry is None:
             assert self._waiting is not None
             rows_B, batch = self._waiting
@@ -179,7 +168,6 @@ class Slots:
         return batch
 
     def _take(self, most: int) -> tuple[np.ndarray, Batch | None]:
-        """Return the next sequences of the stream, at most `most` of them."""
         pieces: list[Examples] = []
         missing = most
         while missing and self._waiting is not None:
@@ -205,10 +193,7 @@ class Slots:
         return {name: tensor[slots] for name, tensor in batch.items()}
 
     def _keep(self, answers_BS: Tensor, q_halt_B: Tensor) -> None:
-        """Write this segment's answer for this segment and all later ones.
-
-        Later segments of the sequence overwrite their own.
-        """
+        """Write this segment's answer for this segment and all later ones, which overwrite it."""
         assert self._carry is not None
         later_BT = torch.arange(self._num_steps, device=self._halted_B.device) >= self._carry.steps_B[:, None] - 1
         predictions_B1S = answers_BS[:, None].to(self._kept["predictions"].dtype)
@@ -237,7 +222,6 @@ class Slots:
 
 
 def _on(device: torch.device, array: np.ndarray) -> Tensor:
-    """Copy an array to the device. The host doesn't wait, and may change the array at once."""
     tensor = torch.tensor(array)
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
@@ -253,10 +237,7 @@ def _of_slots(outputs: Outputs, slots: slice | Tensor) -> Outputs:
 
 
 def relative_change(before: State, after: State) -> Tensor:
-    """Return how far a segment moved the state of each slot, ||after - before|| / ||after||, (B,).
-
-    The norms are over all recurrent states together, in float32.
-    """
+    """Return ||after - before|| / ||after|| of each slot over all states, float32 (B,)."""
 
     def squares(state: State) -> Tensor:
         return torch.stack([z.float().flatten(1).square().sum(1) for z in state.values()]).sum(0)
@@ -266,10 +247,7 @@ def relative_change(before: State, after: State) -> Tensor:
 
 
 def idle_segment(model: RecursiveModel, seq_len: int, device: torch.device) -> None:
-    """Run a segment of an empty puzzle.
-
-    A rank without sequences calls this where the segments of other ranks contain collectives.
-    """
+    """Run a segment of an empty puzzle, on a rank without sequences, for its collectives."""
     batch = empty_batch(1, seq_len, device)
     segment(model, initial_carry(model, batch), batch, training=False)
 
@@ -314,8 +292,7 @@ def trace(
 
     Args:
         num_steps: segments of each sequence; None: as many as in training.
-        trajectories, numbers_N: how the sequences of one puzzle differ, and the number of each
-            sequence; None: the plain pass.
+        trajectories, numbers_N: as for `Slots`; None: the plain pass.
     """
     num_steps = num_steps or model.config.halt_max_steps
     carry = initial_carry(model, batch)

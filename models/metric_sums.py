@@ -1,7 +1,4 @@
-"""Sums of metrics, kept on the device until the host reads them.
-
-The host reads all sums at once, so that reading takes one collective and one wait.
-"""
+"""Sums of metrics, kept on the device until the host reads all of them at once."""
 
 # B = slots of this rank, N = sequences that leave, T = segments, S = tokens, V = vocabulary
 
@@ -27,9 +24,6 @@ NUM_BINS = 10
 def reliability_sums(q_halt_N: Tensor, right_N: Tensor, counted_N: Tensor) -> Tensor:
     """Sum up answers by their confidence, sigmoid(q_halt).
 
-    Args:
-        right_N, counted_N: whether each answer is right, and whether it counts; bool.
-
     Returns:
         For each bin of confidence: the number of answers, the sum of their confidence, and how many
         are right; (3, NUM_BINS).
@@ -44,9 +38,8 @@ def reliability(sums: Sequence[Sequence[float]]) -> dict[str, float]:
     """Return whether the confidence is the accuracy, from the totals of `reliability_sums`.
 
     Returns:
-        calibration_error: the expected calibration error, sum over bins of count / total *
-        |accuracy - confidence| (arXiv 1706.04599, equation 3); and for each bin n that has answers,
-        counted from 1, reliability/<n>/count, /confidence and /accuracy, which are means.
+        calibration_error: the expected calibration error (arXiv 1706.04599, equation 3); and for
+        each bin n that has answers, counted from 1, reliability/<n>/count, /confidence, /accuracy.
     """
     counts, confidences, rights = sums
     total, error = sum(counts), 0.0
@@ -71,20 +64,14 @@ class OpenSums:
         self._values = _zeros(len(spec.names) + 1, world)  # the sums, then the norm of the gradients
 
     def add(self, metric_sums: Tensor, grad_norm: Tensor) -> None:
-        """Count a step.
-
-        Args:
-            metric_sums: this rank's sums in the order of `SumsSpec.names`.
-            grad_norm: the norm of the gradients, which all ranks agree on; scalar.
-        """
+        """Count a step: this rank's sums in the order of `SumsSpec.names`, and the scalar norm."""
         share = (grad_norm / self._world.data_size).to(metric_sums.dtype)  # the sum over ranks makes it whole again
         self._values += torch.cat([metric_sums, share.view(1)])
 
     def reduce(self, num_steps: int, num_slots: int) -> dict[str, float]:
         """Return the train metrics, complete on rank 0, and set the sums to zero. Every rank.
 
-        A metric whose divisor is 0 is left out, such as the accuracy if no sequence halted. Without
-        a step there are no metrics.
+        A metric whose divisor is 0 is left out, such as the accuracy if no sequence halted.
 
         Args:
             num_steps: the steps that were added since the last call.
@@ -109,8 +96,7 @@ class OpenSums:
         """Take the sums of a checkpoint.
 
         With as many shares as before, each takes its own, so that the sums round alike. Otherwise
-        the first share takes them all. At a logged step nothing is open, and the metrics may be
-        others.
+        the first share takes them all. At a logged step nothing is open.
 
         Raises:
             UserError: The checkpoint holds open sums of other metrics.
@@ -163,7 +149,7 @@ class EvalSums:
 
         Args:
             steps_B: the number of the segment in each slot's sequence, from 1.
-            halted_before_B: whether the Q head wanted to halt the sequence in an earlier segment.
+            halted_before_B: whether the Q head wanted to halt the sequence earlier.
             deltas_B: how far the segment moved the state; None: not measured.
         """
         labelled_B, _, exact_B = correctness(outputs.logits_BSV, labels_BS, ignore_label)
@@ -219,11 +205,6 @@ class EvalSums:
 
         Args:
             calibration: add what `reliability` returns.
-
-        Returns:
-            EVAL_METRICS, the checks, exact_accuracy_at_step/<n> and num_examples, by name. If the
-            changes of the state were measured, loop_deltas/<n>, their mean over the examples that
-            ran segment n, and running/<n>, the share of these examples.
         """
         parts = self._parts()
         all_sums = self._world.sum_(torch.cat(parts)).split([len(part) for part in parts])

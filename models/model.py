@@ -79,7 +79,7 @@ class Model(nn.Module, ABC):
     def initial_values(self, generator: torch.Generator) -> InitialValues:
         """Yield every parameter and buffer with a value from the generator, in a fixed order.
 
-        The model may lie on the meta device, because only the shapes of its tensors are read.
+        Only their shapes are read, so the model may lie on the meta device.
         """
 
     def init_weights(self, generator: torch.Generator) -> None:
@@ -94,9 +94,7 @@ class Model(nn.Module, ABC):
             self.puzzle_embedding.init_weights()
 
     def allocate(self, device: torch.device, *, parameters_on: torch.device | None = None) -> None:
-        """Move the model to a device, in place.
-
-        Tensors of the meta device get memory there, without values if they are drawn or loaded.
+        """Move the model to a device, in place. From the meta device only constants get values.
 
         Args:
             parameters_on: the device of the parameters, if it is another one.
@@ -139,7 +137,7 @@ class Model(nn.Module, ABC):
         return set()
 
     def compile_levels(self) -> None:
-        """Compile each stack of blocks with torch.compile, because most of the time is spent there.
+        """Compile each stack of blocks with torch.compile.
 
         The whole model would be compiled anew for every depth of a depth schedule.
         """
@@ -158,7 +156,7 @@ def compile_each(levels: Iterable[nn.Module]) -> None:
     """Compile levels with torch.compile, for all training steps of this process.
 
     Beyond a number of graphs, PyTorch would go on without compiling, with no more than a warning.
-    Here that is an error, because such a run would only be slow.
+    Here that is an error.
     """
     from torch._dynamo import config, reset
 

@@ -1,7 +1,4 @@
-"""One learned row for each puzzle.
-
-The table is a buffer, not a parameter, because sign SGD updates only the rows of a batch.
-"""
+"""One learned row for each puzzle: a buffer, because sign SGD updates only the rows of a batch."""
 
 # K = puzzle identifiers, E = puzzle embedding size, B = slots of this rank, G = padded slots of all
 # ranks
@@ -44,12 +41,7 @@ class ShardedPuzzleEmbedding(PuzzleEmbedding):
     """
 
     def __init__(self, weight_KE: torch.Tensor, own_KE: torch.Tensor, first_row: int, world: World) -> None:
-        """Hold one part of a table.
-
-        Args:
-            weight_KE: all rows, as a DTensor whose local part is `own_KE`.
-            first_row: the number of the first own row in the whole table.
-        """
+        """Hold one part of weight_KE, a DTensor: the rows own_KE from `first_row` on."""
         nn.Module.__init__(self)
         self.register_buffer("weight", weight_KE)
         self.trainable = True

@@ -1,7 +1,6 @@
 """The symbol-equivariant recurrent reasoning model (SE-RRM, arXiv 2603.02193).
 
-Its state has a vector for each symbol in each cell. Attention goes over the cells for each symbol,
-and over the symbols in each cell.
+Its state has a vector for each symbol in each cell.
 """
 
 # B = slots, V = symbols, S = cells, A = additional tokens, T = S + A, D = hidden size,
@@ -71,8 +70,7 @@ class SERRMConfig(CommonConfig):
 class SERRMBlock(nn.Module):
     """x = rms(x + attn(x)) over cells; x = rms(x + attn_t(x)) over symbols; x = rms(x + mlp(x)).
 
-    Args:
-        index: the number of the block, which tells its dropout from that of other blocks.
+    The index tells the dropout of the block from that of other blocks.
     """
 
     def __init__(self, config: SERRMConfig, index: int) -> None:
@@ -92,13 +90,11 @@ class SERRMBlock(nn.Module):
         first_position_only: bool = False,
         fp8: bool = False,
     ) -> torch.Tensor:
-        """Return x_BVTD after both attentions and the MLP.
+        """Return x_BVTD after both attentions and the MLP. first_position_only must be false.
 
         Args:
             rotary: of the attention over cells; the symbols have no order.
             seeds_B: of the dropout of this call; None: no dropout.
-            first_position_only: must be false, because no Q head reads the first position alone.
-            fp8: multiply by the weights in FP8, where their sizes allow it.
         """
         assert not first_position_only
         x_BVTD = rms_norm(x_BVTD + self._over_second(self.attn, x_BVTD, rotary, self._seeds(seeds_B, 0), fp8=fp8))
@@ -123,11 +119,10 @@ class SERRMBlock(nn.Module):
 
 
 class SERRM(RecursiveModel):
-    """One stack of blocks and one state z.
+    """One stack of blocks and one state z, with the names and shapes of the published weights.
 
-    The weights have the names and shapes of the published ones. With `equivariant_symbols`, all
-    symbols but the first NUM_SPECIAL have the same embedding, and the head reads each symbol by
-    itself. Then renaming the symbols of a puzzle renames the answer (section 3).
+    With `equivariant_symbols`, all symbols but the first NUM_SPECIAL have the same embedding, and
+    the head reads each symbol by itself. Then renaming the symbols renames the answer (section 3).
     """
 
     block_class = SERRMBlock
@@ -167,11 +162,7 @@ class SERRM(RecursiveModel):
         return (self.lm_head,)
 
     def _rotary_tables(self) -> Rotary | None:
-        """Return tables that rotate the cells alone.
-
-        Rows and columns count from 0, as published: the cell in the corner has the angles of the
-        additional tokens.
-        """
+        """Return tables that rotate the cells alone, which count from 0, as published."""
         config = self.config
         if config.pos_encodings == "rope":
             positions_T = torch.cat([torch.arange(self.seq_len), torch.zeros(config.add_tokens, dtype=torch.int64)])
@@ -230,8 +221,6 @@ class SERRM(RecursiveModel):
         seeds_B: torch.Tensor | None = None,
     ) -> SegmentOutput:
         """Run one segment: H_cycles x L_cycles calls of the stack, on the sum of z and x.
-
-        With the published `backprop`, the last H cycle carries gradient.
 
         Args:
             seeds_B: the seeds of dropout in training; None: no dropout.

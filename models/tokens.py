@@ -115,17 +115,7 @@ class TokenModel(RecursiveModel):
         vocab_size: int,
         num_puzzle_identifiers: int,
     ) -> None:
-        """Allocate what architectures share; the architecture adds its levels.
-
-        The tensors have no values until `init_weights` or a checkpoint fills them.
-
-        Args:
-            states: for each recurrent state, its name and the name of the buffer (D,) that it
-                starts from. The buffer is drawn once and never trained.
-
-        Raises:
-            UserError: The positions don't suit the sequence.
-        """
+        """Allocate what architectures share; the architecture adds its levels."""
         super().__init__(
             config,
             states=states,

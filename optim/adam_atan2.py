@@ -1,7 +1,4 @@
-"""AdamATan2: Adam with an arctangent in place of the division (arXiv 2407.05872).
-
-It has no epsilon, and its steps are bounded.
-"""
+"""AdamATan2: Adam with an arctangent in place of the division (arXiv 2407.05872)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,14 +13,8 @@ from utils.ranks.world import local_part
 class AdamATan2(torch.optim.Optimizer):
     """p *= 1 - lr wd; m, v as in Adam; p -= lr / (1 - b1^t) * atan2(m, sqrt(v / (1 - b2^t)))
 
-    t counts the steps from 1. Weight decay is decoupled and applies to every parameter of the
-    group. Parameters without a gradient do not change.
-
-    The state of a parameter is that of torch's Adam: `step` (t), `exp_avg` (m) and `exp_avg_sq`
-    (v). `step` is a 0-dim tensor on the host, so that reading it does not wait for the device.
-
-    Raises:
-        UserError: A rate, beta or weight decay is out of range.
+    t counts the steps from 1. The state of a parameter is that of torch's Adam: `step` (t),
+    `exp_avg` (m) and `exp_avg_sq` (v). `step` is on the host, so that nothing waits for the device.
     """
 
     def __init__(self, params: ParamsT, lr: float, betas: tuple[float, float], weight_decay: float) -> None:

@@ -1,8 +1,6 @@
 """Build the optimizers of a model from a config, and save and check their state.
 
-The puzzle table is not a parameter and has its own update (sparse_sign_sgd). Parameters may be
-plain tensors or DTensors, and the DTensors of one model may have different meshes
-(models/parallel/).
+The puzzle table is not a parameter and has its own update (sparse_sign_sgd).
 """
 
 from abc import abstractmethod
@@ -43,19 +41,13 @@ Groups = list[dict[str, Any]]
 class OptimizerConfig(StrictModel):
     """All that is known of one optimizer: its options, how it is made, and the state that it keeps.
 
-    config/optim/<name>.yaml explains the options and holds the defaults. The name begins the names
-    of the optimizer's tensors in a checkpoint.
+    Its name begins the names of the optimizer's tensors in a checkpoint.
     """
 
     name: str
 
     def takes(self, left: list[nn.Parameter], block_weights: list[nn.Parameter]) -> list[nn.Parameter]:
-        """Return the parameters that this optimizer updates; by default all that are left.
-
-        Args:
-            left: the trained parameters that no optimizer before this one has taken.
-            block_weights: the parameters inside the blocks.
-        """
+        """Return the parameters that this optimizer updates; by default all that are left."""
         return left
 
     def for_the_rest(self) -> "OptimizerConfig | None":
@@ -70,8 +62,7 @@ class OptimizerConfig(StrictModel):
     def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return the state that the optimizer itself would make at the parameter's first gradient.
 
-        It is made at once, so that every checkpoint is complete, and that a restored tensor finds a
-        tensor with the right device, dtype and shards to be copied into.
+        It is made at once, so that every checkpoint is complete and can be restored.
 
         Returns:
             Tensors that are shaped like the parameter, or scalars on the host.
@@ -118,8 +109,8 @@ class AdamWConfig(OptimizerConfig):
 class MuonConfig(OptimizerConfig):
     """Muon for the matrices inside the blocks, and an Adam for the rest.
 
-    Embeddings and heads are matrices as well, but their rows stand for symbols, and an orthogonal
-    step would mix the symbols. URM's code gives Muon all matrices nevertheless.
+    An orthogonal step would mix the symbols for which the rows of embeddings and heads stand. URM's
+    code gives Muon all matrices nevertheless.
     """
 
     name: Literal["muon"]
@@ -196,8 +187,7 @@ else:  # a type checker can't follow the table
 class Optimizers:
     """The optimizers that share a model's parameters, stepped and saved together.
 
-    There are none if nothing is trained. A checkpoint holds only their state. Hyperparameters come
-    from the config, so that a resumed run can change them.
+    A checkpoint holds only their state. Hyperparameters come from the config.
     """
 
     def __init__(self, optimizers: Sequence[tuple[OptimizerConfig, torch.optim.Optimizer]]) -> None:
@@ -214,11 +204,7 @@ class Optimizers:
                     optimizer.state[parameter] = config.initial_state(parameter)
 
     def step(self, multiplier: float) -> None:
-        """Update every parameter that has a gradient. The host does not wait for the device.
-
-        Args:
-            multiplier: factor of each group's base rate.
-        """
+        """Update every parameter that has a gradient, at a multiple of each group's base rate."""
         with record_function(OPTIMIZER):
             for optimizer in self._by_name.values():
                 for group in optimizer.param_groups:
@@ -233,12 +219,8 @@ class Optimizers:
     def export_state(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the live state tensors, to be saved or overwritten in place.
 
-        Each tensor is on the device of its parameter, except the step counts, which torch wants on
-        the host.
-
         Returns:
             The tensors by "<optimizer>.<key>.<parameter>", such as "adamw.exp_avg.lm_head.weight".
-            Names stay valid if the order of the parameters changes.
         """
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         return {
@@ -251,9 +233,6 @@ class Optimizers:
 
 def require_same_state(saved: Shapes, own: Shapes) -> None:
     """Check that a checkpoint's state belongs to the optimizers and parameters of this run.
-
-    The check needs only names and shapes. So no tensor is read or overwritten before all of them
-    are known to fit.
 
     Args:
         saved: the whole shapes of the checkpoint's `export_state`, over all ranks.
@@ -313,15 +292,11 @@ def build_optimizers(
 ) -> Optimizers:
     """Build the optimizers that `config` asks for, for the parameters that require a gradient.
 
-    Weight decay applies to every parameter, also to biases and embeddings, as in the published
-    recipes.
+    Weight decay applies to every parameter, also to biases and embeddings, as published.
 
     Args:
-        block_weights: the parameters inside the blocks. Muon takes the matrices among them, or
-            with muon_matrices=all those of the whole model.
-        lr: base learning rate of all parameters that Muon doesn't take.
-        betas: Adam's betas for these parameters.
-        weight_decay: weight decay of these parameters.
+        block_weights: the parameters inside the blocks.
+        lr, betas, weight_decay: of all parameters that Muon doesn't take.
     """
     rates, in_blocks = Rates(lr, betas, weight_decay), list(block_weights)
     left = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -339,11 +314,7 @@ def build_optimizers(
 
 
 def _groups(parameters: Iterable[nn.Parameter]) -> Groups:
-    """Group parameters by mesh and placements.
-
-    torch's foreach functions don't accept a list that mixes plain tensors with DTensors, or
-    DTensors of several meshes.
-    """
+    """Group parameters by mesh and placements, which torch's foreach functions can't mix."""
     groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
     for parameter in parameters:
         place = (parameter.device_mesh, parameter.placements) if is_dtensor(parameter) else None
@@ -352,11 +323,7 @@ def _groups(parameters: Iterable[nn.Parameter]) -> Groups:
 
 
 def require_exact_cover(model: nn.Module, updated: Iterable[Tensor]) -> None:
-    """Assert that `updated` holds every trainable parameter of the model exactly once.
-
-    A parameter that is left out would silently keep its initial value, and a parameter that is
-    named twice would be updated twice.
-    """
+    """Assert that `updated` holds every trainable parameter of the model exactly once."""
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
     counts = Counter(updated)
     wrong = {name: counts[p] for p, name in names.items() if counts[p] != 1}

@@ -1,7 +1,4 @@
-"""Sign SGD for the puzzle table, which updates only the rows that a batch names.
-
-The result is the same for any number of ranks.
-"""
+"""Sign SGD for the puzzle table, which updates only the rows that a batch names."""
 
 # P = rows of the table, E = embedding size, Q = rows of this rank's part of the table,
 # B = slots (of this rank; after gathering, of the global batch)
@@ -25,8 +22,6 @@ def sparse_sign_sgd_(
     """Update in place every row p that a slot of any rank names. Every rank.
 
     p = p (1 - lr wd) - lr sign(sum of the row's gradients)
-
-    Afterwards all ranks hold the same table. The host does not wait for the device.
 
     Args:
         table_PE: the whole table on every rank, or a DTensor whose rows are sharded over the shares
@@ -72,12 +67,7 @@ def sparse_sign_sgd_(
 def _update_own_(
     rows_QE: torch.Tensor, ids_B: torch.Tensor, signs_BE: torch.Tensor, *, lr: float, weight_decay: float
 ) -> None:
-    """Update this rank's rows in place.
-
-    Args:
-        ids_B: sorted row numbers, counted from this rank's first row. Rows of other ranks have
-            numbers outside of 0..Q-1.
-    """
+    """Update this rank's rows in place. Rows of other ranks have ids outside of 0..Q-1."""
     if not len(rows_QE):  # more ranks than rows
         return
     # Only the device knows how many slots name rows of other ranks, so these slots must write too.

@@ -1,7 +1,5 @@
 """Parallelism, applied to a model from outside: YAML says how the model lies over the ranks.
 
-Each strategy has a file of its own, which holds its config, what it requires, and its layout:
-
 ddp       every rank has the whole model and slots of its own; gradients are summed    ddp.py
 fsdp      the same, but each rank keeps only a part of every tensor                    fsdp.py
 hsdp      fsdp inside groups of ranks, ddp between the groups                          fsdp.py
@@ -53,7 +51,6 @@ def parallelize(
         model: on the meta device: `Layout.load` gives it its values later. Or on the host with
             values that are equal on all ranks. Frozen weights are frozen already.
         num_microbatches: in how many parts a rank takes its slots.
-        compile: whether to torch.compile the stacks of blocks.
 
     Raises:
         UserError: the strategy can't work with this model, device or backend.

@@ -81,11 +81,10 @@ class DDPLayout(DTensorLayout[CarryT, BatchT, SettingsT]):
         self._ddp.register_comm_hook(weakref.ref(self), _sum_of_bucket)
 
     def _settle_buckets(self) -> None:
-        """Make one step and drop its gradients, so that DDP's buckets have their final order.
+        """Make one step and drop its gradients.
 
         After its first backward pass DDP makes its buckets anew, in the order in which gradients
-        came. Without this step, the first step of a resumed run would sum in another order than the
-        same step of an uninterrupted run.
+        came. Otherwise the first step of a resumed run would sum in another order.
         """
         assert self._ddp is not None
         self.objective.smallest_loss(self._ddp, self._world.device).backward()

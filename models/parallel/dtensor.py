@@ -36,10 +36,7 @@ def rows_by_stack(weight_RC: Tensor, sizes: Sequence[int], degree: int) -> Tenso
 
 
 def own_part(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Any], *, outer_first: bool = False) -> Tensor:
-    """Return this rank's part of a whole tensor, as a view.
-
-    Where two axes of the mesh cut the same dimension, it was split (the inner axis) before it was
-    sharded.
+    """Return this rank's part of a whole tensor, as a view. The inner axis cuts first.
 
     Args:
         outer_first: the outer axis cuts first, as DTensor has it without FSDP.
@@ -55,10 +52,7 @@ def own_part(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Any], *, oute
 
 
 class DTensorLayout(Layout[CarryT, BatchT, SettingsT]):
-    """A model some of whose tensors may be DTensors, of which each rank holds a part.
-
-    The DTensors may lie on any mesh. Plain tensors beside them are equal on all ranks.
-    """
+    """A model some of whose tensors may be DTensors, on any mesh. Others are equal on all ranks."""
 
     def __init__(
         self,

@@ -37,8 +37,8 @@ class PuzzleStage(Stage):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return x_BTD of the next stage, or logits_BSV and q_B2 (float32) in the last stage.
 
-        The first stage needs puzzle rows. In training it looks them up itself, so that they are
-        leaves and keep their gradient. A schedule would hand on pieces of a larger tensor.
+        In training the first stage looks up the puzzle rows itself, so that they are leaves with a
+        gradient. A schedule would hand on pieces of a larger tensor.
 
         Args:
             x: x_BTD of the stage before, or inputs_BS in the first stage.
@@ -92,9 +92,8 @@ class PuzzlePipelineLayout(PipelineLayout[PuzzleStage, Carry, Batch, ActSettings
     ) -> tuple[Carry, list[Outputs], Tensor]:
         """As in the base class. Only ranks of a last stage return logits and Q values.
 
-        The slots split into whole microbatches: the caller checks that for all pipelines before the
-        first step (`require_parts`). A check here would raise on some pipelines only, and the
-        others would wait for them.
+        The caller has checked that the slots split into whole microbatches (`require_parts`): a
+        check here would raise on some pipelines only.
         """
         num_slots = len(carry.halted_B)
         # Without recurrence a slot halts after its only segment, so a step takes the whole batch.
@@ -116,7 +115,6 @@ class PuzzlePipelineLayout(PipelineLayout[PuzzleStage, Carry, Batch, ActSettings
         return carry, outputs, self._sums
 
     def _forward_backward_of_part(self, carry: Carry) -> Outputs:
-        """Run the schedule once over the slots of one part."""
         inputs_BS, ids_B = carry.current["inputs"], carry.current["puzzle_identifiers"]
         num_slots = len(ids_B)
         table, first, last = self.model.puzzle_embedding, self._stages[0], self._stages[-1]
@@ -157,11 +155,7 @@ class PuzzlePipelineLayout(PipelineLayout[PuzzleStage, Carry, Batch, ActSettings
         )
 
     def _loss(self, output: tuple[Tensor, Tensor], slots_B: Tensor) -> Tensor:
-        """As in the base class.
-
-        Args:
-            slots_B: which slots of the part make up the microbatch.
-        """
+        """As in the base class, for the slots_B of the part."""
         assert self._in_schedule is not None and self._settings is not None
         logits_BSV, q_B2 = output
         tensors = {name: tensor[slots_B] for name, tensor in self._in_schedule.tensors().items()}
@@ -172,10 +166,7 @@ class PuzzlePipelineLayout(PipelineLayout[PuzzleStage, Carry, Batch, ActSettings
 
     @torch.no_grad()
     def _infer(self, state: State, inputs_BS: Tensor, puzzle_rows_BE: Tensor | None, depth: Depth) -> SegmentOutput:
-        """Run the model without gradient, for any number of slots: the model's forward.
-
-        All ranks of a pipeline must call it. They return the same outputs.
-        """
+        """Run the model without gradient, for any number of slots. Every rank of the pipeline."""
         num_parts, model = self._config.microbatches, self.model
         inputs = inputs_BS.chunk(num_parts)
         rows = puzzle_rows_BE.chunk(num_parts) if puzzle_rows_BE is not None else (None,) * len(inputs)

@@ -86,7 +86,6 @@ class TextPipelineLayout(PipelineLayout[TextStage, None, TextBatch, TextSettings
         return None, [], self._sums
 
     def _forward_backward_of_part(self, part: TextBatch) -> None:
-        """Run the schedule once over the rows of one part."""
         num_tokens, numbers = len(part.rows[0].inputs_N), torch.arange(len(part.rows))
         first, last = self._stages[0], self._stages[-1]
         if num_tokens not in self._schedules:
@@ -102,11 +101,7 @@ class TextPipelineLayout(PipelineLayout[TextStage, None, TextBatch, TextSettings
         )
 
     def _loss(self, output: Tensor, numbers: Tensor) -> Tensor:
-        """As in the base class.
-
-        Args:
-            numbers: the number of the row, (1,), on the host.
-        """
+        """As in the base class, for the number of a row, (1,), on the host."""
         assert self._in_schedule is not None and self._settings is not None
         assert isinstance(self.objective, TextObjective)
         batch = TextBatch([self._in_schedule.rows[int(numbers)]], self._in_schedule.num_labels)
@@ -151,10 +146,7 @@ class TextPipelineLayout(PipelineLayout[TextStage, None, TextBatch, TextSettings
         return logits_BV
 
     def _hidden(self, inputs_N: Tensor, positions_N: Tensor, tokens: Attends) -> list[Tensor]:
-        """Return what the head reads, (N, D), on the rank that has the head; nothing elsewhere.
-
-        A row can't be cut, so one stage works while the others wait.
-        """
+        """Return what the head reads, (N, D), on the rank that has the head; nothing elsewhere."""
         for stage in self._stages:
             stage.rows = [(positions_N, tokens)]
         shape = len(inputs_N), self.model.config.hidden_size

@@ -1,7 +1,4 @@
-"""A puzzle table that is sharded: ranks with slots of their own hold some rows each.
-
-Any strategy but tp and pipeline can have one.
-"""
+"""A puzzle table that is sharded: ranks with slots of their own hold some rows each."""
 # K = rows of the puzzle table, E = their size
 
 import torch

@@ -146,9 +146,8 @@ def _require_splittable(model: Model, degree: int) -> None:
 def split_tensors(model: Model, world: World) -> dict[str, tuple[int, ...]]:
     """Give each rank some heads of every attention and a part of the width of every MLP, in place.
 
-    Some matrices have projections stacked in their rows: q, k and v, or gate and up. Their rows are
-    reordered first. An even split then leaves every rank the same stack of its own parts, and the
-    forward pass of the modules needs no change.
+    Rows that are stacked (q, k and v, or gate and up) are reordered first. An even split then
+    leaves every rank the same stack of its own parts.
 
     Returns:
         For each parameter whose rows are split, the rows of the parts that are stacked in it.
@@ -173,13 +172,7 @@ def split_tensors(model: Model, world: World) -> dict[str, tuple[int, ...]]:
 
 
 def take_shapes(model: Model, degree: int) -> None:
-    """Give a model on the meta device the shapes that split_tensors leaves to one of some ranks.
-
-    No ranks are needed for this. `_require_splittable` must have accepted the model.
-
-    Args:
-        degree: the number of these ranks.
-    """
+    """Give a model on the meta device the shapes that split_tensors leaves to one of some ranks."""
     for module in model.modules():
         split = _Split.of(module)
         if split is None:

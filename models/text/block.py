@@ -42,8 +42,8 @@ class RMSNorm(nn.Module):
 class PackedAttention(nn.Module):
     """Attention over a row of tokens, with rotary positions and, in HRM-Text, a gate.
 
-    The rows of the first projection are all heads of the gate if there is one, then those of q, of
-    k and of v. The gate multiplies the heads' output (arXiv 2505.06708).
+    The rows of the first projection are the heads of the gate if there is one, then q, k and v. The
+    gate multiplies the heads' output (arXiv 2505.06708).
     """
 
     def __init__(self, shape: StackShape) -> None:
@@ -64,11 +64,7 @@ class PackedAttention(nn.Module):
         return self.gqkv_proj if self.is_gated else self.qkv_proj
 
     def forward(self, x_ND: Tensor, rotary: Rotary | None, tokens: Attends) -> Tensor:
-        """Return y_ND.
-
-        Args:
-            rotary: cosines and sines (N, 1, H), which rotate q and k; None: no rotation.
-        """
+        """Return y_ND. `rotary` has the shape (N, 1, H)."""
         parts = self.in_proj(x_ND).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=1)
         q_NAH, k_NGH, v_NGH = parts[-3:]
         if rotary is not None:
@@ -153,8 +149,7 @@ class Stack(nn.Module):
         """Return the sum of the inputs after all blocks, (N, D).
 
         Args:
-            keep_inputs_only: keep only the input of each block, and compute the block again in the
-                backward pass.
+            keep_inputs_only: compute each block again in the backward pass.
         """
         x_ND = functools.reduce(torch.add, inputs_ND)
         for layer in self.layers:

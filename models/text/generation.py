@@ -1,8 +1,7 @@
 """The next tokens of prompts, with a cache for keys and values.
 
-Every call of every block has a part of the cache of its own, because a recursion calls the same
-block with other states. The logits are those of a packed row whose prefixes are the prompts and
-whose responses are the tokens that followed.
+Every call of every block has its own part of the cache, because a recursion calls the same block
+with other states.
 """
 
 # B = prompts, N = their tokens in one row, A = heads of queries, G = heads of keys and values, H =
@@ -24,8 +23,7 @@ from models.text.stack_config import Mask
 class _Cache:
     """The keys and values of some sequences.
 
-    The first pass stores those of the prompts, and each later pass those of one token for each
-    sequence.
+    The first pass stores those of the prompts, each later one those of a token of each sequence.
     """
 
     def __init__(self, lengths: Sequence[int], prefix_lens: Sequence[int], capacity: int, device: torch.device) -> None:
@@ -101,7 +99,6 @@ class Decoder:
             most_new_tokens: how many tokens `next_logits` may be given for each prompt.
             prefix_lens: how many tokens of each prompt see one another if the mask is PrefixLM;
                 None: all. It is 1 for the beginning of a text, as in training on text.
-            device: on which the model computes; None: where its weights are.
         """
         assert all(prompts), "a prompt has at least one token"
         self._model, self._prompts = model, prompts
@@ -136,11 +133,7 @@ class Decoder:
 
 
 def greedy(model: TextModel, prompts: Sequence[Sequence[int]], num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Return the most likely next tokens of each prompt, one after the other.
-
-    Returns:
-        The tokens (B, num_tokens), and the logits (B, num_tokens, V) that each was taken from.
-    """
+    """Return the most likely next tokens (B, num_tokens), and the logits (B, num_tokens, V)."""
     decoder = Decoder(model, prompts, most_new_tokens=num_tokens)
     logits, tokens = [decoder.read_prompts()], list[Tensor]()
     while True:
@@ -166,8 +159,7 @@ def generate(
     A prompt ends with the first stop token, which is yielded, or after `most_new_tokens`.
 
     Args:
-        vocab_size: only tokens below it are drawn, because the model's vocabulary may be rounded
-            up; None: all.
+        vocab_size: only tokens below it are drawn, since the model's may be rounded up; None: all.
         draws: the random numbers; None: those of seed 0.
         prefix_lens: as for `Decoder`.
     """

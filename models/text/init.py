@@ -9,10 +9,9 @@ _FACTOR = 1.014762601732121
 
 
 def modulo_normal(shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:
-    """Return a tensor from a normal distribution that is reduced modulo 3, with its sign kept.
+    """Return a tensor from a normal distribution reduced modulo 3, with its sign kept.
 
-    So no number is more than about 3 std from 0. The numbers are drawn in float32 on the
-    generator's device, so that a seed gives the same weights on every device.
+    The numbers are drawn in float32 on the generator's device.
     """
     draw = torch.empty(shape, dtype=torch.float32, device=generator.device).normal_(generator=generator)
     return draw.fmod_(3.0).mul_(_FACTOR * std)

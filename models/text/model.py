@@ -1,7 +1,4 @@
-"""The text models: embedding, the recursion of each architecture, and the head.
-
-HRM-Text and its baselines are those of arXiv 2605.20613.
-"""
+"""The text models (arXiv 2605.20613): embedding, recursion and head."""
 
 # N = tokens of the row, D = hidden size, V = vocabulary
 
@@ -34,10 +31,7 @@ from utils.perf.recording import NO_GRAD
 
 
 class TextModel(Model):
-    """A language model whose forward pass is the loss of one packed row.
-
-    Nothing is carried to the next batch.
-    """
+    """A language model whose forward pass is the loss of one packed row."""
 
     config: TextConfig
     block_class, level_class = TextBlock, Stack
@@ -93,12 +87,10 @@ class TextModel(Model):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss of a row, and for each token its loss and whether it is predicted.
 
-        The loss is inside of the forward pass, because it needs the weights of the head, which a
-        strategy may gather for the forward pass.
+        The loss needs the weights of the head, which a strategy may gather for the forward pass.
 
         Args:
-            inputs_N, labels_N, positions_N: of the tokens of the row; positions count from 0 in
-                each sequence.
+            positions_N: counted from 0 in each sequence.
             grad_calls: how many of the last calls in each role carry gradient.
 
         Returns:
@@ -159,10 +151,7 @@ class TextModel(Model):
 
 
 class _Calls:
-    """Calls the stacks of one forward pass in turn.
-
-    Only the last calls in each role carry gradient.
-    """
+    """Calls the stacks of one forward pass. Only the last calls in each role carry gradient."""
 
     def __init__(self, model: TextModel, grad_calls: CallCounts, positions_N: Tensor, tokens: Attends) -> None:
         stacks, self._tokens = model.stacks(), tokens
@@ -178,10 +167,7 @@ class _Calls:
         self._rotary = {stack: stack.rotary(positions_N) for stack in set(self._stacks.values())}
 
     def __call__(self, role: Role, *inputs_ND: Tensor) -> Tensor:
-        """Return what the stack makes of the sum of the inputs.
-
-        Without gradient the result is a constant.
-        """
+        """Return what the stack makes of the sum of the inputs."""
         self._left[role] -= 1
         assert self._left[role] >= 0, f"the recursion makes more calls of {role} than num_calls of its config says"
         stack = self._stacks[role]

@@ -1,8 +1,4 @@
-"""Attention in a packed row with FlashAttention's kernel for sequences of different lengths.
-
-The kernel is PyTorch's `varlen_attn` (arXiv 2307.08691). It takes a row as it is, so nothing is
-padded.
-"""
+"""Attention in a packed row with PyTorch's `varlen_attn` (FlashAttention, arXiv 2307.08691)."""
 
 # N = tokens of the row, P = tokens of all prefixes, R = tokens of all responses, A = heads of
 # queries, G = heads of keys and values, H = head size
@@ -82,10 +78,9 @@ class Ragged:
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, lengths_q: _Lengths, lengths_k: _Lengths, *, is_causal: bool) -> Tensor:
-    """Return what queries see of keys, sequence by sequence.
+    """Return what queries (tokens, heads, H) see of keys, sequence by sequence.
 
     Args:
-        q, k, v: (tokens, heads, H). Keys and values may have fewer heads.
         is_causal: The last query of a sequence sees all of its keys, the one before it all but the
             last one, and so on.
     """
