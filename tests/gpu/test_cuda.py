@@ -229,10 +229,7 @@ def test_the_logged_memory_is_that_of_the_device() -> None:
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp parallel.cpu_offload=true", "tp", "fsdp_tp"])
 def test_strategies_on_one_device(tmp_path: Path, strategy: str) -> None:
-    """With nccl and one rank, groups, sharding and splitting work as on many ranks.
-
-    The losses equal those of a plain run.
-    """
+    """With nccl and one rank, groups, sharding and splitting work as on many ranks."""
     data = runs.build_data(tmp_path / "data")
     losses = []
     for name, typed in (("plain", []), ("run", f"parallel={strategy}".split())):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 
 from models.carry import Outputs
-from models.losses import METRICS, LossConfig, LossType, act_loss, correctness, stablemax, token_cross_entropy
+from models.losses import METRICS, LossConfig, LossType, act_loss, stablemax, token_cross_entropy
 
 IGNORE = -100
 
@@ -107,18 +107,6 @@ def test_zero_smoothing_changes_no_bit_of_the_cross_entropies() -> None:
     assert torch.equal(stablemax_BS[is_label_BS], s_NV.sum(-1).log() - s_NV[torch.arange(4), targets_N].log())
 
 
-@pytest.mark.parametrize("loss_type", ["stablemax_cross_entropy", "softmax_cross_entropy"])
-def test_smoothing_does_not_train_ignored_tokens(loss_type: LossType) -> None:
-    logits_BSV = LOGITS_BSV.clone().requires_grad_()
-    config = _config(loss_type, label_smoothing=0.1)
-    token_cross_entropy(logits_BSV, LABELS_BS, config=config, ignore_label=IGNORE).sum().backward()
-    assert logits_BSV.grad is not None
-    assert (logits_BSV.grad[LABELS_BS == IGNORE] == 0).all()
-    assert (logits_BSV.grad[LABELS_BS != IGNORE] != 0).all(), (
-        "a token of the vocabulary has no gradient in spite of smoothing"
-    )
-
-
 @pytest.mark.parametrize("change", [{"label_smoothing": 1.0}, {"label_smoothing": -0.1}, {"halt_weight": -1.0}])
 def test_shares_and_weights_out_of_range_are_refused(change: dict[str, float]) -> None:
     with pytest.raises(ValidationError, match=next(iter(change))):
@@ -211,12 +199,3 @@ def test_loss_and_metrics_of_a_batch_made_by_hand(loss_type: LossType, with_targ
     assert (gradient_BSV[is_ignored_BS] == 0).all(), "an ignored token has a gradient"
     assert (gradient_BSV[~is_ignored_BS].abs().sum(-1) > 0).all()
     assert (outputs.q_continue_B.grad is not None) == with_target
-
-
-def test_correctness_marks_slots_without_labels() -> None:
-    labelled_B, accuracy_B, exact_B = correctness(
-        _outputs(with_target=False).logits_BSV, torch.tensor(LABELS, dtype=torch.int32), IGNORE
-    )
-    assert labelled_B.tolist() == [True, True, True, True, False]
-    assert accuracy_B.tolist() == [1.0, 0.5, 0.0, 1.0, 0.0]
-    assert exact_B.tolist() == [True, False, False, True, True]

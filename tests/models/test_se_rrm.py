@@ -164,15 +164,6 @@ def test_a_model_free_of_sizes_has_the_same_weights_for_all_sizes(changes: dict[
     assert {n: t.shape for n, t in one.state_dict().items()} == {n: t.shape for n, t in other.state_dict().items()}
 
 
-@pytest.mark.parametrize(
-    "changes", [{"pos_encodings": "learned"}, {"equivariant_symbols": False}, {"puzzle_emb_ndim": 1}]
-)
-def test_other_models_have_weights_for_one_size(changes: dict[str, Any]) -> None:
-    one, other = _model(**changes), _model(seq_len=16, vocab_size=11, **changes)
-    assert not one.config.is_free_of_sizes
-    assert {n: t.shape for n, t in one.state_dict().items()} != {n: t.shape for n, t in other.state_dict().items()}
-
-
 # ---- confidence and halting --------------------------------------------------------------------
 
 

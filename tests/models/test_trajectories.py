@@ -11,7 +11,7 @@ import torch
 from models.act import initial_carry, segment
 from models.base import RecursiveModel
 from models.carry import State
-from models.inference import Slots, Trace, relative_change, trace
+from models.inference import Slots, Trace, trace
 from models.trajectories import Trajectories
 from tests.models.helpers import random_batch, seed_with, small_model
 from utils.batch import Batch
@@ -156,13 +156,6 @@ def test_neighbours_in_the_batch_change_no_trajectory(batch: Batch, sizes: list[
             assert bool(done.settled_N[n]) == (steps < STEPS or bool(expected.settled_N[number]))
             numbers.append(number)
     assert sorted(numbers) == list(range(NUM * COUNT))
-
-
-def test_the_relative_change_is_over_all_states_of_a_slot() -> None:
-    before = {"z_H": torch.tensor([[[1.0, 2.0]], [[0.0, 0.0]]]), "z_L": torch.tensor([[[2.0]], [[4.0]]])}
-    after = {"z_H": torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]]]), "z_L": torch.tensor([[[2.0]], [[4.0]]])}
-    expected = [(4 / 5) ** 0.5, (9 / 25) ** 0.5]
-    assert relative_change(before, after).tolist() == pytest.approx(expected)
 
 
 def test_the_changes_of_a_slot_are_those_of_its_segments(batch: Batch) -> None:

@@ -74,11 +74,7 @@ LOSS = small_config("transformer").loss
 
 @dataclass
 class _Step:
-    """The results of one step.
-
-    They are of one process, or of a rank: its slots, the sums over all slots, and the gradients of
-    its stages.
-    """
+    """The results of one step."""
 
     carry: Carry
     sums: Tensor
@@ -357,7 +353,3 @@ def test_a_recurrent_model_is_refused_with_the_reason(name: str) -> None:
 def test_too_few_blocks_are_refused(num_layers: int, schedule: str, num_ranks: int, advice: str) -> None:
     with pytest.raises(ValueError, match=f"arch.num_layers is {num_layers}, .*{advice}"):
         _config(schedule=schedule).require_support(_stack(num_layers=num_layers), World(size=num_ranks))
-
-
-def test_one_block_for_each_stage_is_enough() -> None:
-    _config(schedule="interleaved", stages_per_rank=3).require_support(_stack(num_layers=6), World(size=2))

@@ -35,11 +35,7 @@ def test_time_of_steps_without_pauses(now: SimpleNamespace) -> None:
 
 
 def test_evaluations_get_their_share_of_the_time(now: SimpleNamespace) -> None:
-    """The share is a fifth of all time: 20 s after 80 s of training.
-
-    A later evaluation gets a fifth of the time since, less the time that earlier evaluations took
-    too much.
-    """
+    """The share is a fifth of all time: 20 s after 80 s of training."""
     share = TimeShare(0.2)
     now.s += 80
     with share.taking(limited=True) as deadline:

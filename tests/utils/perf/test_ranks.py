@@ -68,10 +68,7 @@ def _check_a_late_rank(world: World) -> None:
 
 
 def _check_it_sees_everything(world: World) -> None:
-    """The sampler sees the communication of every strategy.
-
-    In each call a late rank keeps the other rank waiting, and the sampler must measure that time.
-    """
+    """The sampler sees the communication of every strategy."""
     x, like = torch.ones(1000), nn.Linear(8, 8)
     ddp = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
     sharded = nn.Sequential(nn.Linear(8, 8))
