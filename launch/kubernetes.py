@@ -82,11 +82,7 @@ def parse(argv: list[str] | None) -> Namespace:
 
 
 def overrides_of(typed: Namespace, num_ranks: int) -> tuple[list[str], str, int]:
-    """Return the overrides of the run, its folder, and how many seconds pods wait for one another.
-
-    Raises:
-        UserError: The pods would not find what the overrides name.
-    """
+    """Return the overrides, the folder of the run, and how long pods wait for one another."""
     for word in typed.overrides:
         if names_file(word):
             raise UserError(

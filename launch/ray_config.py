@@ -67,7 +67,6 @@ class RayPage(StrictModel):
 
 
 def read_ray(typed: list[str]) -> tuple[RayConfig, list[str]]:
-    """Return the config of Ray, and the overrides that are those of pretrain.py."""
     own = [each for each in typed if re.match(r"\+*ray[.=]", each)]
     config = validate(RayPage, read_config("ray", own)).ray
     overrides = [each for each in typed if each not in own]

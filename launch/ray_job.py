@@ -15,8 +15,6 @@ from utils.run.launched import LAUNCH_FILE
 
 @dataclass(frozen=True)
 class RayJob:
-    """A run of pretrain.py on workers of Ray."""
-
     overrides: tuple[str, ...]  # as typed, without those of Ray
     run: str  # the folder, chosen before the first attempt, so that each later attempt finds it
     resume: str | None  # the path that was typed after resume=; None for none and for resume=auto
@@ -52,9 +50,7 @@ def rank_environment(
     """Return the variables by which pretrain.py finds its rank, named as torchrun names them.
 
     Args:
-        meeting: host and port of rank 0.
-        has_device: whether Ray gave the worker a CUDA device, which then is its number 0. From a
-            worker that reserves none, Ray hides nothing.
+        has_device: whether Ray gave the worker a CUDA device, which then is its number 0.
     """
     host, port = meeting
     values: dict[str, int | str] = {
@@ -71,7 +67,6 @@ def rank_environment(
 
 
 def free_port() -> int:
-    """Return a port of this host that is free now."""
     with socket.socket() as taken:
         taken.bind(("", 0))
         return int(taken.getsockname()[1])

@@ -57,11 +57,7 @@ class Desk:
         self._lines: list[str] = []
 
     def begin_attempt(self, beginning: tuple[int, int] | None) -> tuple[int, bool]:
-        """Return the number of the attempt, and whether an earlier one has begun to train.
-
-        Args:
-            beginning: what `RayJob.beginning` says now.
-        """
+        """Return the number of the attempt, and whether an earlier one has begun to train."""
         self._attempts += 1
         if self._attempts == 1:
             self._beginning = beginning
@@ -83,14 +79,11 @@ class Desk:
         self._lines.append(line)
 
     def take_lines(self) -> list[str]:
-        """Return the lines that nobody has taken yet."""
         lines, self._lines = self._lines, []
         return lines
 
 
 class Outcome(NamedTuple):
-    """How the run ended, unless Ray is to begin again."""
-
     status: int  # of pretrain.py; not 0 if it could not save after a stop
     mistake: str  # the user's, as pretrain.py prints it; empty for none
 
@@ -99,11 +92,7 @@ class Program:
     """pretrain.py as a program below this process. The program is killed if this process ends."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], cwd: str, tell: Callable[[str], Any]) -> None:
-        """Start the program.
-
-        Args:
-            tell: gets each line that the program prints, but the user's mistake.
-        """
+        """Start the program. `tell` gets each line that it prints, but the user's mistake."""
         self.mistake = ""  # the line that begins with "error: ", if the exit status is 2
         self._tell = tell
         self._last: deque[str] = deque(maxlen=_NUM_LAST_LINES)
@@ -161,10 +150,7 @@ class Program:
 
 
 class NewestMetrics:
-    """Follows metrics.jsonl, and keeps the newest value of each metric.
-
-    A report to Ray takes two seconds, so it can't have each row.
-    """
+    """Follows metrics.jsonl, and keeps the newest value of each metric."""
 
     def __init__(self, run: Path) -> None:
         self.values: dict[str, Any] = {}
@@ -172,7 +158,6 @@ class NewestMetrics:
         self.run, self._history = run, History(run / METRICS_FILE)
 
     def read(self) -> bool:
-        """Read what is new, and return whether there was anything."""
         changed = False
         with suppress(UserError):  # what Ray is told is no reason to end the run
             changed = self._history.refresh()
@@ -196,16 +181,10 @@ class NewestMetrics:
 
 
 def run_rank(settings: dict[str, Any]) -> Outcome:
-    """Run one rank of one attempt. Every rank.
+    """Run one rank of one attempt, and return how the run ended. Every rank.
 
     Args:
         settings: the `job` and the handle of the `desk`.
-
-    Returns:
-        How the run ended; Ray keeps what rank 0 returns.
-
-    Raises:
-        RankFailed: The program ended by a fault.
     """
     job, desk, context = settings["job"], settings["desk"], ray.train.get_context()
     rank = context.get_world_rank()
@@ -240,9 +219,6 @@ def run_rank(settings: dict[str, Any]) -> Outcome:
 
 def _follow(program: Program, metrics: NewestMetrics | None, desk: Any, rank: int) -> tuple[bool, str]:
     """Report metrics and pass on a stop, until the program of rank 0 has ended. Every rank.
-
-    Args:
-        metrics: of rank 0; None elsewhere.
 
     Returns:
         Whether a stop was requested, and the mistake of the user, if any.

@@ -50,7 +50,6 @@ _THREAD = "Ray Train"
 
 
 def ray_train(argv: list[str] | None = None) -> str | tuple[str, int]:
-    """Run a training on Ray, or show a page."""
     command = CommandLine.parse(sys.argv[1:] if argv is None else argv, "ray", USAGE)
     if command.page:
         return command.page
@@ -168,7 +167,6 @@ def _follow(result: "Future[Any]", stop: StopSignal, desk: Any) -> None:
 
 
 def _told(result: "Future[Any]", config: RayConfig) -> str | tuple[str, int]:
-    """Return what is to be printed at the end, with an exit status."""
     try:
         outcome: Outcome = result.result().return_value
     except WorkerGroupError as error:  # the ranks have told why

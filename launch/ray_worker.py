@@ -31,12 +31,7 @@ class TrainWorker(SteppedRun):
     def __init__(
         self, overrides: list[str], *, rank: int = 0, world_size: int = 1, init_method: str | None = None
     ) -> None:
-        """Join the other ranks, and begin the run or resume it.
-
-        Args:
-            overrides: as for pretrain.py, the same for all ranks.
-            init_method: tcp://host:port of rank 0; None for one rank.
-        """
+        """Join the other ranks at tcp://host:port of rank 0, and begin the run or resume it."""
         meeting = urlsplit(init_method or ("tcp://127.0.0.1:0" if world_size == 1 else ""))
         if meeting.scheme != "tcp" or meeting.hostname is None or meeting.port is None:
             raise UserError(f"init_method is {init_method!r}; {world_size} ranks need tcp://host:port of rank 0")
@@ -117,5 +112,4 @@ def start_train_workers(
 
 @ray.remote
 def _meeting_point() -> str:
-    """Return an address of the node on which this runs."""
     return f"tcp://{get_node_ip_address()}:{free_port()}"

@@ -22,11 +22,7 @@ class SteppedRun:
     """
 
     def __init__(self, overrides: list[str], world: World) -> None:
-        """Begin a run, or go on with one (resume=...), in its folder.
-
-        Args:
-            world: as `join_ranks` returns it.
-        """
+        """Begin a run, or go on with one (resume=...), in its folder."""
         with ExitStack() as opened:
             lock = opened.enter_context(RunLock())
             typed = read_overrides([*overrides, "log_interval=1"], world)
@@ -121,7 +117,6 @@ class SteppedRun:
         return run / read_name(run / "latest")
 
     def close(self) -> None:
-        """End the run, and let its folder go."""
         try:
             self._log()
         finally:
@@ -130,7 +125,6 @@ class SteppedRun:
             self._world.close()
 
     def _log(self) -> None:
-        """Write the row of the newest step, unless it is written."""
         row, self._row = self._row, None
         if row is not None:
             self._session.log(row)

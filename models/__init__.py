@@ -66,10 +66,6 @@ def build_arch(config: ArchConfig, **sizes: int) -> Model:
 def build_on_meta(config: ArchConfig, *, num_parts: int = 1, **sizes: int) -> Model:
     """Return the model that `config.name` asks for, on the meta device: shapes without memory.
 
-    Args:
-        num_parts: how many ranks divide the model among them.
-        sizes: of the data: seq_len, vocab_size and num_puzzle_identifiers, or for text vocab_size.
-
     Raises:
         UserError: The data don't suit the model, or the model is larger than the machine's memory.
     """

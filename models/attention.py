@@ -29,7 +29,6 @@ def rotary_tables(num_positions: int, head_dim: int, theta: float) -> Rotary:
 
 
 def rotary_at(positions_T: torch.Tensor, head_dim: int, theta: float) -> Rotary:
-    """Return cos_TH and sin_TH as `rotary_tables` does, at the given positions."""
     components_H2 = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions_T.device)
     angles_TH2 = torch.outer(positions_T.float(), theta ** -(components_H2 / head_dim))
     angles_TH = torch.cat([angles_TH2, angles_TH2], dim=-1)
@@ -75,9 +74,7 @@ def attend(
     mask: torch.Tensor | None = None,
     is_causal: bool = False,
 ) -> torch.Tensor:
-    """Return softmax(q k^T / sqrt(H)) v, in the dtype of the inputs.
-
-    k and v may have fewer heads than q, which then are shared.
+    """Return softmax(q k^T / sqrt(H)) v. k and v may have fewer heads than q, which are shared.
 
     Args:
         mask: true where a query sees a key, broadcast to (B, N, T, T); None: everywhere.
@@ -101,12 +98,7 @@ class Attention(nn.Module):
     def __init__(
         self, hidden_size: int, num_heads: int, head_dim: int | None = None, *, heads_option: str = "num_heads"
     ) -> None:
-        """Allocate the projections.
-
-        Args:
-            head_dim: None: hidden_size / num_heads.
-            heads_option: the option that gives num_heads, for messages.
-        """
+        """Allocate the projections. Messages name the `heads_option` that gives num_heads."""
         super().__init__()
         self.num_heads, self.heads_option = num_heads, heads_option
         width = num_heads * head_dim if head_dim is not None else hidden_size
@@ -123,13 +115,7 @@ class Attention(nn.Module):
         dropout: Dropout | None = None,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return y_BTD.
-
-        Args:
-            num_queries: how many of the first positions to return; None: all.
-            fp8: compute the projections in FP8.
-            mask: as for `attend`; not together with dropout.
-        """
+        """Return y_BTD, of the first num_queries positions. Of mask and dropout, one is None."""
         qkv_BT3NH = self.qkv_proj(x_BTD, fp8=fp8).unflatten(-1, (3, self.num_heads, -1))
         q_BNTH, k_BNTH, v_BNTH = (projected_BTNH.transpose(1, 2) for projected_BTNH in qkv_BT3NH.unbind(2))
         q_BNTH = q_BNTH[:, :, :num_queries]

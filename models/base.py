@@ -73,7 +73,6 @@ class CommonConfig(DepthConfig):
         return self.is_free_of_sizes
 
     def weights_fit(self, *, same_vocabulary: bool) -> bool:
-        """Return whether trained weights fit a model for boards of another size."""
         return self.is_free_of_sizes or (same_vocabulary and self.is_free_of_seq_len)
 
     @property
@@ -171,7 +170,6 @@ class RecursiveModel(Model):
         return math.prod(self.state_shape[:-1])
 
     def initial_values(self, generator: torch.Generator) -> InitialValues:
-        """As in the base class. Heads and starting states come last."""
         heads = self.heads()
         body = [module for module in self.modules() if module not in heads]
         for module in (*body, *heads):
@@ -183,7 +181,6 @@ class RecursiveModel(Model):
 
     @torch.no_grad()
     def fill_constants(self) -> None:
-        """As in the base class: new puzzle rows, which are zero, and rotary tables."""
         super().fill_constants()
         if (tables := self._rotary_tables()) is not None:
             for buffer_TH, table_TH in zip((self.rotary_cos, self.rotary_sin), tables, strict=True):
@@ -194,12 +191,10 @@ class RecursiveModel(Model):
                 start_D.copy_(truncated_normal(start_D.shape, 1.0, generator))
 
     def initial_state(self, batch_size: int, device: torch.device) -> State:
-        """Return a state with the right names, shapes and dtype. `reset` gives it its values."""
         shape = (batch_size, *self.state_shape)
         return {name: torch.zeros(shape, dtype=self.dtype, device=device) for name in self._states}
 
     def reset(self, state: State, halted_B: torch.Tensor) -> State:
-        """Return the state with the slots that halted put back to the start."""
         halted = halted_B.view(-1, *[1] * len(self.state_shape))
         return {name: torch.where(halted, self.get_buffer(start), state[name]) for name, start in self._states.items()}
 
@@ -211,10 +206,8 @@ class RecursiveModel(Model):
     # The parts of a forward pass.
 
     def rotary(self) -> Rotary | None:
-        """Return the cosines and sines of rotary positions, or None where the model uses none."""
         return (self.rotary_cos, self.rotary_sin) if self.uses_rotary else None
 
     def calls(self, depth: Depth) -> Calls:
-        """Return what calls the networks in one segment, and decides which calls carry gradient."""
         config = self.config
         return Calls(depth, checkpointing=config.activation_checkpointing, fp8_no_grad=config.fp8_no_grad)

@@ -61,11 +61,7 @@ class Block(nn.Module):
         first_position_only: bool = False,
         fp8: bool = False,
     ) -> torch.Tensor:
-        """Return x_BTD after token mixing and the MLP.
-
-        Args:
-            first_position_only: return only the first position, (B,1,D).
-        """
+        """Return x_BTD after token mixing and the MLP, or only the first position, (B,1,D)."""
         num_positions = 1 if first_position_only else None
         if self.mlp_t is not None:
             # With positions first, each projection is one product for all slots, and only whole
@@ -104,9 +100,7 @@ class Level(nn.Module):
 
         Args:
             keep_inputs_only: compute each block again in the backward pass.
-            first_position_only: return only the first position, (B,1,D). Only without gradient.
-            fp8: multiply by the weights in FP8, where their sizes allow it. Only without gradient.
-            of_blocks: more arguments, which every block takes.
+            first_position_only, fp8: only without gradient.
         """
         # The sum is formed here, where torch.compile makes it a part of the first block.
         x_BTD = functools.reduce(torch.add, inputs_BTD)

@@ -35,8 +35,6 @@ class Carry:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> "Carry":
-        """Build a carry from what `tensors` returned."""
-
         def group(prefix: str) -> dict[str, torch.Tensor]:
             return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 

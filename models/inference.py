@@ -26,8 +26,6 @@ Examples = tuple[np.ndarray, Batch]
 
 @dataclass
 class Segment:
-    """The results of one segment for every slot."""
-
     outputs: Outputs
     labels_BS: Tensor
     steps_B: Tensor  # segments of each sequence so far, including this one
@@ -61,10 +59,7 @@ class Slots:
 
     Args:
         examples: pieces of the stream. The size of the first is the number of slots.
-        num_steps: the most segments of a sequence.
         adaptive: a sequence leaves when it is settled, for which the host waits once a segment.
-        keep_steps: also keep the predictions of every segment.
-        keep_deltas: also measure how far each segment moves the state.
         trajectories: how the sequences of one example differ. Their numbers then stand in the place
             of row numbers; None: every sequence is an example of its own.
     """
@@ -95,7 +90,6 @@ class Slots:
 
     @property
     def busy(self) -> bool:
-        """Return whether a sequence occupies a slot or waits for one."""
         return self._waiting is not None or not bool(self._free_B.all())
 
     @torch.no_grad()
@@ -139,7 +133,6 @@ class Slots:
         )
 
     def _refill(self) -> Batch:
-        """Give free slots to waiting sequences, and return the batch of the slots that stay."""
         if self._carry is None:
             assert self._waiting is not None
             rows_B, batch = self._waiting
@@ -150,7 +143,12 @@ class Slots:
             self._halted_B = torch.zeros_like(self._carry.halted_B)
             self._answers_BS = torch.zeros_like(batch["inputs"], dtype=torch.int64)
             if self._keep_steps:
-                self._kept = _room(batch["inputs"], self._num_steps, self._model.vocab_size)
+                dtype = torch.uint8 if self._model.vocab_size <= 256 else torch.int32
+                num_slots, seq_len = batch["inputs"].shape
+                self._kept = {
+                    "predictions": self._answers_BS.new_zeros(num_slots, self._num_steps, seq_len, dtype=dtype),
+                    "q_halt": torch.zeros(num_slots, self._num_steps, device=self._answers_BS.device),
+                }
             return batch
         free = np.flatnonzero(self._free_B)
         rows, new = self._take(len(free))
@@ -164,7 +162,14 @@ class Slots:
         if self._model.is_compiled:
             self._empty_B = self._free_B
         elif self._free_B.any():
-            batch = self._close_free(batch)
+            stay = np.flatnonzero(~self._free_B)
+            self._rows_B, self._steps_B = self._rows_B[stay], self._steps_B[stay]
+            self._free_B, self._empty_B = self._free_B[stay], self._empty_B[stay]
+            slots = _on(self._carry.halted_B.device, stay)
+            self._carry = Carry.from_tensors({name: tensor[slots] for name, tensor in self._carry.tensors().items()})
+            self._halted_B, self._answers_BS = self._halted_B[slots], self._answers_BS[slots]
+            self._kept = {name: tensor[slots] for name, tensor in self._kept.items()}
+            batch = {name: tensor[slots] for name, tensor in batch.items()}
         return batch
 
     def _take(self, most: int) -> tuple[np.ndarray, Batch | None]:
@@ -181,19 +186,7 @@ class Slots:
         rows, batches = np.concatenate([rows for rows, _ in pieces]), [batch for _, batch in pieces]
         return rows, {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
-    def _close_free(self, batch: Batch) -> Batch:
-        assert self._carry is not None
-        stay = np.flatnonzero(~self._free_B)
-        self._rows_B, self._steps_B = self._rows_B[stay], self._steps_B[stay]
-        self._free_B, self._empty_B = self._free_B[stay], self._empty_B[stay]
-        slots = _on(self._carry.halted_B.device, stay)
-        self._carry = Carry.from_tensors({name: tensor[slots] for name, tensor in self._carry.tensors().items()})
-        self._halted_B, self._answers_BS = self._halted_B[slots], self._answers_BS[slots]
-        self._kept = {name: tensor[slots] for name, tensor in self._kept.items()}
-        return {name: tensor[slots] for name, tensor in batch.items()}
-
     def _keep(self, answers_BS: Tensor, q_halt_B: Tensor) -> None:
-        """Write this segment's answer for this segment and all later ones, which overwrite it."""
         assert self._carry is not None
         later_BT = torch.arange(self._num_steps, device=self._halted_B.device) >= self._carry.steps_B[:, None] - 1
         predictions_B1S = answers_BS[:, None].to(self._kept["predictions"].dtype)
@@ -217,7 +210,6 @@ class Slots:
         )
 
     def _places(self, chosen_B: np.ndarray) -> slice | Tensor:
-        """Return an index of the chosen slots: a slice, which copies nothing, for all of them."""
         return slice(None) if chosen_B.all() else _on(self._halted_B.device, np.flatnonzero(chosen_B))
 
 
@@ -252,15 +244,6 @@ def idle_segment(model: RecursiveModel, seq_len: int, device: torch.device) -> N
     segment(model, initial_carry(model, batch), batch, training=False)
 
 
-def _room(inputs_BS: Tensor, num_steps: int, vocab_size: int) -> dict[str, Tensor]:
-    dtype = torch.uint8 if vocab_size <= 256 else torch.int32
-    num_slots, seq_len = inputs_BS.shape
-    return {
-        "predictions": torch.zeros(num_slots, num_steps, seq_len, dtype=dtype, device=inputs_BS.device),
-        "q_halt": torch.zeros(num_slots, num_steps, device=inputs_BS.device),
-    }
-
-
 @dataclass
 class Trace:
     """The answers of a model to N puzzles after each of T segments."""
@@ -288,12 +271,7 @@ def trace(
     trajectories: Trajectories | None = None,
     numbers_N: np.ndarray | None = None,
 ) -> Trace:
-    """Run `num_steps` segments of a batch and keep all answers.
-
-    Args:
-        num_steps: segments of each sequence; None: as many as in training.
-        trajectories, numbers_N: as for `Slots`; None: the plain pass.
-    """
+    """Run some segments of a batch, by default as many as in training, and keep all answers."""
     num_steps = num_steps or model.config.halt_max_steps
     carry = initial_carry(model, batch)
     predictions, q_halt, wants = [], [], []

@@ -34,18 +34,14 @@ One value is drawn at a time. Where a tensor comes twice, the last value counts.
 
 @torch.no_grad()
 def fill(values: InitialValues) -> None:
-    """Give the tensors their initial values."""
     for tensor, value in values:
         tensor.copy_(value)
 
 
 def truncated_normal(shape: torch.Size, std: float, generator: torch.Generator) -> torch.Tensor:
-    """Return a tensor from a normal distribution truncated at two sigma.
+    """Return a tensor from a normal distribution truncated at two sigma, with this std.
 
     The values are drawn in float32 on the generator's device: a seed gives the same everywhere.
-
-    Args:
-        std: the standard deviation after truncation.
     """
     draw = torch.empty(shape, dtype=torch.float32, device=generator.device)
     sigma = std / STD_AFTER_TRUNCATION
@@ -53,9 +49,15 @@ def truncated_normal(shape: torch.Size, std: float, generator: torch.Generator) 
 
 
 def uniform(shape: torch.Size, bound: float, generator: torch.Generator) -> torch.Tensor:
-    """Return a tensor from the uniform distribution over [-bound, bound], drawn in float32."""
     draw = torch.empty(shape, dtype=torch.float32, device=generator.device)
     return draw.uniform_(-bound, bound, generator=generator)
+
+
+def modulo_normal(shape: torch.Size, std: float, generator: torch.Generator) -> torch.Tensor:
+    """Return a tensor from a normal distribution reduced modulo 3, with its sign kept."""
+    draw = torch.empty(shape, dtype=torch.float32, device=generator.device).normal_(generator=generator)
+    # The factor gives unit standard deviation, and is that of the published code.
+    return draw.fmod_(3.0).mul_(1.014762601732121 * std)
 
 
 def rms_norm(x: torch.Tensor, dim: int = -1, eps: float = RMS_EPS) -> torch.Tensor:
@@ -76,12 +78,7 @@ FP8_MULTIPLE = 16
 
 
 def to_fp8(x_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round a matrix to float8_e4m3fn.
-
-    Returns:
-        The rounded matrix, whose rows lie together in memory, and the float32 scale (N, 1) of each
-        row. The largest number of a row becomes 448. A row of zeros stays zero.
-    """
+    """Round a matrix to float8_e4m3fn, and return it with the float32 scale (N, 1) of its rows."""
     scale_N1 = x_NK.abs().amax(1, keepdim=True).float().clamp(min=_FP8_SMALLEST_ROW) / _FP8_LARGEST
     return (x_NK / scale_N1).to(torch.float8_e4m3fn).contiguous(), scale_N1
 
@@ -112,7 +109,6 @@ class Linear(nn.Linear):  # torch's tensor parallelism splits subclasses of nn.L
 
     @property
     def fits_fp8(self) -> bool:
-        """Whether FP8 can multiply matrices of this size."""
         return self.bias is None and self.in_features % FP8_MULTIPLE == self.out_features % FP8_MULTIPLE == 0
 
     def forward(self, x: torch.Tensor, *, fp8: bool = False) -> torch.Tensor:
@@ -157,12 +153,9 @@ def swiglu_width(dim: int, expansion: float, multiple: int) -> int:
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)) over the last dimension (arXiv 2002.05202).
+    """down(silu(gate(x)) * up(x)) over the last dimension, or the first (arXiv 2002.05202).
 
     One matrix holds the rows of gate, then the rows of up.
-
-    Args:
-        over_first: x is a matrix (dim, N), and its first dimension is meant instead of its last.
     """
 
     def __init__(self, dim: int, width: int, *, over_first: bool = False) -> None:
@@ -181,7 +174,6 @@ class SwiGLU(nn.Module):
         return self.down_proj(self.combine(gate, up, dim=-1), fp8=fp8)
 
     def combine(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return the input of the last projection. The width is dimension `dim`."""
         return F.silu(gate) * up
 
 
@@ -199,10 +191,7 @@ class ConvSwiGLU(SwiGLU):
     """down(silu(conv(silu(gate(x)) * up(x)))) (arXiv 2512.14693, section 3.2).
 
     x is (B, T, D). The convolution combines, component by component, each token with the token
-    before it. Before the first token it takes zeros.
-
-    Args:
-        conv_bias: as in the published code. The equation of the paper has none.
+    before it. The equation of the paper has no bias, which the published code has.
     """
 
     def __init__(self, dim: int, width: int, *, conv_bias: bool = True) -> None:
@@ -244,7 +233,6 @@ class BoardConv(nn.Module):
         yield self.weight_D33, uniform(self.weight_D33.shape, 1 / 3, generator)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        """Return y_BTD, for T = prefix_len + side x side."""
         board_BSD = x_BTD[:, self.prefix_len :]
         side = math.isqrt(board_BSD.shape[1])
         padded_BLLD = F.pad(board_BSD.unflatten(1, (side, side)), (0, 0, 1, 1, 1, 1))

@@ -22,12 +22,7 @@ NUM_BINS = 10
 
 
 def reliability_sums(q_halt_N: Tensor, right_N: Tensor, counted_N: Tensor) -> Tensor:
-    """Sum up answers by their confidence, sigmoid(q_halt).
-
-    Returns:
-        For each bin of confidence: the number of answers, the sum of their confidence, and how many
-        are right; (3, NUM_BINS).
-    """
+    """Return for each bin its answers, their confidence, and how many are right, (3, NUM_BINS)."""
     confidence_N = q_halt_N.sigmoid().to(widest_float(q_halt_N.device))
     bins_N = (confidence_N.nan_to_num() * NUM_BINS).long().clamp(max=NUM_BINS - 1)
     terms_3N = counted_N * torch.stack([torch.ones_like(confidence_N), confidence_N, right_N.to(confidence_N.dtype)])
@@ -37,9 +32,7 @@ def reliability_sums(q_halt_N: Tensor, right_N: Tensor, counted_N: Tensor) -> Te
 def reliability(sums: Sequence[Sequence[float]]) -> dict[str, float]:
     """Return whether the confidence is the accuracy, from the totals of `reliability_sums`.
 
-    Returns:
-        calibration_error: the expected calibration error (arXiv 1706.04599, equation 3); and for
-        each bin n that has answers, counted from 1, reliability/<n>/count, /confidence, /accuracy.
+    calibration_error is the expected calibration error (arXiv 1706.04599, equation 3).
     """
     counts, confidences, rights = sums
     total, error = sum(counts), 0.0
@@ -72,10 +65,6 @@ class OpenSums:
         """Return the train metrics, complete on rank 0, and set the sums to zero. Every rank.
 
         A metric whose divisor is 0 is left out, such as the accuracy if no sequence halted.
-
-        Args:
-            num_steps: the steps that were added since the last call.
-            num_slots: the slots of the global batches of these steps.
         """
         if not num_steps:
             return {}
@@ -97,9 +86,6 @@ class OpenSums:
 
         With as many shares as before, each takes its own, so that the sums round alike. Otherwise
         the first share takes them all. At a logged step nothing is open.
-
-        Raises:
-            UserError: The checkpoint holds open sums of other metrics.
         """
         by_rank = tensors["open_sums"]
         if by_rank.shape[1:] != self._values.shape:
@@ -116,15 +102,8 @@ class OpenSums:
 
 
 class EvalSums:
-    """The sums of an evaluation over one test set."""
-
     def __init__(self, num_segments: int, checks: Sequence[str], world: World) -> None:
-        """Start all sums at zero.
-
-        Args:
-            num_segments: the most segments of a sequence.
-            checks: names of the checks that `add_last` counts beside METRICS.
-        """
+        """Start all sums at zero. `checks` are names of what `add_last` counts beside METRICS."""
         self._world, self._check_names = world, checks
         self._checks = _zeros(len(checks), world)
         self._last = _zeros(len(METRICS), world)
@@ -150,7 +129,6 @@ class EvalSums:
         Args:
             steps_B: the number of the segment in each slot's sequence, from 1.
             halted_before_B: whether the Q head wanted to halt the sequence earlier.
-            deltas_B: how far the segment moved the state; None: not measured.
         """
         labelled_B, _, exact_B = correctness(outputs.logits_BSV, labels_BS, ignore_label)
         right_B = (labelled_B & exact_B).to(self._exact_after.dtype)
@@ -187,7 +165,6 @@ class EvalSums:
             self._checks += torch.stack([(labelled_N & checks[name]).sum() for name in self._check_names])
 
     def add(self, other: "EvalSums") -> None:
-        """Add the sums of another object to these."""
         for mine, others in zip(self._parts(), other._parts(), strict=True):
             mine += others
 
@@ -202,9 +179,6 @@ class EvalSums:
 
         Losses are means over all sequences. The other metrics are means over the num_examples
         sequences that have labels; they are left out if no sequence has labels.
-
-        Args:
-            calibration: add what `reliability` returns.
         """
         parts = self._parts()
         all_sums = self._world.sum_(torch.cat(parts)).split([len(part) for part in parts])

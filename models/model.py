@@ -26,8 +26,6 @@ _MOST_GRAPHS = 16
 
 
 class ArchBase(StrictModel):
-    """The options of every architecture."""
-
     kind: ClassVar[Literal["puzzles", "text"]]
     """What the architecture reads."""
 
@@ -83,7 +81,6 @@ class Model(nn.Module, ABC):
         """
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Give every parameter and buffer its initial value."""
         fill(self.initial_values(generator))
         self.fill_constants()
 
@@ -94,11 +91,7 @@ class Model(nn.Module, ABC):
             self.puzzle_embedding.init_weights()
 
     def allocate(self, device: torch.device, *, parameters_on: torch.device | None = None) -> None:
-        """Move the model to a device, in place. From the meta device only constants get values.
-
-        Args:
-            parameters_on: the device of the parameters, if it is another one.
-        """
+        """Move the model to a device, in place. From the meta device only constants get values."""
         was_on_meta = any(tensor.is_meta for tensor in self.parameters())
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
@@ -122,7 +115,6 @@ class Model(nn.Module, ABC):
         return [module for module in self.modules() if isinstance(module, self.level_class)]
 
     def block_weights(self) -> list[nn.Parameter]:
-        """Return the parameters of the blocks: all but those of embeddings and heads."""
         return [weight for block in self.blocks() for weight in block.parameters()]
 
     def trained_tensors(self) -> dict[str, torch.Tensor]:
@@ -137,10 +129,7 @@ class Model(nn.Module, ABC):
         return set()
 
     def compile_levels(self) -> None:
-        """Compile each stack of blocks with torch.compile.
-
-        The whole model would be compiled anew for every depth of a depth schedule.
-        """
+        """Compile each stack. The whole model would be compiled anew for every depth."""
         self.is_compiled = True
         compile_each(self.levels())
 

@@ -29,7 +29,6 @@ class SumsSpec:
     """The sums of a step, and the metrics that they give.
 
     Attributes:
-        names: the order of the vector of sums.
         means: for each metric, the sum that divides it, or SLOTS.
         losses: the metrics that are losses. The first one is watched for spikes.
     """
@@ -44,7 +43,6 @@ class PartResult(Generic[CarryT]):
     """What one part of a step computed.
 
     Attributes:
-        carry: the new carry of the part's slots; None for text.
         outputs: detached but for the puzzle rows, leaves that get a gradient; None for text.
         loss: a scalar with gradient. Parts and ranks add up to the loss of the step.
         sums: detached, in the order of SumsSpec.names.
@@ -75,12 +73,7 @@ class Objective(ABC, Generic[CarryT, BatchT, SettingsT]):
     def run(
         self, carry: CarryT, batch: BatchT, settings: SettingsT, forward: Callable[..., Any] | None = None
     ) -> PartResult[CarryT]:
-        """Run the forward pass of a part.
-
-        Args:
-            forward: what runs in place of the model for a pass with gradient, such as the model
-                that a strategy has wrapped.
-        """
+        """Run the forward pass of a part, by `forward` if a strategy has wrapped the model."""
 
     @abstractmethod
     def smallest_loss(self, forward: Callable[..., Any], device: torch.device) -> Tensor:

@@ -24,7 +24,6 @@ class PuzzleEmbedding(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Set all rows to zero, so that all puzzles start as the same task."""
         self.weight.zero_()
 
     def rows(self, ids_B: torch.Tensor) -> torch.Tensor:
@@ -51,7 +50,6 @@ class ShardedPuzzleEmbedding(PuzzleEmbedding):
         self._num_trained_ids: int | None = None
 
     def rows(self, ids_B: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the rows of ids_B, (B, E), as a leaf. Every rank."""
         has_gradient = torch.is_grad_enabled()
         longest = self._num_trained_ids if has_gradient else None
         if longest is None:

@@ -226,14 +226,12 @@ class SEMixer(RecursiveModel):
 
     @torch.no_grad()
     def fill_constants(self) -> None:
-        """As in the base class, and the units of boards."""
         super().fill_constants()
         if self.config.cells == "units":
             for side, units_US in enumerate(self.units_LUS):
                 units_US.copy_(units_of_board(side, self.side))
 
     def embed(self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None) -> torch.Tensor:
-        """Return the input of the recursion, x_BSKD, in forward_dtype."""
         symbols_K = torch.arange(NUM_SPECIAL, self.vocab_size, device=inputs_BS.device)
         cells_BS1 = inputs_BS.unsqueeze(-1)
         other_BSK = (cells_BS1 != symbols_K).long()
@@ -264,7 +262,6 @@ class SEMixer(RecursiveModel):
     def forward(
         self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
     ) -> SegmentOutput:
-        """Run one segment: H_cycles x L_cycles calls of the stack, on the sum of z and x."""
         extent = self._extent(inputs_BS)
         x_BSKD = self.embed(inputs_BS, puzzle_rows_BE) * extent.candidates_BSK1
         z_BSKD = state["z"] * extent.candidates_BSK1

@@ -1,13 +1,9 @@
-"""The symbol-equivariant recurrent reasoning model (SE-RRM, arXiv 2603.02193).
-
-Its state has a vector for each symbol in each cell.
-"""
+"""The symbol-equivariant recurrent reasoning model (SE-RRM, arXiv 2603.02193)."""
 
 # B = slots, V = symbols, S = cells, A = additional tokens, T = S + A, D = hidden size,
 # E = V + D, the size of a puzzle's row, C = calls of a segment
 
 import math
-from collections.abc import Iterator
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -45,7 +41,6 @@ class SERRMConfig(CommonConfig):
     @field_validator("pos_encodings", mode="before")
     @classmethod
     def _published_name(cls, value: object) -> object:
-        """Read rope2d, as the published code calls it."""
         return "rope_2d" if value == "rope2d" else value
 
     @model_validator(mode="after")
@@ -90,12 +85,7 @@ class SERRMBlock(nn.Module):
         first_position_only: bool = False,
         fp8: bool = False,
     ) -> torch.Tensor:
-        """Return x_BVTD after both attentions and the MLP. first_position_only must be false.
-
-        Args:
-            rotary: of the attention over cells; the symbols have no order.
-            seeds_B: of the dropout of this call; None: no dropout.
-        """
+        """Return x_BVTD after both attentions and the MLP. first_position_only must be false."""
         assert not first_position_only
         x_BVTD = rms_norm(x_BVTD + self._over_second(self.attn, x_BVTD, rotary, self._seeds(seeds_B, 0), fp8=fp8))
         x_BTVD = x_BVTD.transpose(1, 2)
@@ -174,13 +164,9 @@ class SERRM(RecursiveModel):
         return None
 
     def initial_values(self, generator: torch.Generator) -> InitialValues:
-        """As in the base class. All embeddings start with std 1."""
         yield from super().initial_values(generator)
-        for parameter in self._embeddings():
+        for parameter in self.parameters(recurse=False):
             yield parameter, truncated_normal(parameter.shape, 1.0, generator)
-
-    def _embeddings(self) -> Iterator[nn.Parameter]:
-        return self.parameters(recurse=False)
 
     def embed(self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None) -> torch.Tensor:
         """Return the input of the recursion, x_BVTD, in forward_dtype.
@@ -220,11 +206,7 @@ class SERRM(RecursiveModel):
         depth: Depth,
         seeds_B: torch.Tensor | None = None,
     ) -> SegmentOutput:
-        """Run one segment: H_cycles x L_cycles calls of the stack, on the sum of z and x.
-
-        Args:
-            seeds_B: the seeds of dropout in training; None: no dropout.
-        """
+        """Run one segment: H_cycles x L_cycles calls of the stack, on the sum of z and x."""
         x_BVTD, z_BVTD = self.embed(inputs_BS, puzzle_rows_BE), state["z"]
         call, rotary = self.calls(depth), self.rotary()
         for index in range(depth.H_cycles * depth.L_cycles):
@@ -234,7 +216,6 @@ class SERRM(RecursiveModel):
         return with_confidence(self._logits(z_BVTD[:, :, : self.seq_len]), {"z": z_BVTD})
 
     def _logits(self, z_BVSD: torch.Tensor) -> torch.Tensor:
-        """Return logits_BSV: one number for each symbol, from its own vector or from all."""
         z_BSVD = z_BVSD.transpose(1, 2)
         if self.config.equivariant_symbols:
             of_each_BSV: torch.Tensor = self.lm_head(z_BSVD).squeeze(-1)

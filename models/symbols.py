@@ -11,11 +11,7 @@ NUM_SPECIAL = 2
 
 
 def with_confidence(logits_BSV: torch.Tensor, state: State, cells_BS: torch.Tensor | None = None) -> SegmentOutput:
-    """Return the output of a segment of a model without a Q head, and the new state, detached.
-
-    Args:
-        cells_BS: the cells that belong to a board, as a mask; None: all.
-    """
+    """Return the output of a segment of a model without a Q head, and the new state, detached."""
     q_halt_B = confidence_logit(logits_BSV, cells_BS)
     return {name: z.detach() for name, z in state.items()}, logits_BSV, q_halt_B, torch.zeros_like(q_halt_B)
 

@@ -53,13 +53,11 @@ class TokenConfig(CommonConfig):
 
     @property
     def puzzle_len(self) -> int:
-        """The positions of the puzzle row."""
         # A model without puzzle rows has no prefix, whatever puzzle_emb_len says.
         return self.puzzle_emb_ndim and (self.puzzle_emb_len or math.ceil(self.puzzle_emb_ndim / self.hidden_size))
 
     @property
     def prefix_len(self) -> int:
-        """The positions of the puzzle row and of the registers."""
         return self.puzzle_len + self.num_registers
 
     @model_validator(mode="after")
@@ -115,7 +113,6 @@ class TokenModel(RecursiveModel):
         vocab_size: int,
         num_puzzle_identifiers: int,
     ) -> None:
-        """Allocate what architectures share; the architecture adds its levels."""
         super().__init__(
             config,
             states=states,

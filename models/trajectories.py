@@ -41,11 +41,7 @@ class Trajectories:
             yield numbers_N, {name: tensor.repeat_interleave(len(chosen), 0) for name, tensor in batch.items()}
 
     def at(self, model: RecursiveModel, numbers_B: np.ndarray, segments_B: np.ndarray) -> Callable[[State], State]:
-        """Return what changes the state of all slots at the start of a segment.
-
-        Args:
-            segments_B: the number of the segment in each slot, from 1.
-        """
+        """Return what changes the state of all slots at the start of a segment, from 1."""
 
         def change(state: State) -> State:
             if model.config.num_states > 1:

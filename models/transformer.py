@@ -62,7 +62,6 @@ class Transformer(TokenModel):
     def forward(
         self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
     ) -> SegmentOutput:
-        """Run one segment: H_cycles x L_cycles calls of the stack on state plus question."""
         x_BTD = self.embed(inputs_BS, puzzle_rows_BE)
         call, rotary = self.calls(depth), self.rotary()
         if not state:

@@ -19,12 +19,7 @@ from models.carry import SegmentOutput, State
 
 
 def start_at(model: RecursiveModel, state: State, fresh_N: Tensor, which_N: Tensor) -> State:
-    """Let trajectories that begin start from one of the model's initial states.
-
-    Args:
-        state: of all trajectories, after `model.reset`.
-        which_N: the number of the initial state; 0 is the one that `model.reset` takes.
-    """
+    """Let trajectories that begin start from the model's initial state with this number."""
     name, z = list(state.items())[-1]
     start_ND = model.starts()[which_N]
     middle = [1] * (z.ndim - 2)
@@ -33,7 +28,6 @@ def start_at(model: RecursiveModel, state: State, fresh_N: Tensor, which_N: Tens
 
 
 def spread_states(state: State, num_states: int) -> State:
-    """Return a state with K trajectories for each slot, (B, K, ...)."""
     return {name: z[:, None].expand(-1, num_states, *z.shape[1:]).contiguous() for name, z in state.items()}
 
 
@@ -51,7 +45,6 @@ def winner_takes_all(
 
     Args:
         states: of all trajectories, (B, K, ...).
-        forward: what runs the segment, at its depth.
         loss_of: the token loss of each trajectory (N,), from logits_NSV and labels_NS.
 
     Returns:

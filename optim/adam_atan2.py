@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
-from utils.errors import UserError
 from utils.ranks.world import local_part
 
 
@@ -18,13 +17,6 @@ class AdamATan2(torch.optim.Optimizer):
     """
 
     def __init__(self, params: ParamsT, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
-        if lr < 0:
-            raise UserError(f"lr is {lr}; give 0 or more")
-        for beta in betas:
-            if not 0 <= beta < 1:
-                raise UserError(f"beta is {beta}; give a number from 0 up to, but not including, 1")
-        if weight_decay < 0:
-            raise UserError(f"weight_decay is {weight_decay}; give 0 or more")
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()

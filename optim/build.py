@@ -7,10 +7,10 @@ from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic import model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.profiler import record_function
 
@@ -63,9 +63,6 @@ class OptimizerConfig(StrictModel):
         """Return the state that the optimizer itself would make at the parameter's first gradient.
 
         It is made at once, so that every checkpoint is complete and can be restored.
-
-        Returns:
-            Tensors that are shaped like the parameter, or scalars on the host.
         """
 
 
@@ -82,15 +79,8 @@ class AdamATan2Config(OptimizerConfig):
 
 
 class AdamWConfig(OptimizerConfig):
-    """AdamW, as torch has it."""
-
     name: Literal["adamw"]
-    eps: Float
-
-    @model_validator(mode="after")
-    def _eps_is_in_range(self) -> Self:
-        _require_eps(self.eps)
-        return self
+    eps: Float = Field(gt=0)  # with 0, a weight whose gradients have all been 0 would become NaN
 
     def make(self, groups: Groups, rates: Rates) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
@@ -114,27 +104,15 @@ class MuonConfig(OptimizerConfig):
     """
 
     name: Literal["muon"]
-    muon_lr: Float | None
-    muon_momentum: Float
-    muon_weight_decay: Float
-    muon_iterations: Int
+    muon_lr: Float | None = Field(ge=0)
+    muon_momentum: Float = Field(ge=0, lt=1)
+    muon_weight_decay: Float = Field(ge=0)
+    muon_iterations: Int = Field(ge=1, le=100)
     muon_coefficients: Coefficients
     muon_scale: Scale
     muon_matrices: Literal["blocks", "all"]
     rest: Literal["adamw", "adam_atan2"]
-    eps: Float
-
-    @model_validator(mode="after")
-    def _numbers_are_in_range(self) -> Self:
-        for name in ("muon_lr", "muon_weight_decay"):
-            if (value := getattr(self, name)) is not None and value < 0:
-                raise ValueError(f"{name} is {value}; give 0 or more")
-        if not 0 <= self.muon_momentum < 1:
-            raise ValueError(f"muon_momentum is {self.muon_momentum}; give a number from 0 up to, but not including, 1")
-        if not 1 <= self.muon_iterations <= 100:
-            raise ValueError(f"muon_iterations is {self.muon_iterations}; give 1 to 100 (5 is usual)")
-        _require_eps(self.eps)
-        return self
+    eps: Float = Field(gt=0)
 
     def takes(self, left: list[nn.Parameter], block_weights: list[nn.Parameter]) -> list[nn.Parameter]:
         weights = left if self.muon_matrices == "all" else block_weights
@@ -158,14 +136,7 @@ class MuonConfig(OptimizerConfig):
         return {"momentum_buffer": torch.zeros_like(parameter)}
 
 
-def _require_eps(eps: float) -> None:
-    if eps <= 0:
-        # With eps 0, AdamW would divide 0 by 0 for a weight whose gradients have all been 0.
-        raise UserError(f"eps is {eps}; give a small positive number, such as 1e-8")
-
-
 def _moments(parameter: Tensor) -> dict[str, Tensor]:
-    """Return the initial state of Adam and its relatives."""
     return {
         "step": torch.zeros((), device="cpu"),
         "exp_avg": torch.zeros_like(parameter),
@@ -191,11 +162,7 @@ class Optimizers:
     """
 
     def __init__(self, optimizers: Sequence[tuple[OptimizerConfig, torch.optim.Optimizer]]) -> None:
-        """Make the initial state of every parameter.
-
-        Args:
-            optimizers: new optimizers, each with the config that it was made from.
-        """
+        """Make the initial state of every parameter."""
         self._by_name = {config.name: optimizer for config, optimizer in optimizers}
         for config, optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -212,15 +179,13 @@ class Optimizers:
                 optimizer.step()
 
     def zero_grad(self) -> None:
-        """Set every gradient to None."""
         for optimizer in self._by_name.values():
             optimizer.zero_grad()
 
     def export_state(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the live state tensors, to be saved or overwritten in place.
 
-        Returns:
-            The tensors by "<optimizer>.<key>.<parameter>", such as "adamw.exp_avg.lm_head.weight".
+        Their names are "<optimizer>.<key>.<parameter>", such as "adamw.exp_avg.lm_head.weight".
         """
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         return {
@@ -232,16 +197,8 @@ class Optimizers:
 
 
 def require_same_state(saved: Shapes, own: Shapes) -> None:
-    """Check that a checkpoint's state belongs to the optimizers and parameters of this run.
-
-    Args:
-        saved: the whole shapes of the checkpoint's `export_state`, over all ranks.
-        own: the whole shapes of this run's `export_state`, over all ranks.
-
-    Raises:
-        UserError: The optimizers, the parameters or their shapes differ.
-    """
-    here, there = _owners(own), _owners(saved)
+    """Raise UserError if the whole shapes of a checkpoint's `export_state` are not this run's."""
+    here, there = ({name.split(".", 1)[0] for name in tensors} for tensors in (own, saved))
     if here and there and here != there and there <= set(map(name_of, OPTIMIZERS)):
         raise UserError(
             f"the checkpoint holds the state of {' and '.join(sorted(there))}, but this run's optimizer is "
@@ -249,30 +206,15 @@ def require_same_state(saved: Shapes, own: Shapes) -> None:
             "a new run with init_from=<run> instead of resume takes the weights and may have another optimizer"
         )
     found = compare_shapes(saved, own)
-    if found.missing:
+    if found.first is not None:
         raise UserError(
-            f"the checkpoint lacks the optimizer state {min(found.missing)} ({len(found.missing)} missing in all); "
-            "resume with the optimizer and the frozen weights that it was saved with"
+            f"the checkpoint's optimizer state {found.first} is {saved.get(found.first, 'absent')}, here it is "
+            f"{own.get(found.first, 'absent')}; resume with the model, the optimizer and the frozen weights that it "
+            "was saved with"
         )
-    if found.unexpected:
-        raise UserError(
-            f"the checkpoint's optimizer state {min(found.unexpected)} belongs to nothing trained here "
-            f"({len(found.unexpected)} such in all); resume with the optimizer and the frozen weights that it was "
-            "saved with"
-        )
-    for name in found.reshaped:
-        raise UserError(
-            f"the checkpoint's optimizer state {name} is {tuple(saved[name])}, here it is {tuple(own[name])}; "
-            "resume with the model that it was saved with"
-        )
-
-
-def _owners(tensors: Iterable[str]) -> set[str]:
-    return {name.split(".", 1)[0] for name in tensors}
 
 
 def _options(owners: set[str]) -> str:
-    """Return the overrides that choose these optimizers."""
     leading = {name_of(config) for config in OPTIMIZERS if "rest" in config.model_fields} & owners
     chosen = [f"optim={name}" for name in leading or owners]
     return " ".join([*chosen, *(f"optim.rest={name}" for name in owners if leading and name not in leading)])
@@ -293,10 +235,6 @@ def build_optimizers(
     """Build the optimizers that `config` asks for, for the parameters that require a gradient.
 
     Weight decay applies to every parameter, also to biases and embeddings, as published.
-
-    Args:
-        block_weights: the parameters inside the blocks.
-        lr, betas, weight_decay: of all parameters that Muon doesn't take.
     """
     rates, in_blocks = Rates(lr, betas, weight_decay), list(block_weights)
     left = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -21,7 +21,6 @@ class EMA:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start the average at the values of the live tensors, float32 by name."""
         assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
         self._live = dict(tensors)
         self._shadow = {name: tensor.detach().clone() for name, tensor in tensors.items()}

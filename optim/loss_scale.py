@@ -25,7 +25,6 @@ class LossScale:
 
     @property
     def factor(self) -> float:
-        """Return the number that multiplies the loss before its backward pass."""
         return self._scale.item()
 
     @torch.no_grad()

@@ -91,27 +91,21 @@ class Muon(torch.optim.Muon):
         update_RC = grad_RC.lerp(mean_RC, group["momentum"])
         if update_RC.is_cuda:  # cast before gathering, which then moves half as many bytes
             update_RC = update_RC.bfloat16()
-        update_RC = _orthogonal_of_shards(update_RC, group["ns_steps"], self._coefficients)
+        if is_dtensor(update_RC):
+            from torch.distributed.tensor import distribute_tensor
+
+            mesh, placements = update_RC.device_mesh, update_RC.placements
+            whole_RC = orthogonal(update_RC.full_tensor(), group["ns_steps"], self._coefficients)
+            # Every rank keeps its own part of the whole. Without a source rank nothing is sent.
+            update_RC = distribute_tensor(whole_RC, mesh, placements, src_data_rank=None)
+        else:
+            update_RC = orthogonal(update_RC, group["ns_steps"], self._coefficients)
         num_rows, num_columns = weight_RC.shape
+        factor = math.sqrt(max(1, num_rows / num_columns))
+        if self._scale == "rms":  # an orthogonal matrix has a root mean square of 1 / sqrt(max(R, C))
+            factor = _RMS_OF_ADAMW * math.sqrt(max(num_rows, num_columns))
         weight_RC.mul_(1 - group["lr"] * group["weight_decay"])
-        weight_RC.add_(update_RC, alpha=-group["lr"] * _factor(num_rows, num_columns, self._scale))
-
-
-def _factor(num_rows: int, num_columns: int, scale: Scale) -> float:
-    if scale == "rms":  # an orthogonal matrix has a root mean square of 1 / sqrt(max(R, C))
-        return _RMS_OF_ADAMW * math.sqrt(max(num_rows, num_columns))
-    return math.sqrt(max(1, num_rows / num_columns))
-
-
-def _orthogonal_of_shards(matrix_RC: torch.Tensor, iterations: int, coefficients: Coefficients) -> torch.Tensor:
-    """Return `orthogonal` of the matrix, sharded in the same way as the matrix."""
-    if not is_dtensor(matrix_RC):
-        return orthogonal(matrix_RC, iterations, coefficients)
-    from torch.distributed.tensor import distribute_tensor
-
-    whole_RC = orthogonal(matrix_RC.full_tensor(), iterations, coefficients)
-    # Every rank has the whole matrix and keeps its own part. Without a source rank nothing is sent.
-    return distribute_tensor(whole_RC, matrix_RC.device_mesh, matrix_RC.placements, src_data_rank=None)
+        weight_RC.add_(update_RC, alpha=-group["lr"] * factor)
 
 
 def orthogonal(

@@ -22,12 +22,8 @@ def lr_multiplier(step: int, total_steps: int, warmup_steps: int, min_ratio: flo
 def batch_scale(kind: BatchScaling, global_batch_size: int, reference: int) -> float:
     """Return the factor that adapts the learning rates to another global batch size.
 
-    This does not apply to the puzzle table, where sign SGD moves each row of a batch by its rate.
-
-    Args:
-        kind: linear: the ratio of the batch sizes (arXiv 1706.02677). sqrt: its root (arXiv
-            2205.10287). none: 1.
-        reference: the global batch size for which the learning rates were chosen.
+    linear is from arXiv 1706.02677, sqrt from arXiv 2205.10287. The factor does not apply to the
+    puzzle table, where sign SGD moves each row of a batch by its rate.
     """
     ratio = global_batch_size / reference
     return {"none": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[kind]

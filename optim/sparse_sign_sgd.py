@@ -26,8 +26,7 @@ def sparse_sign_sgd_(
     Args:
         table_PE: the whole table on every rank, or a DTensor whose rows are sharded over the shares
             of the slots.
-        ids_B: the row that each slot of this rank names. Many slots may name the same row.
-        grad_BE: the gradient of each slot's row.
+        ids_B, grad_BE: the row that each slot of this rank names, and its gradient.
         num_slots: the number of slots of all ranks, of which each rank has a slice; None: all
             ranks have the same number.
 

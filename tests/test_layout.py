@@ -151,10 +151,7 @@ def test_imports_go_one_way(path: Path) -> None:
 MAY_TALK = {
     *(path for path in SOURCES if path.is_relative_to("utils/ranks") or path.is_relative_to("utils/checkpoint")),
     *(Path("utils/program.py"), Path("launch/torchrun.py"), Path("optim/muon.py"), Path("optim/sparse_sign_sgd.py")),
-    *(
-        Path("models/parallel") / f"{name}.py"
-        for name in ("ddp", "dtensor", "fsdp", "pipeline", "puzzle_table", "tensor")
-    ),
+    *(Path("models/parallel") / f"{name}.py" for name in ("ddp", "dtensor", "fsdp", "pipeline", "tensor")),
 }
 # Only communication has its places. Tensors that are sharded over ranks are values, allowed
 # everywhere.

@@ -103,11 +103,10 @@ def shard_unit(
     precision: "MixedPrecisionPolicy",
     offload: "OffloadPolicy | None" = None,
 ) -> None:
-    """Shard a module's parameters, in place. Parameters that are sharded already stay as they are.
+    """Shard a module's parameters, in place, but those that are sharded already.
 
     Args:
         mesh: the ranks that share the parameters; of two axes, the first one holds replicas.
-        reshards: whether the gathered parameters are dropped after a forward pass.
     """
     from torch.distributed.fsdp import OffloadPolicy, fully_shard
 

@@ -12,16 +12,19 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from models.act import ActObjective
 from models.carry import Outputs
 from models.model import Model
 from models.objective import BatchT, CarryT, Objective, PartResult, SettingsT
-from models.objectives import objective_of
 from models.parallel.requirements import nearest_divisors, require_gradients
+from models.text.objective import TextObjective
 from utils.config import StrictModel
 from utils.errors import UserError
 from utils.perf.recording import BACKWARD, FORWARD
 from utils.ranks.config import Axes
 from utils.ranks.world import World
+
+OBJECTIVES: dict[str, Callable[[Any], Objective[Any, Any, Any]]] = {"puzzles": ActObjective, "text": TextObjective}
 
 
 class LayoutConfig(StrictModel):
@@ -31,11 +34,7 @@ class LayoutConfig(StrictModel):
 
     @abstractmethod
     def axes(self, num_ranks: int) -> Axes | None:
-        """Return how the ranks are laid out, or None where a single process needs no groups.
-
-        Raises:
-            UserError: the degrees don't multiply to `num_ranks`. The message names degrees that do.
-        """
+        """Return how the ranks are laid out, or None where a single process needs no groups."""
 
     def num_parts(self, num_ranks: int) -> int:
         """Return into how many parts the ranks divide the model, or nearly so."""
@@ -48,12 +47,7 @@ class LayoutConfig(StrictModel):
     def require_parts(
         self, num_slots: int, num_parts: int, *, key: str = "global_batch_size", slots: str = "slots"
     ) -> None:
-        """Raise UserError if the slots of a rank don't split into `num_parts` equal parts.
-
-        Args:
-            num_slots: a number that divides the number of slots of every rank.
-            key, slots: what decides about the number of slots, and what they are, for the message.
-        """
+        """Raise UserError if a rank's slots don't split into `num_parts` equal parts."""
         if num_slots % num_parts:
             raise UserError(
                 f"grad_accumulation={num_parts} doesn't divide the {num_slots} {slots} of a rank; give "
@@ -71,13 +65,9 @@ class Layout(Generic[CarryT, BatchT, SettingsT]):
     """Whether a forward pass is a collective, so that all ranks must make equally many."""
 
     def __init__(self, model: Model, world: World, *, num_microbatches: int = 1) -> None:
-        """Keep the model, which must be on its device already.
-
-        Args:
-            num_microbatches: in how many parts `forward_backward` takes a step, one after another.
-        """
+        """Keep the model, which must be on its device already."""
         self.model = model
-        self.objective: Objective[CarryT, BatchT, SettingsT] = objective_of(model)
+        self.objective: Objective[CarryT, BatchT, SettingsT] = OBJECTIVES[model.config.kind](model)
         self._called: Callable[..., Any] = model  # for a forward with gradient
         self._world = world
         self._num_microbatches = num_microbatches
@@ -138,11 +128,7 @@ class Layout(Generic[CarryT, BatchT, SettingsT]):
 
     @torch.no_grad()
     def load(self, values: Iterable[tuple[str, Tensor]]) -> None:
-        """Overwrite the weights that this rank holds, or its parts of them, one after another.
-
-        Args:
-            values: by their names in the state dict, in the portable form, and whole.
-        """
+        """Overwrite this rank's weights with the whole values, which come one after another."""
         live = self.model.state_dict()
         for name, whole in values:
             if name in live:
@@ -156,9 +142,7 @@ class Layout(Generic[CarryT, BatchT, SettingsT]):
     def to_portable(self, name: str, tensor: Tensor) -> Tensor:
         """Return the form of a tensor that any strategy can load from a checkpoint. Every rank.
 
-        Args:
-            name: of a parameter or buffer, in the state dict.
-            tensor: that one, or a tensor with its shape and placement, such as a moment.
+        The tensor is of the state dict, or has the shape and placement of one, such as a moment.
         """
         return tensor
 

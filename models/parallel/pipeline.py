@@ -74,11 +74,7 @@ class PipelineConfig(LayoutConfig):
         return num_ranks * ((self.stages_per_rank or 2) if self.schedule == "interleaved" else 1)
 
     def axes(self, num_ranks: int) -> Axes:
-        """Return pipelines of `stages` ranks each, as many as there are ranks for.
-
-        Raises:
-            UserError: `stages` x `shard` doesn't divide the ranks, or the schedule can't run.
-        """
+        """Return pipelines of `stages` ranks each, as many as there are ranks for."""
         length = max(1, num_ranks // self.shard) if self.stages is None else self.stages
         if num_ranks % (length * self.shard):
             asked = f"stages {length}" + (f" x shard {self.shard}" if self.shard > 1 else "")
@@ -119,7 +115,6 @@ class PipelineConfig(LayoutConfig):
         return grad_accumulation * self.microbatches
 
     def require_support(self, model: Model, world: World) -> None:
-        """As in the base class: what `require_stack` requires, and a block for each stage."""
         self.require_stack(model)
         length = world.ranks_per_share
         num_layers, num_stages = len(model.blocks()), self.num_stages(length)
@@ -178,12 +173,7 @@ StageT = TypeVar("StageT", bound=Stage)
 def take_stages(
     model: Model, stage_class: type[StageT], config: PipelineConfig, *, length: int, place: int
 ) -> list[StageT]:
-    """Leave a model what one rank of a pipeline has of it, in place, and return the rank's stages.
-
-    Args:
-        length: the ranks of the pipeline.
-        place: the number of the rank among them.
-    """
+    """Leave a model what one rank of a pipeline has of it, and return the rank's stages."""
     (level,) = model.levels()
     layers = level.get_submodule("layers")
     num_stages, num_layers = config.num_stages(length), len(model.blocks())
@@ -235,9 +225,15 @@ class PipelineLayout(DTensorLayout[CarryT, BatchT, SettingsT], ABC, Generic[Stag
             model.is_compiled = True
             compile_each(stage.level for stage in self._stages)
         self._schedules: dict[int, Any] = {}  # by the size of a microbatch
-        # What `_loss` needs beside tensors: the scale of the step, and the sums so far.
+        # What `_loss` needs beside tensors: settings and scale of the step, and the sums so far.
+        self._settings: SettingsT | None = None
         self._loss_scale = 1.0
         self._sums = self._zero_sums()
+        self._take_calls()
+
+    @abstractmethod
+    def _take_calls(self) -> None:
+        """Let the model's calls in evaluation walk through the stages of all ranks."""
 
     def _shard(self, mesh: DeviceMesh) -> None:
         """Shard each block over the pipelines. It stays whole through all microbatches."""
@@ -255,12 +251,7 @@ class PipelineLayout(DTensorLayout[CarryT, BatchT, SettingsT], ABC, Generic[Stag
 
     @abstractmethod
     def _loss(self, output: Any, numbers: Tensor) -> Tensor:
-        """Return the scaled loss of a microbatch, and add its sums to those of the step.
-
-        Args:
-            output: of the last stage.
-            numbers: what tells the slots of the microbatch.
-        """
+        """Return the scaled loss of a microbatch, and add its sums to those of the step."""
 
     def _new_schedule(
         self,
@@ -270,8 +261,7 @@ class PipelineLayout(DTensorLayout[CarryT, BatchT, SettingsT], ABC, Generic[Stag
     ) -> Any:
         """Return a schedule for microbatches of one size.
 
-        The shapes that pass between stages are given in advance. A schedule would otherwise find
-        them out with a forward and a backward pass of its own.
+        A schedule that is not given the shapes in advance makes a step of its own to find them.
 
         Args:
             first_args: what the first stage is given of a microbatch.
@@ -307,10 +297,7 @@ class PipelineLayout(DTensorLayout[CarryT, BatchT, SettingsT], ABC, Generic[Stag
                 return ScheduleInterleaved1F1B(list(stages), self._config.microbatches, **options)
 
     def _sum_gradients(self) -> None:
-        """Sum the gradients over the pipelines, once a step. FSDP has summed those of its shards.
-
-        DDP's reducer would do so for each part of the slots.
-        """
+        """Sum the gradients over the pipelines. FSDP has summed those of its shards."""
         if self._world.data_size == 1:
             return
         gradients = [
@@ -339,8 +326,8 @@ class PipelineLayout(DTensorLayout[CarryT, BatchT, SettingsT], ABC, Generic[Stag
         """Run all stages of the pipeline without gradient. Every rank of the pipeline.
 
         Schedules need microbatches of one size, so the stages are run by hand. A microbatch goes
-        through all stages of this rank before the next one does. Every rank keeps that order, so
-        that ranks can't wait for one another in a circle.
+        through all stages of this rank before the next one does, so that ranks can't wait for one
+        another in a circle.
 
         Args:
             inputs: what the first stage is given, for each microbatch.

@@ -14,13 +14,9 @@ def nearest_divisors(number: int, wanted: int) -> list[int]:
 
 
 def fill_in_degrees(num_ranks: int, given: dict[str, int | None]) -> tuple[int, int]:
-    """Return two degrees whose product is the number of ranks, as close as possible.
+    """Return two degrees, the outer one first, whose product is the number of ranks.
 
-    Args:
-        given: the name of each degree and its value in the config, or None; the outer one first.
-
-    Raises:
-        UserError: the degrees don't multiply to `num_ranks`. The message names the pairs that do.
+    Degrees that are None become as close as possible.
     """
     fitting = [(n, num_ranks // n) for n in range(1, num_ranks + 1) if num_ranks % n == 0]
     matching = [

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from models.attention import Rotary, apply_rotary, rotary_at
 from models.block import recomputed
-from models.layers import InitialValues, Linear, SwiGLU, rms_norm
-from models.text.init import modulo_normal
+from models.layers import InitialValues, Linear, SwiGLU, modulo_normal, rms_norm
 from models.text.packing import leave_attention_out_of_graphs
 from models.text.stack_config import Mask, StackShape
 
@@ -64,7 +63,6 @@ class PackedAttention(nn.Module):
         return self.gqkv_proj if self.is_gated else self.qkv_proj
 
     def forward(self, x_ND: Tensor, rotary: Rotary | None, tokens: Attends) -> Tensor:
-        """Return y_ND. `rotary` has the shape (N, 1, H)."""
         parts = self.in_proj(x_ND).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=1)
         q_NAH, k_NGH, v_NGH = parts[-3:]
         if rotary is not None:
@@ -117,12 +115,10 @@ class Stack(nn.Module):
 
     @classmethod
     def of_shape(cls, shape: StackShape) -> "Stack":
-        """Return a stack with new blocks."""
         layers = [TextBlock(shape) for _ in range(shape.num_layers)]
         return cls(shape, layers, RMSNorm(shape) if shape.norm == "pre" else None)
 
     def initial_values(self, generator: torch.Generator) -> InitialValues:
-        """Yield every parameter with a value from the generator."""
         stds = self.shape.stds
         for name, weight in self.named_parameters():
             if weight.ndim == 1:
@@ -132,7 +128,6 @@ class Stack(nn.Module):
                 yield weight, modulo_normal(weight.shape, stds.inner if std is None else std, generator)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As in torch, without the attention in packed rows."""
         leave_attention_out_of_graphs()
         super().compile(*args, **kwargs)
 

@@ -1,8 +1,4 @@
-"""The options of the text models: HRM-Text with its baselines (arXiv 2605.20613), and the GPT.
-
-A text model is a row of calls of one or two stacks of blocks. It has no halting, no Q values, no
-puzzle rows, and carries no state from one batch to the next.
-"""
+"""The options of the text models: HRM-Text with its baselines (arXiv 2605.20613), and the GPT."""
 
 import math
 from abc import abstractmethod
@@ -25,8 +21,6 @@ Role = Literal["H", "L"]
 
 @dataclass(frozen=True)
 class CallCounts:
-    """A number of calls in each role."""
-
     H: int
     L: int
 
@@ -43,16 +37,14 @@ class TextConfig(StackConfig, ArchBase):
         """The stacks of the model, by the names of the modules that hold them."""
 
     @property
-    @abstractmethod
     def num_calls(self) -> CallCounts:
-        """The calls of a forward pass in each role."""
+        return CallCounts(H=1, L=0)
 
     def grad_calls_at(self, step: int, total_steps: int) -> CallCounts:
         """Return how many of the last calls in each role carry gradient at a step, from 1."""
         return self.num_calls
 
     def embedding_has_gradient(self, grad_calls: CallCounts) -> bool:
-        """Return whether a call with gradient reads the embedded tokens."""
         return grad_calls.H + grad_calls.L > 0
 
     @property
@@ -73,10 +65,6 @@ class TransformerTextConfig(TextConfig):
     @property
     def stacks(self) -> dict[str, StackShape]:
         return {"level": self.hrm_shape(self.num_layers)}
-
-    @property
-    def num_calls(self) -> CallCounts:
-        return CallCounts(H=1, L=0)
 
 
 class GPTConfig(TextConfig):
@@ -111,10 +99,6 @@ class GPTConfig(TextConfig):
             stds=self.stds(width, self.num_layers),
         )
         return {"level": gpt}
-
-    @property
-    def num_calls(self) -> CallCounts:
-        return CallCounts(H=1, L=0)
 
     @property
     def tied_head(self) -> bool:
@@ -199,7 +183,6 @@ class HRMTextConfig(TwoStackTextConfig):
         return CallCounts(H=self.H_cycles, L=self.H_cycles * self.L_cycles)
 
     def bp_steps_at(self, step: int, total_steps: int) -> int:
-        """Return how many calls carry gradient at a step, counted from 1."""
         warmup = total_steps * self.bp_warmup_ratio
         done = min(1.0, step / warmup) if warmup > 0 else 1.0
         return self.bp_min_steps + math.floor(done * (self.bp_max_steps - self.bp_min_steps))

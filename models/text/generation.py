@@ -21,10 +21,7 @@ from models.text.stack_config import Mask
 
 
 class _Cache:
-    """The keys and values of some sequences.
-
-    The first pass stores those of the prompts, each later one those of a token of each sequence.
-    """
+    """The keys and values of some sequences: of the prompts, then of one token after another."""
 
     def __init__(self, lengths: Sequence[int], prefix_lens: Sequence[int], capacity: int, device: torch.device) -> None:
         sequences = [(prefix, length - prefix) for prefix, length in zip(prefix_lens, lengths, strict=True)]
@@ -39,7 +36,6 @@ class _Cache:
 
     @property
     def positions_N(self) -> Tensor:
-        """The positions of the tokens of the next pass."""
         if self._is_filled:
             return self._lengths_B
         return torch.cat([torch.arange(length, device=self._device) for length in self.lengths])
@@ -62,14 +58,12 @@ class _Cache:
         return y_BA1H[:, :, 0]
 
     def end_pass(self) -> None:
-        """Let the next pass begin, with one token for each sequence."""
         if self._is_filled:
             self.lengths = [length + 1 for length in self.lengths]
             self._lengths_B += 1
         self._is_filled, self._next = True, 0
 
     def keep(self, places: Sequence[int]) -> None:
-        """Forget all sequences but those at these places."""
         assert self._is_filled, "the prompts must have been read"
         places_K = torch.tensor(places, device=self._device)
         for kept in (self._keys, self._values):
@@ -92,10 +86,9 @@ class Decoder:
         prefix_lens: Sequence[int] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """Allocate nothing yet. The first logits come from `read_prompts`.
+        """Allocate nothing yet.
 
         Args:
-            prompts: the tokens of each prompt, at least one.
             most_new_tokens: how many tokens `next_logits` may be given for each prompt.
             prefix_lens: how many tokens of each prompt see one another if the mask is PrefixLM;
                 None: all. It is 1 for the beginning of a text, as in training on text.
@@ -120,7 +113,6 @@ class Decoder:
         return self._logits(tokens_B, torch.arange(len(tokens_B), device=self._device))
 
     def keep(self, places: Sequence[int]) -> None:
-        """Go on with the prompts at these places alone."""
         self._cache.keep(places)
 
     def _logits(self, inputs_N: Tensor, places_B: Tensor) -> Tensor:
@@ -160,8 +152,6 @@ def generate(
 
     Args:
         vocab_size: only tokens below it are drawn, since the model's may be rounded up; None: all.
-        draws: the random numbers; None: those of seed 0.
-        prefix_lens: as for `Decoder`.
     """
     if most_new_tokens < 1:
         return

@@ -70,8 +70,6 @@ class Packing:
 
 
 class _Batches:
-    """Attends in batches of sequences of similar length."""
-
     def __init__(self, sequences: Sequences, num_tokens: int) -> None:
         prefixes, lengths = [p for p, _ in sequences], [p + r for p, r in sequences]
         starts = [0, *itertools.accumulate(lengths)]

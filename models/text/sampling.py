@@ -43,7 +43,6 @@ class Draws:
         self._generators = [np.random.default_rng((seed, number)) for number in numbers]
 
     def next(self) -> Tensor:
-        """Return the next number for each prompt, float64 (B,)."""
         return torch.tensor([generator.random() for generator in self._generators], dtype=torch.float64)
 
 

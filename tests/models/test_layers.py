@@ -20,6 +20,7 @@ from models.layers import (
     MlpKind,
     fill,
     fp8_product,
+    modulo_normal,
     rms_norm,
     swiglu_width,
     to_fp8,
@@ -125,6 +126,14 @@ def test_truncated_normal_has_the_requested_std() -> None:
     assert sample.abs().max().item() == pytest.approx(
         2 * 0.5 / 0.87963, abs=0.002
     )  # two sigma of the normal distribution before the cut
+
+
+def test_weights_of_text_are_a_normal_distribution_reduced_modulo_3() -> None:
+    drawn = modulo_normal(torch.Size([200_000]), 0.5, torch.Generator().manual_seed(0))
+    normal = torch.empty(200_000).normal_(generator=torch.Generator().manual_seed(0))
+    expected = torch.where(normal.abs() < 3, normal, normal - 3 * normal.sign()) * 1.014762601732121 * 0.5
+    torch.testing.assert_close(drawn, expected)
+    assert abs(drawn.std().item() / 0.5 - 1) < 5e-3
 
 
 def test_a_convolution_starts_like_one_of_torch() -> None:

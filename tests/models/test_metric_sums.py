@@ -19,7 +19,7 @@ from utils.ranks.world import World
 
 SINGLE = World.single()
 IGNORE = 0
-NUM_STEPS, SLOTS_PER_RANK = 3, 4
+SLOTS_PER_RANK = 4
 
 
 # ---- open sums ---------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 
 from optim.adam_atan2 import AdamATan2
@@ -67,19 +66,3 @@ def test_every_parameter_counts_its_own_updates() -> None:
         optimizer.step()
     expected = torch.tensor(_reference(start, [gradient], [0.1]))
     torch.testing.assert_close(late.detach(), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("lr", "betas", "weight_decay", "message"),
-    [
-        (-1.0, BETAS, 0.1, "lr is -1"),
-        (1.0, (1.0, 0.9), 0.1, "beta is 1"),
-        (1.0, (0.9, -0.1), 0.1, "beta is -0.1"),
-        (1.0, BETAS, -0.1, "weight_decay is -0.1"),
-    ],
-)
-def test_values_out_of_range_are_refused(
-    lr: float, betas: tuple[float, float], weight_decay: float, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        AdamATan2(_parameters(), lr=lr, betas=betas, weight_decay=weight_decay)

@@ -23,11 +23,7 @@ class TimeShare:
 
     @contextmanager
     def taking(self, *, limited: bool) -> Iterator["Deadline"]:
-        """Count the time spent inside, and yield its deadline: where the share would be exceeded.
-
-        Args:
-            limited: False: there is no deadline.
-        """
+        """Count the time spent inside, and yield its deadline, if it is limited."""
         began = time.perf_counter()
         limit_s = math.inf
         if limited and self._largest is not None:  # (taken + limit) / (elapsed + limit) = largest

@@ -66,10 +66,7 @@ def gpu_utilization(device: torch.device) -> float | None:
 
 
 def peak_tflops(world: World, dtype: torch.dtype) -> float | None:
-    """Return the peak of all GPUs of a run together, in TFLOP/s of a dtype. Every rank.
-
-    None if a rank has no GPU, or one that the table does not know.
-    """
+    """Return the peak of all GPUs of a run, in TFLOP/s of a dtype; None if unknown. Every rank."""
     gpu = None
     if world.device.type == "cuda":
         properties = torch.cuda.get_device_properties(world.device)

@@ -24,8 +24,6 @@ _BYTES = {
 
 
 class _Sample(NamedTuple):
-    """The measurements of one step on one rank."""
-
     step: int
     comm_ms: float
     step_ms: float
@@ -144,7 +142,6 @@ class RankSampler:
 
 
 def _num_bytes(events: list[Any]) -> float:
-    """Return the size of all tensors that this rank handed over; NaN for an unknown dtype."""
     total = 0.0
     for event in events:
         backend, colon, operation = event.name().partition(":")

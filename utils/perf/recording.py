@@ -23,10 +23,7 @@ def recording(device: torch.device) -> Iterator[list[Any]]:
     """Record the transfers and the named parts of what runs inside, and on CUDA its kernels.
 
     torch.profiler would also record every operation of the step, which takes a hundred times as
-    long (docs/lab/benchmarks.md).
-
-    Yields:
-        A list that holds the events once the block has ended.
+    long (docs/lab/benchmarks.md). The list holds the events once the block has ended.
     """
     activities = {ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])}
     # The flags: shapes of inputs, memory, stacks, FLOPs, modules.
@@ -41,7 +38,6 @@ def recording(device: torch.device) -> Iterator[list[Any]]:
 
 
 def transfers(events: list[Any]) -> Iterator[Span]:
-    """Yield beginning and end of each transfer between ranks."""
     for event in events:  # NCCL's calls return at once, so the kernels on the device count instead
         name = event.name()
         on_device = event.device_type() == DeviceType.CUDA
@@ -58,7 +54,6 @@ def parts(events: list[Any], name: str, device: torch.device) -> Iterator[Span]:
 
 
 def union(spans: Iterable[Span]) -> int:
-    """Return the length that the spans cover together, in ns."""
     covered, reached = 0, 0
     for first, end in sorted(spans):
         covered += max(0, end - max(first, reached))

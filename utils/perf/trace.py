@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
 from utils.config import Bool, Int, StrictModel
@@ -22,7 +22,7 @@ class ProfileConfig(StrictModel):
 
     enabled: Bool
     steps: list[Int]
-    ranks: list[Int] | None
+    ranks: list[Int] | None = Field(min_length=1)
     shapes: Bool
     stacks: Bool
 
@@ -40,15 +40,7 @@ class ProfileConfig(StrictModel):
             raise ValueError(f"{steps} is no range of steps; give the first and the last, such as [4, 6]")
         return steps
 
-    @field_validator("ranks")
-    @classmethod
-    def _some_rank_is_traced(cls, ranks: list[int] | None) -> list[int] | None:
-        if ranks == []:
-            raise ValueError("[] names no rank; give some, such as [0], or null for all")
-        return ranks
-
     def require_ranks(self, num_ranks: int) -> None:
-        """Raise UserError if a rank that is to be traced does not exist."""
         missing = [rank for rank in self.ranks or [] if not 0 <= rank < num_ranks]
         if self.enabled and missing:
             raise UserError(
@@ -91,7 +83,6 @@ class StepProfiler:
         self._profile.start()
 
     def step(self) -> None:
-        """Tell the profiler that a training step is over."""
         if self._profile is not None:
             self._profile.step()
 

@@ -75,11 +75,7 @@ class Launch:
 
     @staticmethod
     def from_environment(launcher: LauncherName | Literal["auto"] = "auto") -> "Launch":
-        """Read the environment.
-
-        Args:
-            launcher: whose variables to read (`dist.launcher`); auto: those of the innermost
-                launcher that says that there are several ranks.
+        """Read the environment, of the innermost launcher that says that there are several ranks.
 
         Raises:
             UserError: The variables are missing, wrong or contradict one another.
@@ -111,7 +107,6 @@ def may_be_first() -> bool:
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a new run, without what a launcher says about this process."""
     whole = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     begins = ("TORCHELASTIC_", "GROUP_", "ROLE_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL")
     return {name: value for name, value in environment.items() if name not in whole and not name.startswith(begins)}
@@ -120,10 +115,8 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
 def end_with_launcher(launch: Launch) -> Callable[[], bool]:
     """End this process within a second after its launcher is gone.
 
-    Otherwise the worker would go on beside the run that somebody starts in its place.
-
-    Returns:
-        A function that tells whether the launcher is gone.
+    Otherwise the worker would go on beside the run that somebody starts in its place. Return a
+    function that tells whether the launcher is gone.
     """
     # Somebody who sets RANK by hand may leave the shell, and the ranks go on.
     if not launch.is_elastic and launch.launcher not in ("slurm", "mpi"):
@@ -251,8 +244,7 @@ def _daemon() -> int:
 def _by_slurm() -> Launch | None:
     """Read the variables of a task that srun started.
 
-    The batch script itself and the shell of salloc have SLURM_PROCID or SLURM_NTASKS, too, but no
-    step: there is one process, however many tasks the job has.
+    The batch script itself and the shell of salloc have some of them, too, but no step.
     """
     if "SLURM_STEP_ID" not in os.environ:
         return None
@@ -298,9 +290,6 @@ def _port(name: str) -> int:
 
 
 def _first_host(nodes: str) -> str | None:
-    """Return the first host of a list of nodes in Slurm's notation, such as gpu[003-006,9],login1.
-
-    Slurm starts rank 0 there.
-    """
+    """Return the first host of a list of nodes such as gpu[003-006,9],login1: that of rank 0."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else None

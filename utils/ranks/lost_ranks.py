@@ -30,7 +30,6 @@ def report_first(what: str, world: World) -> bool:
 
 
 def is_reported(what: str, world: World) -> bool:
-    """Return whether a rank called `report_first`."""
     return world.size > 1 and _asked(lambda store: store.check([what])) is True
 
 
@@ -54,8 +53,7 @@ def _asked(question: Callable[[Store], T], limit_s: float = 2.0) -> T | None:
 def silent_ranks(world: World, error: Exception) -> list[str]:
     """Return a line for each rank that lost contact and does not report a fault itself.
 
-    Each rank writes its fault into the store where the ranks met, and the ranks that write nothing
-    are named. docs/reliability.md has more.
+    Each rank writes its fault into the store where the ranks met (docs/reliability.md).
     """
     if world.size == 1:
         return []

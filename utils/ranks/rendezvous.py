@@ -47,7 +47,6 @@ def agents_store(timeout: timedelta) -> Store | None:
 
 
 def require_meeting_point(launch: Launch, config: MeetingConfig) -> None:
-    """Raise UserError if there are several ranks, and nothing says where they meet."""
     if launch.size > 1 and config.init_method == "env" and not (launch.host and launch.port):
         how = " (Open MPI: mpirun -x MASTER_ADDR=...; MPICH: -genv MASTER_ADDR ...)" if launch.launcher == "mpi" else ""
         raise UserError(
@@ -64,12 +63,7 @@ def meeting_point(launch: Launch, config: MeetingConfig) -> str:
 
 
 def open_store(launch: Launch, config: MeetingConfig, patience: Patience) -> Store:
-    """Open the store of the ranks: rank 0 serves it, and the others wait for it. Every rank.
-
-    Raises:
-        UserError: The port or the name of the host can't be used.
-        MissingRank: Rank 0 did not come in time.
-    """
+    """Open the store of the ranks: rank 0 serves it, and the others wait for it. Every rank."""
     where = meeting_point(launch, config)
     if config.init_method.startswith("file://"):
         with file_errors():
@@ -140,9 +134,6 @@ def store_of_this_attempt(store: Store, rank: int, size: int, patience: Patience
     names the attempt on all hosts. So rank 0 draws a name, and each rank asks for the name with a
     ticket of its own. A ticket may come from a rank of an earlier attempt, so rank 0 answers
     tickets until all ranks have arrived. Then it lets all of them go on.
-
-    Raises:
-        MissingRank: Not all ranks arrived in time. The message names those that did not.
     """
     own = uuid.uuid4().hex
     if rank == 0:

@@ -13,19 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from utils.errors import UserError
 from utils.ranks.config import DEFAULT_MEETING, Axes, DeviceName, DistConfig, MeetingConfig
 from utils.ranks.launch import Launch
-from utils.ranks.place import Place
 from utils.ranks.rendezvous import Patience, agents_store, open_store, store_of_this_attempt
-from utils.ranks.world import BEGUN, World
+from utils.ranks.world import BEGUN, Place, World
 
 _THREAD_TIMEOUT = timedelta(minutes=30)
 
 
 def join_ranks(launch: Launch | None = None, config: MeetingConfig = DEFAULT_MEETING) -> World:
     """Connect to the other ranks on the host. `connect_devices` connects the devices afterwards.
-
-    Args:
-        launch: what the launcher says; None: read the environment.
-        config: how ranks find one another.
 
     Raises:
         UserError: It is not known where the ranks meet, or they can't meet there.
@@ -85,9 +80,6 @@ def connect_devices(
 
     Args:
         axes: the layout of the ranks for strategies with a mesh; None: each rank has its own slots.
-
-    Raises:
-        UserError: The device or backend is not available, or `config` does not fit the ranks.
     """
     config = config or DistConfig(
         **world.meeting.model_dump(), backend="auto", timeout_s=600, num_threads=None, rank_weights=[]
@@ -193,7 +185,6 @@ def _pick_device(name: DeviceName, local_rank: int) -> torch.device:
 
 
 def _pick_backend(name: str, device: torch.device) -> str:
-    """Return the backend for tensors. On CUDA it also carries offloaded weights of the host."""
     if name == "nccl" and device.type != "cuda":
         raise UserError(
             f"dist.backend=nccl moves data between CUDA devices, but this run is on {device.type}; use gloo"

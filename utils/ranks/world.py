@@ -4,14 +4,17 @@ Each collective does nothing in a world of one. All ranks must call a method mar
 one rank leaves it out, the run hangs.
 """
 
+import os
+import socket
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
@@ -23,7 +26,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from utils.errors import UserError
 from utils.ranks.config import DEFAULT_MEETING, MeetingConfig
 from utils.ranks.launch import Launch
-from utils.ranks.place import Place
 from utils.text import for_a_terminal
 
 if TYPE_CHECKING:
@@ -32,6 +34,45 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BEGUN = "begun"  # key in torchrun's store: how often ranks have begun to train in this launch
+
+
+@dataclass(frozen=True)
+class Place:
+    pid: int
+    host: str
+    pid_namespace: str  # containers may share a host name without seeing each other's processes
+    cores: frozenset[int] = frozenset()  # empty if the system does not tell
+
+    @staticmethod
+    def here() -> "Place":
+        namespace = Path("/proc/self/ns/pid")
+        return Place(
+            os.getpid(),
+            socket.gethostname(),
+            os.readlink(namespace) if namespace.is_symlink() else "",
+            frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset(),
+        )
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    def shares_host_with(self, other: "Place") -> bool:
+        """Return whether both processes are on one host, and see each other there."""
+        return (self.host, self.pid_namespace) == (other.host, other.pid_namespace)
+
+    @property
+    def is_near(self) -> bool:
+        return self.shares_host_with(Place.here())
+
+    @property
+    def is_gone(self) -> bool:
+        try:
+            with suppress(PermissionError):  # the process exists and belongs to another user
+                if self.is_near:
+                    os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
 
 @dataclass(frozen=True)
@@ -97,7 +138,6 @@ class World:
         return shares(self.share_weights, num_slots)[self.data_rank]
 
     def to_device(self, tensor: Tensor) -> Tensor:
-        """Copy a tensor from host memory to the device without waiting for the copy."""
         # A copy from pageable memory may wait.
         pinned = tensor.pin_memory() if self.device.type == "cuda" else tensor
         return pinned.to(self.device, non_blocking=True)
@@ -140,8 +180,7 @@ class World:
         """Return the rows of all shares, concatenated in the order of slots. Every rank.
 
         Args:
-            num_rows: the total number of rows, of which each rank holds its `slice_of`; None: each
-                rank holds the same number.
+            num_rows: of which each rank holds its `slice_of`; None: all ranks hold equally many.
         """
         if self.data_size == 1:
             return tensor
@@ -155,10 +194,7 @@ class World:
         return torch.cat([part[:count] for part, count in zip(rows, counts, strict=True)] if counts else rows)
 
     def one_by_one(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the named tensors of rank 0, one after another, in host memory. Every rank.
-
-        Only rank 0 looks at its argument.
-        """
+        """Yield the named tensors of rank 0, one after another, in host memory. Every rank."""
         of_main = iter(tensors)
         while True:
             name, tensor = next(of_main, ("", None)) if self.is_main else ("", None)
@@ -251,7 +287,6 @@ def is_dtensor(tensor: Tensor) -> "TypeGuard[DTensor]":
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor. It shares its memory with the tensor."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from utils.ranks.place import Place
+from utils.ranks.world import Place
 
 
 def test_a_process_counts_as_gone_only_if_it_can_be_seen_from_here() -> None:
