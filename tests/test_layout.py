@@ -302,7 +302,7 @@ STEP_PATH = {
     ),
     "models/parallel/requirements.py": ("require_gradients",),
     "models/parallel/dtensor.py": ("DTensorLayout.grad_norm", "DTensorLayout.clip_"),
-    "models/parallel/ddp.py": ("DDPLayout._sum",),
+    "models/parallel/ddp.py": ("_sum",),
     "optim/muon.py": ("Muon._update", "orthogonal"),
     "optim/build.py": ("Optimizers.step", "Optimizers.zero_grad"),
     "optim/ema.py": ("EMA.update",),

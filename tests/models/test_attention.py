@@ -18,15 +18,6 @@ def _randn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_rotary_pairs_the_first_half_with_the_second() -> None:
-    x_BNTH = _randn(1, 1, 5, 6)
-    turned = apply_rotary(x_BNTH, rotary_tables(5, 6, 100.0))
-    for t in range(5):
-        torch.testing.assert_close(
-            turned[0, 0, t].double(), naive_rotate(x_BNTH[0, 0, t], t, 100.0), rtol=1e-5, atol=1e-6
-        )
-
-
 def test_rotary_angles_are_float32_even_for_bfloat16() -> None:
     cos_TH, _ = rotary_tables(1000, 64, 10000.0)
     assert cos_TH.dtype == torch.float32

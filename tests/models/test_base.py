@@ -53,17 +53,6 @@ def test_a_segment_returns_what_training_needs(name: str, dtype: torch.dtype) ->
     assert q_halt_B.dtype == q_continue_B.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ARCH_NAMES)
-def test_a_slot_does_not_depend_on_the_other_slots(name: str) -> None:
-    model, batch = small_model(name), random_batch(BATCH)
-    state, logits_BSV, _, _ = run(model, batch)
-    for b in range(BATCH):
-        alone, logits_1SV, _, _ = run(model, {key: of[b : b + 1] for key, of in batch.items()})
-        torch.testing.assert_close(logits_1SV[0], logits_BSV[b])
-        for z, of in alone.items():
-            torch.testing.assert_close(of[0], state[z][b], msg=z)
-
-
 @pytest.mark.parametrize("mlp_t", [False, True])
 @pytest.mark.parametrize("name", ARCH_NAMES)
 def test_q_values_alone_are_the_same(name: str, mlp_t: bool) -> None:
@@ -185,23 +174,6 @@ def test_registers_are_learned_positions_between_the_puzzle_and_its_tokens(
     assert output[1].shape == (BATCH, SEQ_LEN, VOCAB_SIZE)
     gradient_RD = gradients_of(model, output)["registers.weight"]
     assert (gradient_RD.abs().sum(1) > 0).all(), "a register has no gradient"
-
-
-@pytest.mark.parametrize(("changes", "holds"), [({"puzzle_emb_ndim": 0}, "register"), ({}, "puzzle row")])
-def test_q_values_are_read_from_the_first_position(changes: dict[str, Any], holds: str) -> None:
-    model, batch = small_model(num_registers=2, **changes), random_batch(BATCH)
-    first_BD = embedded(model, batch)[:, 0]
-    assert model.registers is not None
-    if holds == "register":
-        expected_BD = model.registers.weight[0].expand(BATCH, 32)
-    else:
-        assert model.puzzle_embedding is not None
-        expected_BD = model.puzzle_embedding.weight[batch["puzzle_identifiers"]]
-    torch.testing.assert_close(first_BD, math.sqrt(32) * expected_BD)
-    state, _, q_halt_B, q_continue_B = run(model, batch)
-    assert model.q_head.bias is not None
-    q_B2 = state["z_H"][:, 0] @ model.q_head.weight.T + model.q_head.bias
-    torch.testing.assert_close(torch.stack([q_halt_B, q_continue_B], dim=1), q_B2)
 
 
 @pytest.mark.parametrize("name", ARCH_NAMES)

@@ -167,14 +167,6 @@ def test_a_model_free_of_sizes_has_the_same_weights_for_all_sizes(changes: dict[
 # ---- confidence and halting --------------------------------------------------------------------
 
 
-def test_the_confidence_is_that_of_the_least_certain_cell() -> None:
-    logits_BSV = torch.randn(5, 4, 6, generator=torch.Generator().manual_seed(0)) * 3
-    expected_B = logits_BSV.softmax(-1).amax(-1).amin(-1)
-    torch.testing.assert_close(confidence_logit(logits_BSV).sigmoid(), expected_B)
-    logits_BSV.requires_grad_()
-    assert not confidence_logit(logits_BSV).requires_grad
-
-
 def test_a_certain_answer_has_a_finite_logit() -> None:
     logits_BSV = torch.full((1, 2, 3), -500.0)
     logits_BSV[..., 1] = 500.0

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.act import ActSettings, initial_carry, loss_of_slots, segment
-from models.losses import METRICS, act_loss
+from models.losses import METRICS
 from models.parallel.layout import Layout
 from tests.models.helpers import ARCH_NAMES
 from tests.models.parallel.helpers import BATCH, batch_at, config_of, model_of, start, train
@@ -74,20 +74,6 @@ def test_outputs_and_carry_hold_no_graph() -> None:
     assert not any(tensor.requires_grad for tensor in carry.tensors().values()) and not sums.requires_grad
 
 
-@pytest.mark.parametrize("num_parts", [2, 8])
-def test_microbatches_do_not_change_the_step(num_parts: int) -> None:
-    layout, parts, world = _layout(), _layout(num_parts), World.single()
-    _, expected = train(layout, world, start(layout.model, world), range(2))
-    _, found = train(parts, world, start(parts.model, world), range(2))
-    for ours, theirs in zip(found.gradients, expected.gradients, strict=True):
-        assert ours.keys() == theirs.keys()
-        for name, gradient in theirs.items():
-            torch.testing.assert_close(ours[name], gradient, rtol=1e-3, atol=1e-6, msg=name)
-    torch.testing.assert_close(found.norms, expected.norms, rtol=1e-4, atol=0)
-    torch.testing.assert_close(found.sums, expected.sums, rtol=1e-5, atol=0)
-    assert all(torch.equal(found.carry[name], tensor) for name, tensor in expected.carry.items() if "z_" not in name)
-
-
 def test_the_norm_is_of_all_gradients_and_clipping_scales_them() -> None:
     layout, world = _layout(), World.single()
     _, free = train(layout, world, start(layout.model, world), range(1))
@@ -97,24 +83,6 @@ def test_the_norm_is_of_all_gradients_and_clipping_scales_them() -> None:
     torch.testing.assert_close(free.norms[0], torch.stack(squares).sum().sqrt())
     for name, gradient in free.gradients[0].items():
         torch.testing.assert_close(clipped.gradients[0][name], gradient / 2)
-
-
-def test_the_loss_is_divided_by_the_global_batch() -> None:
-    model = model_of("hrm")
-    carry, outputs = segment(model, start(model, World.single()), batch_at(0), training=True)
-    config, labels_BS = model.config.loss, carry.current["labels"]
-    loss, sums = act_loss(
-        outputs, labels_BS, halted_B=carry.halted_B, steps_B=carry.steps_B, config=config, ignore_label=3
-    )
-    settings = ActSettings(model.config.depth, config, ignore_label=3, global_batch_size=11, min_halt_steps_B=None)
-    of_slots, same_sums = loss_of_slots(outputs, carry, settings)
-    assert torch.equal(of_slots, loss / 11) and torch.equal(same_sums, sums)
-
-
-def test_the_norm_without_trained_weights_is_zero() -> None:
-    layout, world = _layout(freeze="weights"), World.single()
-    _, found = train(layout, world, start(layout.model, world), range(1), clip=0.1)
-    assert found.norms[0] == 0 and not found.gradients[0]
 
 
 def test_microbatches_must_divide_the_slots() -> None:

@@ -5,20 +5,14 @@ from typing import Any
 import pytest
 
 from models.parallel.pipeline import PipelineConfig
+from tests.models.parallel.helpers import config_of
 from utils.ranks.config import Axes
 
 
 def _config(**changes: Any) -> PipelineConfig:
-    options = {
-        "name": "pipeline",
-        "puzzle_table": "replicated",
-        "stages": None,
-        "shard": 1,
-        "microbatches": 4,
-        "schedule": "gpipe",
-        "stages_per_rank": None,
-    }
-    return PipelineConfig.model_validate(options | changes)
+    config = config_of("pipeline", **({"microbatches": 4, "schedule": "gpipe"} | changes))
+    assert isinstance(config, PipelineConfig)
+    return config
 
 
 @pytest.mark.parametrize(

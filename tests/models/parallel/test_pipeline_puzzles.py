@@ -19,7 +19,7 @@ from models.losses import act_loss
 from models.parallel.pipeline import PipelineConfig
 from models.parallel.pipeline_puzzles import PuzzlePipelineLayout
 from tests.models.helpers import ARCH_NAMES, RECURRENT, SEQ_LEN, VOCAB_SIZE, random_batch, small_config, small_model
-from tests.models.parallel.helpers import whole, whole_weights
+from tests.models.parallel.helpers import config_of, whole, whole_weights
 from tests.spawn import run_ranks
 from tests.utils.ranks.helpers import dist_config
 from utils.batch import Batch
@@ -39,16 +39,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def _config(**changes: Any) -> PipelineConfig:
-    options = {
-        "name": "pipeline",
-        "puzzle_table": "replicated",
-        "stages": None,
-        "shard": 1,
-        "microbatches": 4,
-        "schedule": "gpipe",
-        "stages_per_rank": None,
-    }
-    return PipelineConfig.model_validate(options | changes)
+    config = config_of("pipeline", **({"microbatches": 4, "schedule": "gpipe"} | changes))
+    assert isinstance(config, PipelineConfig)
+    return config
 
 
 def _stack(**changes: Any) -> RecursiveModel:

@@ -11,8 +11,7 @@ import models
 from models.base import RecursiveModel
 from models.hrm import HRM, HRMConfig
 from models.parallel import parallelize
-from models.parallel.requirements import can_sum, fill_in_degrees, nearest_divisors, require_gradients
-from tests.models.helpers import gradients_of, random_batch, run
+from models.parallel.requirements import can_sum, fill_in_degrees, nearest_divisors
 from tests.models.parallel.helpers import DIST, NUM_STEPS, config_of, model_of, start, train, without_bf16_sums
 from tests.spawn import run_ranks
 from utils.errors import UserError
@@ -96,13 +95,3 @@ def _check_spare(world: World) -> None:
 def test_a_network_without_a_gradient_is_an_error_of_one_line(num_ranks: int) -> None:
     """The message of torch's DDP names no parameter. It comes a step later, and not on one rank."""
     run_ranks(_check_spare, num_ranks)
-
-
-def test_more_calls_with_gradient_are_no_advice_where_all_have_it() -> None:
-    model = _spare(backprop="all")
-    gradients = gradients_of(model, run(model, random_batch(2)))
-    for name, weight in model.named_parameters():
-        weight.grad = gradients.get(name)
-    with pytest.raises(UserError, match="such parameters") as caught:
-        require_gradients(model)
-    assert "arch.backprop" not in str(caught.value)
