@@ -35,18 +35,6 @@ def _going_on(model: TokenModel, batch: Batch, halted: list[bool], steps: list[i
     return Carry(carry.state, torch.tensor(steps, dtype=torch.int32), torch.tensor(halted), current)
 
 
-def test_first_segment_takes_the_whole_batch() -> None:
-    model, batch = small_model(), random_batch(BATCH)
-    carry = initial_carry(model, batch)
-    assert carry.halted_B.all()
-    carry, outputs = segment(model, carry, batch, training=True)
-    assert carry.steps_B.tolist() == [1] * BATCH and carry.steps_B.dtype == torch.int32
-    for name, tensor in batch.items():
-        assert torch.equal(carry.current[name], tensor), name
-        assert carry.current[name].dtype == tensor.dtype, name
-    assert outputs.puzzle_rows_BE is not None and outputs.puzzle_rows_BE.requires_grad
-
-
 def test_only_halted_slots_take_their_draw() -> None:
     model, old, new = small_model(), random_batch(BATCH, seed=1), random_batch(BATCH, seed=2)
     halted = [True, False, True, False]
