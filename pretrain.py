@@ -29,6 +29,7 @@ from models.act import ActSettings
 from models.carry import Outputs
 from models.metric_sums import OpenSums
 from models.parallel import parallelize
+from models.puzzle_embedding import PUZZLE_TABLE
 from models.text.objective import TextBatch, TextSettings
 from optim.build import build_optimizers
 from optim.ema import EMA
@@ -55,7 +56,7 @@ from utils.command_line import CommandLine
 from utils.errors import UserError
 from utils.metrics import Row
 from utils.out_of_memory import advising
-from utils.perf.recording import AVERAGE, PUZZLE_TABLE
+from utils.perf.recording import AVERAGE
 from utils.program import run
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World

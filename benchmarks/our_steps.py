@@ -26,6 +26,7 @@ from benchmarks.on_request import WARMUP, answer_requests, timed
 from dataset.loader import TrainLoader
 from dataset.sampler import Sampler
 from models.base import RecursiveModel
+from models.puzzle_embedding import PUZZLE_TABLE
 from pretrain import StepSettings, build_state, open_run, train_step
 from training.config import PretrainConfig
 from training.flops import flops_of_step
@@ -41,7 +42,6 @@ from utils.perf.recording import (
     METRICS,
     NO_GRAD,
     OPTIMIZER,
-    PUZZLE_TABLE,
     parts,
     recording,
     transfers,

@@ -49,11 +49,6 @@ class _Manifest(Template):
 
 
 def parse(argv: list[str] | None) -> Namespace:
-    """Read the command line.
-
-    Raises:
-        UserError: An option is wrong.
-    """
     parser = Parser("python -m launch.kubernetes", "Render a training run as YAML for Kubernetes.", _EXAMPLES)
     add = parser.add_argument
     add("--kind", choices=["job", "trainjob"], default="job", help="job: an Indexed Job with a headless Service; "
@@ -87,12 +82,7 @@ def parse(argv: list[str] | None) -> Namespace:
 
 
 def overrides_of(typed: Namespace, num_ranks: int) -> tuple[list[str], str, int]:
-    """Return the overrides of the run, its folder, and how many seconds pods wait for one another.
-
-    Raises:
-        UserError: pretrain.py would refuse the overrides, or the pods would not find what they
-            name.
-    """
+    """Return the overrides, the folder of the run, and how long pods wait for one another."""
     for word in typed.overrides:
         if names_file(word):
             raise UserError(
@@ -117,11 +107,7 @@ def overrides_of(typed: Namespace, num_ranks: int) -> tuple[list[str], str, int]
 
 
 def render(typed: Namespace) -> str:
-    """Return the YAML. Its values are JSON, which YAML reads as such.
-
-    Raises:
-        UserError: The overrides can't be used.
-    """
+    """Return the YAML. Its values are JSON, which YAML reads as such."""
     ranks = max(1, typed.gpus)  # without GPUs, a single rank has all cores
     cores = typed.cpus or 4 * ranks
     overrides, run, patience_s = overrides_of(typed, typed.nodes * ranks)

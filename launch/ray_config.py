@@ -63,17 +63,10 @@ class RayConfig(StrictModel):
 
 @page("ray", bare="data_path", passes_on="pretrain")
 class RayPage(StrictModel):
-    """config/ray.yaml as a whole, so that messages name its keys as they are typed."""
-
     ray: RayConfig
 
 
 def read_ray(typed: list[str]) -> tuple[RayConfig, list[str]]:
-    """Return the config of Ray, and the overrides that are those of pretrain.py.
-
-    Raises:
-        UserError: A key of Ray or its value is wrong.
-    """
     own = [each for each in typed if re.match(r"\+*ray[.=]", each)]
     config = validate(RayPage, read_config("ray", own)).ray
     overrides = [each for each in typed if each not in own]
@@ -84,11 +77,7 @@ def read_ray(typed: list[str]) -> tuple[RayConfig, list[str]]:
 
 
 def read_job(overrides: list[str]) -> RayJob:
-    """Read as much of the config as tells where the run is, and check a new run's as a whole.
-
-    Raises:
-        UserError: The config is wrong. pretrain.py finds the mistakes that it needs data for.
-    """
+    """Read where the run is, and check a new run's config as far as it needs no data."""
     place = place_of_run(overrides)
     path = place.resume if place.resume not in (None, "auto") else None
     run = (with_names(place, Launch()) if path is None else place_of_resumed(place, overrides)).run_path

@@ -15,27 +15,17 @@ from utils.run.launched import LAUNCH_FILE
 
 @dataclass(frozen=True)
 class RayJob:
-    """A run of pretrain.py on workers of Ray.
-
-    Attributes:
-        overrides: as typed, without those of Ray.
-        run: the folder of the run, which is chosen before its first attempt. So each later attempt
-            finds it, and the first rank can follow its metrics.
-        resume: the path that was typed after resume=; None for none and for resume=auto.
-        cwd: the working directory of the ranks, to which all paths refer.
-    """
-
-    overrides: tuple[str, ...]
-    run: str
-    resume: str | None
-    cwd: str
+    overrides: tuple[str, ...]  # as typed, without those of Ray
+    run: str  # the folder, chosen before the first attempt, so that each later attempt finds it
+    resume: str | None  # the path that was typed after resume=; None for none and for resume=auto
+    cwd: str  # the working directory of the ranks, to which all paths refer
 
     def arguments(self, *, has_begun: bool, has_checkpoints: bool) -> list[str]:
         """Return the arguments of pretrain.py in an attempt.
 
         Args:
             has_begun: whether an earlier attempt has begun to train. Otherwise the folder may hold
-                another run, and pretrain.py is to refuse that run's folder as in a first attempt.
+                another run, which pretrain.py refuses.
             has_checkpoints: whether the folder holds checkpoints. Without one, a run that was to go
                 on from another run's step goes on from there again.
         """
@@ -47,10 +37,7 @@ class RayJob:
         return words
 
     def beginning(self) -> tuple[int, int] | None:
-        """Return what changes when an attempt begins to train; None before any run began there.
-
-        Rank 0 of pretrain.py then writes launch.json anew.
-        """
+        """Return what changes when an attempt begins to train and writes launch.json anew."""
         with suppress(FileNotFoundError):
             found = os.stat(Path(self.cwd) / self.run / LAUNCH_FILE)
             return found.st_ino, found.st_mtime_ns
@@ -63,9 +50,7 @@ def rank_environment(
     """Return the variables by which pretrain.py finds its rank, named as torchrun names them.
 
     Args:
-        meeting: host and port of rank 0, where the ranks meet.
-        has_device: whether the worker has a CUDA device. Ray hides all others from it, so that its
-            own one is number 0. From a worker that reserves none, Ray hides nothing.
+        has_device: whether Ray gave the worker a CUDA device, which then is its number 0.
     """
     host, port = meeting
     values: dict[str, int | str] = {
@@ -82,7 +67,6 @@ def rank_environment(
 
 
 def free_port() -> int:
-    """Return a port of this host that is free now."""
     with socket.socket() as taken:
         taken.bind(("", 0))
         return int(taken.getsockname()[1])

@@ -1,9 +1,8 @@
 """A rank of a run on Ray: what Ray Train calls in each of its workers.
 
-The function starts pretrain.py as a program of its own, for three reasons. It is then the same
-program as under any other launcher. Ray calls the function in a thread, where Python refuses the
-signal handlers of a graceful stop. And a fault that ends the program leaves the worker alive to
-report it.
+The function starts pretrain.py as a program of its own. It is then the same program as under any
+other launcher. Ray calls the function in a thread, where Python refuses the signal handlers of a
+graceful stop. And a fault that ends the program leaves the worker alive to report it.
 """
 
 import json
@@ -18,9 +17,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 import ray.train
@@ -59,11 +57,7 @@ class Desk:
         self._lines: list[str] = []
 
     def begin_attempt(self, beginning: tuple[int, int] | None) -> tuple[int, bool]:
-        """Return the number of the attempt, and whether an earlier one has begun to train.
-
-        Args:
-            beginning: what `RayJob.beginning` says now.
-        """
+        """Return the number of the attempt, and whether an earlier one has begun to train."""
         self._attempts += 1
         if self._attempts == 1:
             self._beginning = beginning
@@ -85,24 +79,11 @@ class Desk:
         self._lines.append(line)
 
     def take_lines(self) -> list[str]:
-        """Return the lines that nobody has taken yet."""
         lines, self._lines = self._lines, []
         return lines
 
 
-@dataclass(frozen=True)
-class Order:
-    """What rank 0 tells all ranks to do, every second. Ray allows a kilobyte for it."""
-
-    report: bool = False
-    stop: bool = False
-    end: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the run ended, unless Ray is to begin again."""
-
+class Outcome(NamedTuple):
     status: int  # of pretrain.py; not 0 if it could not save after a stop
     mistake: str  # the user's, as pretrain.py prints it; empty for none
 
@@ -111,11 +92,7 @@ class Program:
     """pretrain.py as a program below this process. The program is killed if this process ends."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], cwd: str, tell: Callable[[str], Any]) -> None:
-        """Start the program.
-
-        Args:
-            tell: gets each line that the program prints, but the user's mistake.
-        """
+        """Start the program. `tell` gets each line that it prints, but the user's mistake."""
         self.mistake = ""  # the line that begins with "error: ", if the exit status is 2
         self._tell = tell
         self._last: deque[str] = deque(maxlen=_NUM_LAST_LINES)
@@ -133,6 +110,7 @@ class Program:
             # the folder of the run.
             preexec_fn=ending_with_parent(signal.SIGKILL),
         )
+        self.poll = self._process.poll
         self._reader = threading.Thread(target=self._pass_on, name="output", daemon=True)
         self._reader.start()
 
@@ -150,9 +128,6 @@ class Program:
         elif held:
             self._tell(held)
 
-    def poll(self) -> int | None:
-        return self._process.poll()
-
     def wait(self, timeout_s: float) -> int:
         """Wait for the end, kill the program if it takes longer, and return the exit status."""
         try:
@@ -167,22 +142,15 @@ class Program:
         """Ask for a checkpoint and the end."""
         self._process.send_signal(signal.SIGTERM)
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    @property
-    def last_lines(self) -> str:
+    def failure(self, rank: int, status: int) -> RankFailed:
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         self._reader.join(_PATIENCE_S)
-        return "\n".join(self._last)
+        last = "\n".join(self._last)
+        return RankFailed(f"pretrain.py on {socket.gethostname()} {how}\nthe last lines of rank {rank}:\n{last}")
 
 
 class NewestMetrics:
-    """Follows metrics.jsonl, and keeps the newest value of each metric.
-
-    A report to Ray takes until Ray's controller looks for it, which is two seconds. So a report has
-    the newest value of every metric instead of each row.
-    """
+    """Follows metrics.jsonl, and keeps the newest value of each metric."""
 
     def __init__(self, run: Path) -> None:
         self.values: dict[str, Any] = {}
@@ -190,7 +158,6 @@ class NewestMetrics:
         self.run, self._history = run, History(run / METRICS_FILE)
 
     def read(self) -> bool:
-        """Read what is new, and return whether there was anything."""
         changed = False
         with suppress(UserError):  # what Ray is told is no reason to end the run
             changed = self._history.refresh()
@@ -198,26 +165,29 @@ class NewestMetrics:
             self.values |= row
         return changed
 
-    def read_checkpoint(self) -> bool:
-        """Look for a new checkpoint, and return whether there is one."""
-        before, self.checkpoint = self.checkpoint, read_name(self.run / "latest")
-        return bool(self.checkpoint) and self.checkpoint != before
+    def report(self, *, saved: bool) -> None:
+        """Report to Ray, with the name of a new checkpoint.
+
+        Ray keeps metrics only together with a checkpoint, and would copy its files. So the
+        checkpoint that Ray gets is a small file that names ours.
+        """
+        if not saved:
+            ray.train.report(self.values)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            named = {"run": str(self.run), "checkpoint": str(self.run / self.checkpoint)}
+            (Path(folder) / "pretrain.json").write_text(json.dumps(named) + "\n", encoding="utf-8")
+            ray.train.report(self.values, Checkpoint.from_directory(folder))
 
 
 def run_rank(settings: dict[str, Any]) -> Outcome:
-    """Run one rank of one attempt. Every rank.
+    """Run one rank of one attempt, and return how the run ended. Every rank.
 
     Args:
         settings: the `job` and the handle of the `desk`.
-
-    Returns:
-        How the run ended; Ray keeps what rank 0 returns.
-
-    Raises:
-        RankFailed: The program ended by a fault.
     """
     job, desk, context = settings["job"], settings["desk"], ray.train.get_context()
-    rank, size = context.get_world_rank(), context.get_world_size()
+    rank = context.get_world_rank()
     attempt, has_begun, *meeting = broadcast_from_rank_zero(
         (*ray.get(desk.begin_attempt.remote(job.beginning())), ray.util.get_node_ip_address(), free_port())
         if rank == 0
@@ -228,7 +198,7 @@ def run_rank(settings: dict[str, Any]) -> Outcome:
         desk.tell.remote(f"attempt {attempt}: all ranks begin again, in {job.run}")
     environment = rank_environment(
         rank=rank,
-        size=size,
+        size=context.get_world_size(),
         local_rank=context.get_local_rank(),
         local_size=context.get_local_world_size(),
         meeting=tuple(meeting),
@@ -239,25 +209,19 @@ def run_rank(settings: dict[str, Any]) -> Outcome:
     try:
         stopping, mistake = _follow(program, NewestMetrics(run) if rank == 0 else None, desk, rank)
     except BaseException:
-        program.kill()
+        program.wait(0)
         raise
     status = program.wait(_PATIENCE_S)
     if status != 0 and not (stopping or mistake):
-        raise RankFailed(_failure(rank, status, program))
+        raise program.failure(rank, status)
     return Outcome(status, mistake)
 
 
 def _follow(program: Program, metrics: NewestMetrics | None, desk: Any, rank: int) -> tuple[bool, str]:
     """Report metrics and pass on a stop, until the program of rank 0 has ended. Every rank.
 
-    Args:
-        metrics: of rank 0; None elsewhere.
-
     Returns:
         Whether a stop was requested, and the mistake of the user, if any.
-
-    Raises:
-        RankFailed: The program of this rank ended by a fault.
     """
     stopping, mistake = False, ""
     while True:
@@ -268,42 +232,24 @@ def _follow(program: Program, metrics: NewestMetrics | None, desk: Any, rank: in
             if program.mistake:
                 ray.get(desk.note_mistake.remote(program.mistake))
         elif status and not stopping:
-            raise RankFailed(_failure(rank, status, program))
-        order = None
+            raise program.failure(rank, status)
+        saved, order = False, None
         if metrics is not None:
             stop, mistake = ray.get(desk.look.remote())
-            new, saved = metrics.read(), metrics.read_checkpoint()
-            order = Order(report=new or saved, stop=stop, end=status is not None or bool(mistake))
-        order = broadcast_from_rank_zero(order)
-        if order.report:
-            _report(metrics, saved=metrics is not None and saved)
-        if order.stop and not stopping:
+            before, metrics.checkpoint = metrics.checkpoint, read_name(metrics.run / "latest")
+            saved = metrics.checkpoint not in ("", before)
+            order = (metrics.read() or saved, stop, status is not None or bool(mistake))
+        # What rank 0 tells all ranks to do, every second. Ray allows a kilobyte for it.
+        report, stop, end = broadcast_from_rank_zero(order)
+        if report and metrics is not None:
+            metrics.report(saved=saved)
+        elif report:  # Ray waits for the reports of all ranks; only that of rank 0 counts
+            ray.train.report({})
+        if stop and not stopping:
             stopping = True
             program.stop()
-        if order.end:
+        if end:
             return stopping, mistake or ray.get(desk.look.remote())[1]
-
-
-def _report(metrics: NewestMetrics | None, *, saved: bool) -> None:
-    """Report to Ray. Every rank, because Ray waits for all; only what rank 0 reports counts.
-
-    Ray keeps metrics only together with a checkpoint, and would copy its files. So the checkpoint
-    that Ray gets is a small file that names ours.
-    """
-    if metrics is None:
-        ray.train.report({})
-    elif not saved:
-        ray.train.report(metrics.values)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            named = {"run": str(metrics.run), "checkpoint": str(metrics.run / metrics.checkpoint)}
-            (Path(folder) / "pretrain.json").write_text(json.dumps(named) + "\n", encoding="utf-8")
-            ray.train.report(metrics.values, Checkpoint.from_directory(folder))
-
-
-def _failure(rank: int, status: int, program: Program) -> str:
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    return f"pretrain.py on {socket.gethostname()} {how}\nthe last lines of rank {rank}:\n{program.last_lines}"
 
 
 class TellFailures(UserCallback):

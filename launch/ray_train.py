@@ -50,7 +50,6 @@ _THREAD = "Ray Train"
 
 
 def ray_train(argv: list[str] | None = None) -> str | tuple[str, int]:
-    """Run a training on Ray, or show a page."""
     command = CommandLine.parse(sys.argv[1:] if argv is None else argv, "ray", USAGE)
     if command.page:
         return command.page
@@ -126,10 +125,7 @@ def _run(config: RayConfig, job: RayJob, stop: StopSignal) -> str | tuple[str, i
 
 
 def _in_thread(function: Callable[[], T]) -> "Future[T]":
-    """Call a function in a thread, for which the end of this program does not wait.
-
-    In the main thread Ray takes Ctrl-C for itself and kills the ranks.
-    """
+    """Call a function in a thread. In the main thread Ray takes Ctrl-C and kills the ranks."""
     result: Future[T] = Future()
 
     def call() -> None:
@@ -152,9 +148,7 @@ def _waits_for_ray() -> bool:
 
 
 def _follow(result: "Future[Any]", stop: StopSignal, desk: Any) -> None:
-    """Print what the ranks print until there is a result.
-
-    If a signal comes, the ranks save a checkpoint and end.
+    """Print what the ranks print until there is a result. After a signal, the ranks save and end.
 
     Raises:
         KeyboardInterrupt: The signal came while there were no ranks yet, or Ctrl-C came again.
@@ -173,11 +167,6 @@ def _follow(result: "Future[Any]", stop: StopSignal, desk: Any) -> None:
 
 
 def _told(result: "Future[Any]", config: RayConfig) -> str | tuple[str, int]:
-    """Return what is to be printed at the end, with an exit status.
-
-    Raises:
-        UserError: The ranks found a mistake of the user, or the cluster has no place for them.
-    """
     try:
         outcome: Outcome = result.result().return_value
     except WorkerGroupError as error:  # the ranks have told why

@@ -8,7 +8,6 @@ Each method is a collective: call it on all workers of a group before you wait f
 """
 
 import os
-from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -19,32 +18,20 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from launch.ray_job import free_port, rank_environment
 from launch.stepping import SteppedRun
-from training.state import HostCopy
 from utils.errors import UserError
-from utils.metrics import Row
 from utils.ranks.config import MeetingConfig
 from utils.ranks.launch import Launch
 from utils.ranks.setup import join_ranks
 
 
 @ray.remote
-class TrainWorker:
-    """A rank of a run, which takes a step, evaluates and saves when it is told to.
-
-    launch/stepping.py says what the methods do. Their mistakes are UserErrors.
-    """
+class TrainWorker(SteppedRun):
+    """A rank of a run, as an actor. Its mistakes are UserErrors."""
 
     def __init__(
         self, overrides: list[str], *, rank: int = 0, world_size: int = 1, init_method: str | None = None
     ) -> None:
-        """Join the other ranks, and begin the run or resume it.
-
-        Args:
-            overrides: as for pretrain.py, the same for all ranks. Paths that are not absolute refer
-                to the working directory of the actor.
-            init_method: tcp://host:port, where host is that of rank 0 and the port is free there;
-                None for one rank.
-        """
+        """Join the other ranks at tcp://host:port of rank 0, and begin the run or resume it."""
         meeting = urlsplit(init_method or ("tcp://127.0.0.1:0" if world_size == 1 else ""))
         if meeting.scheme != "tcp" or meeting.hostname is None or meeting.port is None:
             raise UserError(f"init_method is {init_method!r}; {world_size} ranks need tcp://host:port of rank 0")
@@ -58,25 +45,7 @@ class TrainWorker:
         )
         os.environ.update(environment)  # before anything looks for a CUDA device
         world = join_ranks(Launch.from_environment("torchrun"), MeetingConfig.typed(overrides))
-        self._run = SteppedRun(overrides, world)
-
-    def train_step(self) -> Row:
-        return self._run.train_step()
-
-    def evaluate(self) -> Row:
-        return self._run.evaluate()
-
-    def get_state(self) -> HostCopy:
-        return self._run.get_state()
-
-    def set_state(self, copy: HostCopy) -> None:
-        self._run.set_state(copy)
-
-    def save(self) -> Path:
-        return self._run.save()
-
-    def close(self) -> None:
-        self._run.close()
+        super().__init__(overrides, world)
 
 
 class TrainWorkers(list[Any]):
@@ -87,12 +56,7 @@ class TrainWorkers(list[Any]):
         self._group = group
 
     def close(self) -> None:
-        """End the run on all workers, let its folder go, and give the place back.
-
-        Raises:
-            UserError: What was still to be written can't be written. The place is given back.
-            RayActorError: A worker is dead. The place is given back, and the other workers end.
-        """
+        """End the run on all workers, and give the place back, also after an error."""
         try:
             ray.get([worker.close.remote() for worker in self])
         finally:
@@ -111,15 +75,10 @@ def start_train_workers(
 ) -> TrainWorkers:
     """Start a group of workers that train together, and return them in the order of ranks.
 
-    config/ray.yaml says more about what the arguments mean.
-
     Args:
         overrides: as for pretrain.py. With gpus=0.5 give dist.backend=gloo as well, because NCCL
             refuses two ranks on one device.
-        cpus: cores that each worker reserves.
-        gpus: CUDA devices that each worker reserves, at most 1.
-        memory_gb: memory that each worker reserves; None: none.
-        placement_timeout_s: how long to wait for a place for all workers.
+        cpus, gpus, memory_gb, placement, placement_timeout_s: as in config/ray.yaml.
 
     Raises:
         UserError: The cluster has no place for all workers.
@@ -153,5 +112,4 @@ def start_train_workers(
 
 @ray.remote
 def _meeting_point() -> str:
-    """Return an address of the node on which this runs."""
     return f"tcp://{get_node_ip_address()}:{free_port()}"

@@ -18,20 +18,11 @@ from utils.run.stop import StopSignal
 class SteppedRun:
     """A run that takes a step, evaluates and saves when it is told to. Every rank, in each method.
 
-    The steps, their metrics and the checkpoints are those of pretrain.py with the same overrides
-    and log_interval=1. What the config says about when to evaluate, save and stop is not used.
+    Steps, metrics and checkpoints are those of pretrain.py with log_interval=1.
     """
 
     def __init__(self, overrides: list[str], world: World) -> None:
-        """Begin a run, or go on with one (resume=...), in its folder.
-
-        Args:
-            overrides: as for pretrain.py.
-            world: as `join_ranks` returns it.
-
-        Raises:
-            UserError: The config, the data or the folder can't be used.
-        """
+        """Begin a run, or go on with one (resume=...), in its folder."""
         with ExitStack() as opened:
             lock = opened.enter_context(RunLock())
             typed = read_overrides([*overrides, "log_interval=1"], world)
@@ -54,17 +45,12 @@ class SteppedRun:
 
     @property
     def step(self) -> int:
-        """The number of steps that are done."""
         return self._state.progress.step
 
     def train_step(self) -> Row:
         """Take a step, and return its metrics, which are whole on rank 0.
 
         They are appended to metrics.jsonl when the next step begins, or at save() or close().
-
-        Raises:
-            BadStep: The step went wrong.
-            UserError: All steps are done, or the data or the disk failed.
         """
         self._log()
         batch = next(self._batches, None)
@@ -78,14 +64,10 @@ class SteppedRun:
         return {"step": self.step, "epoch": self._session.plan.sampler.epoch(self.step), **row}
 
     def evaluate(self) -> Row:
-        """Evaluate the test split, with the averaged weights if there are any, and return metrics.
+        """Evaluate the test split, and return metrics.
 
-        They join the row of the step in metrics.jsonl. If that row is there already, because the
-        step was saved or another process took it, they are only returned. The best step so far is
-        saved at once, as in pretrain.py, because no later save can have its weights.
-
-        Raises:
-            UserError: The config evaluates nothing, or the data or the disk failed.
+        They join the row of the step in metrics.jsonl, unless it is written. The best step so far
+        is saved at once, because no later save can have its weights.
         """
         if not self._session.plan.evaluates:
             raise UserError("this config never evaluates; give eval_interval or eval_every_n_steps")
@@ -106,11 +88,7 @@ class SteppedRun:
         return self._state.host_copy(self._session.config, self._world)
 
     def set_state(self, copy: HostCopy) -> None:
-        """Go on bit for bit where the same rank of another run was. The folder keeps its best step.
-
-        Raises:
-            UserError: The state does not suit this run, or this run has come further.
-        """
+        """Go on bit for bit where the same rank of another run was."""
         self._log()
         with self._world.shared_errors():
             if copy.progress.step < self.step:
@@ -131,11 +109,7 @@ class SteppedRun:
         self._is_best = False
 
     def save(self) -> Path:
-        """Write a checkpoint, and return its folder, which pretrain.py resume=... accepts.
-
-        Raises:
-            UserError: The disk refuses it.
-        """
+        """Write a checkpoint, and return its folder, which pretrain.py resume=... accepts."""
         self._log()
         self._session.save(is_best=self._is_best)
         self._session.finish_save()
@@ -143,7 +117,6 @@ class SteppedRun:
         return run / read_name(run / "latest")
 
     def close(self) -> None:
-        """End the run, and let its folder go."""
         try:
             self._log()
         finally:
@@ -152,7 +125,6 @@ class SteppedRun:
             self._world.close()
 
     def _log(self) -> None:
-        """Write the row of the newest step, unless it is written. Every rank."""
         row, self._row = self._row, None
         if row is not None:
             self._session.log(row)

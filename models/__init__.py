@@ -57,11 +57,7 @@ def build_puzzle_arch(config: ArchConfig, **sizes: int) -> RecursiveModel:
 
 
 def build_arch(config: ArchConfig, **sizes: int) -> Model:
-    """Return the model that `config.name` asks for, on the host.
-
-    Its constants have their values, and its weights have memory but no values. The arguments are
-    those of `build_on_meta`.
-    """
+    """Return the model on the host, with its constants but without values of the weights."""
     model = build_on_meta(config, **sizes)  # which refuses what the machine has no memory for
     model.allocate(torch.device("cpu"))
     return model
@@ -70,14 +66,8 @@ def build_arch(config: ArchConfig, **sizes: int) -> Model:
 def build_on_meta(config: ArchConfig, *, num_parts: int = 1, **sizes: int) -> Model:
     """Return the model that `config.name` asks for, on the meta device: shapes without memory.
 
-    Args:
-        num_parts: how many ranks divide the model among them.
-        sizes: of the data. Puzzles have seq_len (tokens of a sequence), vocab_size (kinds of
-            tokens) and num_puzzle_identifiers (rows of the puzzle table), text has vocab_size.
-
     Raises:
-        UserError: The positions don't suit the sequence, or the model is larger than the machine's
-            memory. The sizes may come from a dataset that somebody else made.
+        UserError: The data don't suit the model, or the model is larger than the machine's memory.
     """
     model = shapes_of(config, **sizes)
     num_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) // num_parts

@@ -21,15 +21,14 @@ Rotary = tuple[torch.Tensor, torch.Tensor]
 
 
 def rotary_tables(num_positions: int, head_dim: int, theta: float) -> Rotary:
-    """Return cos_TH and sin_TH of the rotary angles (arXiv 2104.09864), in float32.
+    """Return cos_TH and sin_TH of the angles position * theta^(-2i/H) (arXiv 2104.09864), float32.
 
-    The angle of the components i and i + H/2 is position * theta^(-2i/H).
+    The components i and i + H/2 have the same angle.
     """
     return rotary_at(torch.arange(num_positions), head_dim, theta)
 
 
 def rotary_at(positions_T: torch.Tensor, head_dim: int, theta: float) -> Rotary:
-    """Return cos_TH and sin_TH as `rotary_tables` does, at the given positions."""
     components_H2 = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions_T.device)
     angles_TH2 = torch.outer(positions_T.float(), theta ** -(components_H2 / head_dim))
     angles_TH = torch.cat([angles_TH2, angles_TH2], dim=-1)
@@ -46,9 +45,6 @@ def rotary_tables_2d(
 
     Args:
         first: the number of the first row and column. With 1, no cell has the prefix's angles.
-
-    Raises:
-        UserError: seq_len is not a square number.
     """
     side = math.isqrt(seq_len)
     if side * side != seq_len:
@@ -63,10 +59,7 @@ def rotary_tables_2d(
 
 
 def apply_rotary(x_BNTH: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-    """Rotate the pairs (i, i + H/2) of each head by the angle of their position.
-
-    The rotation is computed in float32, and the result has the dtype of x.
-    """
+    """Rotate the pairs (i, i + H/2) of each head by their angles, computed in float32."""
     cos_TH, sin_TH = rotary
     x32_BNTH = x_BNTH.float()
     first, second = x32_BNTH.chunk(2, dim=-1)
@@ -81,13 +74,10 @@ def attend(
     mask: torch.Tensor | None = None,
     is_causal: bool = False,
 ) -> torch.Tensor:
-    """Return softmax(q k^T / sqrt(H)) v, in the dtype of the inputs.
-
-    If k and v have fewer heads than q, as many heads of q in a row share each of them.
+    """Return softmax(q k^T / sqrt(H)) v. k and v may have fewer heads than q, which are shared.
 
     Args:
         mask: true where a query sees a key, broadcast to (B, N, T, T); None: everywhere.
-        is_causal: a query sees the keys up to its own place. Not together with a mask.
     """
     if q_BNTH.device.type == "cpu" and q_BNTH.dtype == torch.bfloat16 and not _HAS_AMX:
         # PyTorch's kernel for CPUs is faster in float32 there: the backward pass three times, and
@@ -108,12 +98,7 @@ class Attention(nn.Module):
     def __init__(
         self, hidden_size: int, num_heads: int, head_dim: int | None = None, *, heads_option: str = "num_heads"
     ) -> None:
-        """Allocate the projections.
-
-        Args:
-            head_dim: None: hidden_size / num_heads.
-            heads_option: the option of the architecture that gives num_heads, for messages.
-        """
+        """Allocate the projections. Messages name the `heads_option` that gives num_heads."""
         super().__init__()
         self.num_heads, self.heads_option = num_heads, heads_option
         width = num_heads * head_dim if head_dim is not None else hidden_size
@@ -130,15 +115,7 @@ class Attention(nn.Module):
         dropout: Dropout | None = None,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return y_BTD.
-
-        Args:
-            rotary: rotates q and k; None: no rotation.
-            num_queries: how many of the first positions to return; None: all.
-            fp8: compute the projections in FP8.
-            dropout: of the attention probabilities; None: none.
-            mask: as for `attend`; not together with dropout.
-        """
+        """Return y_BTD, of the first num_queries positions. Of mask and dropout, one is None."""
         qkv_BT3NH = self.qkv_proj(x_BTD, fp8=fp8).unflatten(-1, (3, self.num_heads, -1))
         q_BNTH, k_BNTH, v_BNTH = (projected_BTNH.transpose(1, 2) for projected_BTNH in qkv_BT3NH.unbind(2))
         q_BNTH = q_BNTH[:, :, :num_queries]

@@ -1,7 +1,4 @@
-"""What all architectures of puzzles share: options, states, puzzle table and initial values.
-
-models/tokens.py has what models with one vector per token add.
-"""
+"""What all architectures of puzzles share: options, states, puzzle table and initial values."""
 
 # B = batch, S = tokens, T = positions, D = hidden size, V = vocabulary, E = puzzle embedding size
 
@@ -76,19 +73,13 @@ class CommonConfig(DepthConfig):
         return self.is_free_of_sizes
 
     def weights_fit(self, *, same_vocabulary: bool) -> bool:
-        """Return whether trained weights fit a model for boards of another size.
-
-        Args:
-            same_vocabulary: the other boards have as many kinds of tokens.
-        """
         return self.is_free_of_sizes or (same_vocabulary and self.is_free_of_seq_len)
 
     @property
     def reads_boards_of_any_size(self) -> bool:
         """Whether a batch may mix boards of several sizes.
 
-        Each board lies in the upper left corner of a canvas. The cells outside of the board are
-        padding, token 0, and have no label.
+        Each board lies in the upper left corner of a canvas, whose other cells have no label.
         """
         return False
 
@@ -130,15 +121,9 @@ class RecursiveModel(Model):
     ) -> None:
         """Allocate the starting states and the puzzle table. Subclasses add everything else.
 
-        The tensors have no values until `init_weights` or a checkpoint fills them.
-
         Args:
-            states: for each recurrent state, its name and the name of the buffer (D,) that it
-                starts from. The buffer is drawn once and never trained.
+            states: for each recurrent state, its name and that of the buffer (D,) where it starts.
             puzzle_row_size: numbers of a puzzle's row, E; 0: no puzzle table.
-
-        Raises:
-            UserError: The positions don't suit the sequence.
         """
         super().__init__()
         self.config = config
@@ -168,7 +153,7 @@ class RecursiveModel(Model):
 
     @abstractmethod
     def _rotary_tables(self) -> Rotary | None:
-        """Return cos_TH and sin_TH of the config, or None for a model without rotary positions."""
+        """Return cos_TH and sin_TH, or None for a model without rotary positions."""
 
     @abstractmethod
     def heads(self) -> tuple[Linear, ...]:
@@ -185,7 +170,6 @@ class RecursiveModel(Model):
         return math.prod(self.state_shape[:-1])
 
     def initial_values(self, generator: torch.Generator) -> InitialValues:
-        """As in the base class. Heads and starting states come last."""
         heads = self.heads()
         body = [module for module in self.modules() if module not in heads]
         for module in (*body, *heads):
@@ -197,7 +181,6 @@ class RecursiveModel(Model):
 
     @torch.no_grad()
     def fill_constants(self) -> None:
-        """As in the base class: new puzzle rows, which are zero, and rotary tables."""
         super().fill_constants()
         if (tables := self._rotary_tables()) is not None:
             for buffer_TH, table_TH in zip((self.rotary_cos, self.rotary_sin), tables, strict=True):
@@ -208,12 +191,10 @@ class RecursiveModel(Model):
                 start_D.copy_(truncated_normal(start_D.shape, 1.0, generator))
 
     def initial_state(self, batch_size: int, device: torch.device) -> State:
-        """Return a state with the right names, shapes and dtype. `reset` gives it its values."""
         shape = (batch_size, *self.state_shape)
         return {name: torch.zeros(shape, dtype=self.dtype, device=device) for name in self._states}
 
     def reset(self, state: State, halted_B: torch.Tensor) -> State:
-        """Return the state with the slots that halted put back to the start."""
         halted = halted_B.view(-1, *[1] * len(self.state_shape))
         return {name: torch.where(halted, self.get_buffer(start), state[name]) for name, start in self._states.items()}
 
@@ -225,13 +206,8 @@ class RecursiveModel(Model):
     # The parts of a forward pass.
 
     def rotary(self) -> Rotary | None:
-        """Return the cosines and sines of rotary positions, or None where the model uses none."""
         return (self.rotary_cos, self.rotary_sin) if self.uses_rotary else None
 
     def calls(self, depth: Depth) -> Calls:
-        """Return the object through which one segment calls its networks.
-
-        That object decides which calls carry gradient.
-        """
         config = self.config
         return Calls(depth, checkpointing=config.activation_checkpointing, fp8_no_grad=config.fp8_no_grad)

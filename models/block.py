@@ -18,9 +18,8 @@ class Block(nn.Module):
     """x = rms(x + mix(x)); x = rms(x + mlp(x)).
 
     mix is attention or, with `mlp_t`, a SwiGLU over the positions, or, with `conv_2d`, a
-    convolution over the board.
-    The norm comes after the sum, so that the state keeps unit scale however often the recursion
-    feeds it back (HRM, arXiv 2506.21734, section 2).
+    convolution over the board. The norm comes after the sum, so that the state keeps unit scale
+    however often it is fed back (HRM, arXiv 2506.21734, section 2).
     """
 
     # Many parameters: each is an option of the architecture, or a number of positions.
@@ -62,12 +61,7 @@ class Block(nn.Module):
         first_position_only: bool = False,
         fp8: bool = False,
     ) -> torch.Tensor:
-        """Return x_BTD after token mixing and the MLP.
-
-        Args:
-            first_position_only: return only the first position, (B,1,D).
-            fp8: multiply by the weights in FP8, where their sizes allow it.
-        """
+        """Return x_BTD after token mixing and the MLP, or only the first position, (B,1,D)."""
         num_positions = 1 if first_position_only else None
         if self.mlp_t is not None:
             # With positions first, each projection is one product for all slots, and only whole
@@ -105,12 +99,8 @@ class Level(nn.Module):
         """Return the sum of the inputs after all blocks.
 
         Args:
-            keep_inputs_only: keep only the input of each block, and compute the block again in the
-                backward pass.
-            first_position_only: return only the first position, (B,1,D), and compute no more than
-                that in the last block. Only without gradient.
-            fp8: multiply by the weights in FP8, where their sizes allow it. Only without gradient.
-            of_blocks: more arguments, which every block takes.
+            keep_inputs_only: compute each block again in the backward pass.
+            first_position_only, fp8: only without gradient.
         """
         # The sum is formed here, where torch.compile makes it a part of the first block.
         x_BTD = functools.reduce(torch.add, inputs_BTD)

@@ -17,10 +17,7 @@ SegmentOutput = tuple[State, torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass
 class Carry:
-    """What each slot hands from one training step to the next.
-
-    The next segment gives a slot that halted a new example.
-    """
+    """What each slot hands to the next step, which gives a slot that halted a new example."""
 
     state: State
     steps_B: torch.Tensor
@@ -38,8 +35,6 @@ class Carry:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> "Carry":
-        """Build a carry from what `tensors` returned."""
-
         def group(prefix: str) -> dict[str, torch.Tensor]:
             return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
@@ -48,10 +43,9 @@ class Carry:
 
 @dataclass
 class Outputs:
-    """The outputs of one segment.
+    """The outputs of one segment. There is a target only in training.
 
-    There is a target only in training. Puzzle rows are a leaf that gets a gradient; None without a
-    puzzle embedding.
+    Puzzle rows are a leaf that gets a gradient; None without a puzzle embedding.
     """
 
     logits_BSV: torch.Tensor

@@ -1,8 +1,7 @@
-"""Attention whose dropout is a pure function of a seed, and not of the state of a random generator.
+"""Attention whose dropout is a pure function of a seed and a place in the slot.
 
-A mask follows from the seed of its slot and from the place of a number in the slot. So it is the
-same for every number of ranks, on every device, after a resume, and when activation checkpointing
-computes a call a second time.
+So it is the same for every number of ranks, on every device, after a resume, and when activation
+checkpointing computes a call a second time.
 """
 
 # B = sequences, N = heads, T = positions, H = head size
@@ -18,32 +17,21 @@ _GOLDEN = 0x9E3779B9
 
 
 class Dropout(NamedTuple):
-    """How to drop attention probabilities.
-
-    Attributes:
-        seeds_B: int64, from 0 to 2^32 - 1, one for each sequence.
-        rate: the share of the probabilities that become zero, at least 0 and below 1.
-    """
+    """How to drop attention probabilities. The seeds are 32 bits as int64, one for a sequence."""
 
     seeds_B: torch.Tensor
     rate: float
 
 
 def derived(seeds: torch.Tensor, number: torch.Tensor | int) -> torch.Tensor:
-    """Return seeds for the parts of what the given seeds are for, such as the calls of a segment.
-
-    Args:
-        seeds: int64, from 0 to 2^32 - 1.
-        number: which part, from 0 to 2^30; an integer, or a tensor that broadcasts with the seeds.
-    """
+    """Return seeds (32 bits as int64) for the parts with these numbers, which broadcast."""
     return _mixed((seeds + (number + 1) * _GOLDEN) & _32_BITS)
 
 
 def _mixed(hashed: torch.Tensor) -> torch.Tensor:
     """Return a permutation of the 32-bit numbers in which every bit depends on every bit.
 
-    These are the xorshifts and multipliers of Chris Wellons' "hash-prospector" that exceed no 31
-    bits, so that no product exceeds an int64.
+    The xorshifts and multipliers are from Chris Wellons' "hash-prospector", in an int64.
     """
     hashed = ((hashed ^ (hashed >> 16)) * 0x21F0AAAD) & _32_BITS
     hashed = ((hashed ^ (hashed >> 15)) * 0x735A2D97) & _32_BITS
@@ -64,8 +52,7 @@ def attend_with_dropout(
 ) -> torch.Tensor:
     """Return dropout(softmax(q k^T / sqrt(H))) v, in the dtype of the inputs.
 
-    Probabilities that stay are divided by 1 - rate. The softmax is computed in float32. The matrix
-    of probabilities takes memory, unlike in `models.attention.attend`.
+    Probabilities that stay are divided by 1 - rate. The softmax is computed in float32.
     """
     scores_BNTT = q_BNTH @ k_BNTH.mT / math.sqrt(q_BNTH.shape[-1])
     p_BNTT = scores_BNTT.float().softmax(-1)

@@ -1,12 +1,8 @@
 """Evaluation and solving: run any number of sequences through a fixed number of slots.
 
-No gradients are computed. A sequence stays in its slot for a given number of segments. In adaptive
-mode it leaves as soon as it is settled: the Q head halts it, and its answer is the same as after
-the segment before. The next sequence then takes the slot, so that a batch costs only the segments
-that its sequences need.
-
-The Q head alone does not decide. It is trained to halt where an answer is more likely right than
-wrong, and more segments correct many of the wrong answers (docs/lab/log.md has the figures).
+A sequence stays in its slot for a given number of segments. In adaptive mode it leaves as soon as
+it is settled: the Q head halts it, and its answer is the same as after the segment before. The Q
+head alone does not decide, because more segments correct many wrong answers (docs/lab/log.md).
 """
 
 # N = sequences, B = slots, T = segments of a sequence, S = tokens, V = vocabulary
@@ -30,8 +26,6 @@ Examples = tuple[np.ndarray, Batch]
 
 @dataclass
 class Segment:
-    """The results of one segment for every slot."""
-
     outputs: Outputs
     labels_BS: Tensor
     steps_B: Tensor  # segments of each sequence so far, including this one
@@ -44,9 +38,8 @@ class Segment:
 class Finished:
     """Sequences that left their slots, with the outputs of their last segment.
 
-    settled_N says whether the last segment settled each answer. With `keep_steps`,
-    predictions_NTS and q_halt_NT hold the results of every segment. For segments after a sequence
-    left, they repeat its last segment.
+    settled_N says whether the last segment settled each answer. With `keep_steps`, predictions_NTS
+    and q_halt_NT hold every segment, and repeat the last one for later segments.
     """
 
     rows_N: np.ndarray
@@ -62,16 +55,11 @@ class Slots:
     """Runs the sequences of a stream, one segment of every slot at a time.
 
     At the end of the stream, slots without a sequence are removed. A compiled model keeps them,
-    because it would be compiled again for another number of slots. They compute along, and nothing
-    counts their results.
+    because it would be compiled again for another number of slots.
 
     Args:
-        examples: pieces of the stream, of any sizes. The size of the first is the number of slots.
-        num_steps: the most segments of a sequence.
-        adaptive: a sequence leaves when it is settled. To know this, the host waits for the device
-            once a segment. Otherwise it never waits.
-        keep_steps: also keep the predictions of every segment.
-        keep_deltas: also measure how far each segment moves the state.
+        examples: pieces of the stream. The size of the first is the number of slots.
+        adaptive: a sequence leaves when it is settled, for which the host waits once a segment.
         trajectories: how the sequences of one example differ. Their numbers then stand in the place
             of row numbers; None: every sequence is an example of its own.
     """
@@ -102,7 +90,6 @@ class Slots:
 
     @property
     def busy(self) -> bool:
-        """Return whether a sequence occupies a slot or waits for one."""
         return self._waiting is not None or not bool(self._free_B.all())
 
     @torch.no_grad()
@@ -146,11 +133,6 @@ class Slots:
         )
 
     def _refill(self) -> Batch:
-        """Give free slots to waiting sequences, and remove the slots that stay free.
-
-        Returns:
-            The batch of all slots: the new sequences, and the present ones in the other slots.
-        """
         if self._carry is None:
             assert self._waiting is not None
             rows_B, batch = self._waiting
@@ -161,7 +143,12 @@ class Slots:
             self._halted_B = torch.zeros_like(self._carry.halted_B)
             self._answers_BS = torch.zeros_like(batch["inputs"], dtype=torch.int64)
             if self._keep_steps:
-                self._kept = _room(batch["inputs"], self._num_steps, self._model.vocab_size)
+                dtype = torch.uint8 if self._model.vocab_size <= 256 else torch.int32
+                num_slots, seq_len = batch["inputs"].shape
+                self._kept = {
+                    "predictions": self._answers_BS.new_zeros(num_slots, self._num_steps, seq_len, dtype=dtype),
+                    "q_halt": torch.zeros(num_slots, self._num_steps, device=self._answers_BS.device),
+                }
             return batch
         free = np.flatnonzero(self._free_B)
         rows, new = self._take(len(free))
@@ -175,11 +162,17 @@ class Slots:
         if self._model.is_compiled:
             self._empty_B = self._free_B
         elif self._free_B.any():
-            batch = self._close_free(batch)
+            stay = np.flatnonzero(~self._free_B)
+            self._rows_B, self._steps_B = self._rows_B[stay], self._steps_B[stay]
+            self._free_B, self._empty_B = self._free_B[stay], self._empty_B[stay]
+            slots = _on(self._carry.halted_B.device, stay)
+            self._carry = Carry.from_tensors({name: tensor[slots] for name, tensor in self._carry.tensors().items()})
+            self._halted_B, self._answers_BS = self._halted_B[slots], self._answers_BS[slots]
+            self._kept = {name: tensor[slots] for name, tensor in self._kept.items()}
+            batch = {name: tensor[slots] for name, tensor in batch.items()}
         return batch
 
     def _take(self, most: int) -> tuple[np.ndarray, Batch | None]:
-        """Return the next sequences of the stream, at most `most` of them."""
         pieces: list[Examples] = []
         missing = most
         while missing and self._waiting is not None:
@@ -193,22 +186,7 @@ class Slots:
         rows, batches = np.concatenate([rows for rows, _ in pieces]), [batch for _, batch in pieces]
         return rows, {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
-    def _close_free(self, batch: Batch) -> Batch:
-        assert self._carry is not None
-        stay = np.flatnonzero(~self._free_B)
-        self._rows_B, self._steps_B = self._rows_B[stay], self._steps_B[stay]
-        self._free_B, self._empty_B = self._free_B[stay], self._empty_B[stay]
-        slots = _on(self._carry.halted_B.device, stay)
-        self._carry = Carry.from_tensors({name: tensor[slots] for name, tensor in self._carry.tensors().items()})
-        self._halted_B, self._answers_BS = self._halted_B[slots], self._answers_BS[slots]
-        self._kept = {name: tensor[slots] for name, tensor in self._kept.items()}
-        return {name: tensor[slots] for name, tensor in batch.items()}
-
     def _keep(self, answers_BS: Tensor, q_halt_B: Tensor) -> None:
-        """Write this segment's answer for this segment and all later ones.
-
-        Later segments of the sequence overwrite their own.
-        """
         assert self._carry is not None
         later_BT = torch.arange(self._num_steps, device=self._halted_B.device) >= self._carry.steps_B[:, None] - 1
         predictions_B1S = answers_BS[:, None].to(self._kept["predictions"].dtype)
@@ -232,12 +210,10 @@ class Slots:
         )
 
     def _places(self, chosen_B: np.ndarray) -> slice | Tensor:
-        """Return an index of the chosen slots: a slice, which copies nothing, for all of them."""
         return slice(None) if chosen_B.all() else _on(self._halted_B.device, np.flatnonzero(chosen_B))
 
 
 def _on(device: torch.device, array: np.ndarray) -> Tensor:
-    """Copy an array to the device. The host doesn't wait, and may change the array at once."""
     tensor = torch.tensor(array)
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
@@ -253,10 +229,7 @@ def _of_slots(outputs: Outputs, slots: slice | Tensor) -> Outputs:
 
 
 def relative_change(before: State, after: State) -> Tensor:
-    """Return how far a segment moved the state of each slot, ||after - before|| / ||after||, (B,).
-
-    The norms are over all recurrent states together, in float32.
-    """
+    """Return ||after - before|| / ||after|| of each slot over all states, float32 (B,)."""
 
     def squares(state: State) -> Tensor:
         return torch.stack([z.float().flatten(1).square().sum(1) for z in state.values()]).sum(0)
@@ -266,21 +239,9 @@ def relative_change(before: State, after: State) -> Tensor:
 
 
 def idle_segment(model: RecursiveModel, seq_len: int, device: torch.device) -> None:
-    """Run a segment of an empty puzzle.
-
-    A rank without sequences calls this where the segments of other ranks contain collectives.
-    """
+    """Run a segment of an empty puzzle, on a rank without sequences, for its collectives."""
     batch = empty_batch(1, seq_len, device)
     segment(model, initial_carry(model, batch), batch, training=False)
-
-
-def _room(inputs_BS: Tensor, num_steps: int, vocab_size: int) -> dict[str, Tensor]:
-    dtype = torch.uint8 if vocab_size <= 256 else torch.int32
-    num_slots, seq_len = inputs_BS.shape
-    return {
-        "predictions": torch.zeros(num_slots, num_steps, seq_len, dtype=dtype, device=inputs_BS.device),
-        "q_halt": torch.zeros(num_slots, num_steps, device=inputs_BS.device),
-    }
 
 
 @dataclass
@@ -310,13 +271,7 @@ def trace(
     trajectories: Trajectories | None = None,
     numbers_N: np.ndarray | None = None,
 ) -> Trace:
-    """Run `num_steps` segments of a batch and keep all answers.
-
-    Args:
-        num_steps: segments of each sequence; None: as many as in training.
-        trajectories, numbers_N: how the sequences of one puzzle differ, and the number of each
-            sequence; None: the plain pass.
-    """
+    """Run some segments of a batch, by default as many as in training, and keep all answers."""
     num_steps = num_steps or model.config.halt_max_steps
     carry = initial_carry(model, batch)
     predictions, q_halt, wants = [], [], []

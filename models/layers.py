@@ -1,7 +1,6 @@
 """The layers that every architecture shares, and the distribution of initial weights.
 
-Weights are float32. A layer casts them to the dtype of its input, so that the dtype of the first
-activations decides the precision of the whole forward pass.
+Weights are float32. A layer casts them to the dtype of its input.
 """
 
 import functools
@@ -35,20 +34,14 @@ One value is drawn at a time. Where a tensor comes twice, the last value counts.
 
 @torch.no_grad()
 def fill(values: InitialValues) -> None:
-    """Give the tensors their initial values."""
     for tensor, value in values:
         tensor.copy_(value)
 
 
 def truncated_normal(shape: torch.Size, std: float, generator: torch.Generator) -> torch.Tensor:
-    """Return a tensor from a normal distribution truncated at two sigma.
+    """Return a tensor from a normal distribution truncated at two sigma, with this std.
 
-    The values are drawn in float32 on the generator's device, so that a seed gives the same weights
-    on every device.
-
-    Args:
-        std: the standard deviation after truncation. Truncation alone would reduce it to 0.88 of
-            the normal distribution's.
+    The values are drawn in float32 on the generator's device: a seed gives the same everywhere.
     """
     draw = torch.empty(shape, dtype=torch.float32, device=generator.device)
     sigma = std / STD_AFTER_TRUNCATION
@@ -56,19 +49,19 @@ def truncated_normal(shape: torch.Size, std: float, generator: torch.Generator) 
 
 
 def uniform(shape: torch.Size, bound: float, generator: torch.Generator) -> torch.Tensor:
-    """Return a tensor from the uniform distribution over [-bound, bound].
-
-    The values are drawn in float32 on the generator's device, as by `truncated_normal`.
-    """
     draw = torch.empty(shape, dtype=torch.float32, device=generator.device)
     return draw.uniform_(-bound, bound, generator=generator)
 
 
-def rms_norm(x: torch.Tensor, dim: int = -1, eps: float = RMS_EPS) -> torch.Tensor:
-    """Return x / sqrt(mean(x^2) + eps) over a dimension, computed in float32, in x's dtype.
+def modulo_normal(shape: torch.Size, std: float, generator: torch.Generator) -> torch.Tensor:
+    """Return a tensor from a normal distribution reduced modulo 3, with its sign kept."""
+    draw = torch.empty(shape, dtype=torch.float32, device=generator.device).normal_(generator=generator)
+    # The factor gives unit standard deviation, and is that of the published code.
+    return draw.fmod_(3.0).mul_(1.014762601732121 * std)
 
-    The norm has no weights.
-    """
+
+def rms_norm(x: torch.Tensor, dim: int = -1, eps: float = RMS_EPS) -> torch.Tensor:
+    """Return x / sqrt(mean(x^2) + eps) over a dimension, computed in float32, in x's dtype."""
     x32 = x.float()
     if dim == -1:
         return F.rms_norm(x32, x.shape[-1:], eps=eps).to(x.dtype)
@@ -85,23 +78,13 @@ FP8_MULTIPLE = 16
 
 
 def to_fp8(x_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round a matrix to float8_e4m3fn.
-
-    Returns:
-        The rounded matrix, whose rows lie together in memory, and the float32 scale (N, 1) of each
-        row. Their product is about x. The largest number of a row becomes 448. A row of zeros stays
-        zero.
-    """
+    """Round a matrix to float8_e4m3fn, and return it with the float32 scale (N, 1) of its rows."""
     scale_N1 = x_NK.abs().amax(1, keepdim=True).float().clamp(min=_FP8_SMALLEST_ROW) / _FP8_LARGEST
     return (x_NK / scale_N1).to(torch.float8_e4m3fn).contiguous(), scale_N1
 
 
 def fp8_product(a_MK: torch.Tensor, b_NK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a b^T (M, N) in `dtype`, with both matrices rounded to FP8. It has no gradient.
-
-    Args:
-        a_MK, b_NK: in any dtype. N and K are multiples of FP8_MULTIPLE.
-    """
+    """Return a b^T (M, N) in `dtype`, with both matrices rounded to FP8. It has no gradient."""
     a8_MK, a_scale_M1 = to_fp8(a_MK)
     b8_NK, b_scale_N1 = to_fp8(b_NK)
     # Hopper's fast accumulation adds up in fewer bits than float32, but in more than e4m3 has.
@@ -111,10 +94,7 @@ def fp8_product(a_MK: torch.Tensor, b_NK: torch.Tensor, dtype: torch.dtype) -> t
 
 
 class Linear(nn.Linear):  # torch's tensor parallelism splits subclasses of nn.Linear
-    """y = x W^T (+ b) with float32 parameters, computed in the dtype of x.
-
-    The parameters have no values until `fill` gives them some.
-    """
+    """y = x W^T (+ b) with float32 parameters, computed in the dtype of x."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__(in_features, out_features, bias=bias)
@@ -129,25 +109,17 @@ class Linear(nn.Linear):  # torch's tensor parallelism splits subclasses of nn.L
 
     @property
     def fits_fp8(self) -> bool:
-        """Whether FP8 can multiply matrices of this size."""
         return self.bias is None and self.in_features % FP8_MULTIPLE == self.out_features % FP8_MULTIPLE == 0
 
     def forward(self, x: torch.Tensor, *, fp8: bool = False) -> torch.Tensor:
-        """Return y.
-
-        Args:
-            fp8: round x and W to FP8 if `fits_fp8`. Only without gradient.
-        """
+        """Return y. With fp8, x and W are rounded to FP8 if `fits_fp8`, only without gradient."""
         if fp8 and self.fits_fp8:
             return fp8_product(x.flatten(0, -2), self.weight, x.dtype).unflatten(0, x.shape[:-1])
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 class LinearOfColumns(Linear):
-    """The same as Linear, but fast for a matrix x whose columns lie together in memory.
-
-    The columns of y do so too. The product is computed as W x^T.
-    """
+    """A Linear that is fast for a matrix x whose columns lie together in memory: W x^T."""
 
     @property
     def fits_fp8(self) -> bool:
@@ -162,10 +134,7 @@ class LinearOfColumns(Linear):
 
 
 class Embedding(nn.Module):
-    """A float32 table (num_rows, dim) with std 1/sqrt(dim).
-
-    Lookups and the sums of a row's gradients are float32.
-    """
+    """A float32 table (num_rows, dim) with std 1/sqrt(dim)."""
 
     def __init__(self, num_rows: int, dim: int) -> None:
         super().__init__()
@@ -179,21 +148,14 @@ class Embedding(nn.Module):
 
 
 def swiglu_width(dim: int, expansion: float, multiple: int) -> int:
-    """Return the inner width: 2/3 of expansion * dim, rounded up to a multiple of `multiple`.
-
-    The factor 2/3 is there because a SwiGLU has three matrices instead of two. The width is never
-    0, however small the expansion is.
-    """
+    """Return 2/3 of expansion * dim, rounded up to a multiple: three matrices instead of two."""
     return max(1, math.ceil(round(expansion * dim * 2 / 3) / multiple)) * multiple
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)) over the last dimension (arXiv 2002.05202).
+    """down(silu(gate(x)) * up(x)) over the last dimension, or the first (arXiv 2002.05202).
 
     One matrix holds the rows of gate, then the rows of up.
-
-    Args:
-        over_first: x is a matrix (dim, N), and its first dimension is meant instead of its last.
     """
 
     def __init__(self, dim: int, width: int, *, over_first: bool = False) -> None:
@@ -212,15 +174,13 @@ class SwiGLU(nn.Module):
         return self.down_proj(self.combine(gate, up, dim=-1), fp8=fp8)
 
     def combine(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return the input of the last projection. The width is dimension `dim`."""
         return F.silu(gate) * up
 
 
 class NormalizedSwiGLU(SwiGLU):
-    """down(sigmoid(gate(x)) * rms(gate(x) * up(x))).
+    """down(sigmoid(gate(x)) * rms(gate(x) * up(x))) (Speed is Confidence, arXiv 2601.19085).
 
-    The product keeps unit scale however large the weights grow. High learning rates of Muon need
-    this (Speed is Confidence, arXiv 2601.19085).
+    The product keeps unit scale however large the weights grow.
     """
 
     def combine(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor:
@@ -231,11 +191,7 @@ class ConvSwiGLU(SwiGLU):
     """down(silu(conv(silu(gate(x)) * up(x)))) (arXiv 2512.14693, section 3.2).
 
     x is (B, T, D). The convolution combines, component by component, each token with the token
-    before it. Before the first token it takes zeros.
-
-    Args:
-        conv_bias: the convolution adds a bias, as in the published code. The equation of the paper
-            has none.
+    before it. The equation of the paper has no bias, which the published code has.
     """
 
     def __init__(self, dim: int, width: int, *, conv_bias: bool = True) -> None:
@@ -244,11 +200,7 @@ class ConvSwiGLU(SwiGLU):
         self.conv_bias_W = nn.Parameter(torch.empty(width)) if conv_bias else None
 
     def initial_values(self, generator: torch.Generator) -> InitialValues:
-        """Yield the values of the convolution. The projections have their own `initial_values`.
-
-        Weights and bias are uniform in +-1/sqrt(2), which is PyTorch's distribution for a
-        convolution of two inputs, and so the published one.
-        """
+        """Yield the convolution's values, uniform in +-1/sqrt(2): PyTorch's for two inputs."""
         for parameter in (self.conv_weight_W12, self.conv_bias_W):
             if parameter is not None:
                 yield parameter, uniform(parameter.shape, 1 / math.sqrt(2), generator)
@@ -267,12 +219,8 @@ class ConvSwiGLU(SwiGLU):
 class BoardConv(nn.Module):
     """A depthwise convolution of 3x3 cells over a square board, whatever its side.
 
-    Positions before the board (puzzle row and registers) get the mean of its cells instead. Cells
-    outside of the board are zero.
-
-    Args:
-        dim: components of a position.
-        prefix_len: positions before the board.
+    The prefix_len positions before the board (puzzle row and registers) get the mean of its cells
+    instead. Cells outside of the board are zero.
     """
 
     def __init__(self, dim: int, prefix_len: int) -> None:
@@ -285,7 +233,6 @@ class BoardConv(nn.Module):
         yield self.weight_D33, uniform(self.weight_D33.shape, 1 / 3, generator)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        """Return y_BTD, for T = prefix_len + side x side."""
         board_BSD = x_BTD[:, self.prefix_len :]
         side = math.isqrt(board_BSD.shape[1])
         padded_BLLD = F.pad(board_BSD.unflatten(1, (side, side)), (0, 0, 1, 1, 1, 1))

@@ -1,7 +1,4 @@
-"""Sums of metrics, kept on the device until the host reads them.
-
-The host reads all sums at once, so that reading takes one collective and one wait.
-"""
+"""Sums of metrics, kept on the device until the host reads all of them at once."""
 
 # B = slots of this rank, N = sequences that leave, T = segments, S = tokens, V = vocabulary
 
@@ -25,15 +22,7 @@ NUM_BINS = 10
 
 
 def reliability_sums(q_halt_N: Tensor, right_N: Tensor, counted_N: Tensor) -> Tensor:
-    """Sum up answers by their confidence, sigmoid(q_halt).
-
-    Args:
-        right_N, counted_N: whether each answer is right, and whether it counts; bool.
-
-    Returns:
-        For each bin of confidence: the number of answers, the sum of their confidence, and how many
-        are right; (3, NUM_BINS).
-    """
+    """Return for each bin its answers, their confidence, and how many are right, (3, NUM_BINS)."""
     confidence_N = q_halt_N.sigmoid().to(widest_float(q_halt_N.device))
     bins_N = (confidence_N.nan_to_num() * NUM_BINS).long().clamp(max=NUM_BINS - 1)
     terms_3N = counted_N * torch.stack([torch.ones_like(confidence_N), confidence_N, right_N.to(confidence_N.dtype)])
@@ -43,10 +32,7 @@ def reliability_sums(q_halt_N: Tensor, right_N: Tensor, counted_N: Tensor) -> Te
 def reliability(sums: Sequence[Sequence[float]]) -> dict[str, float]:
     """Return whether the confidence is the accuracy, from the totals of `reliability_sums`.
 
-    Returns:
-        calibration_error: the expected calibration error, sum over bins of count / total *
-        |accuracy - confidence| (arXiv 1706.04599, equation 3); and for each bin n that has answers,
-        counted from 1, reliability/<n>/count, /confidence and /accuracy, which are means.
+    calibration_error is the expected calibration error (arXiv 1706.04599, equation 3).
     """
     counts, confidences, rights = sums
     total, error = sum(counts), 0.0
@@ -71,24 +57,14 @@ class OpenSums:
         self._values = _zeros(len(spec.names) + 1, world)  # the sums, then the norm of the gradients
 
     def add(self, metric_sums: Tensor, grad_norm: Tensor) -> None:
-        """Count a step.
-
-        Args:
-            metric_sums: this rank's sums in the order of `SumsSpec.names`.
-            grad_norm: the norm of the gradients, which all ranks agree on; scalar.
-        """
+        """Count a step: this rank's sums in the order of `SumsSpec.names`, and the scalar norm."""
         share = (grad_norm / self._world.data_size).to(metric_sums.dtype)  # the sum over ranks makes it whole again
         self._values += torch.cat([metric_sums, share.view(1)])
 
     def reduce(self, num_steps: int, num_slots: int) -> dict[str, float]:
         """Return the train metrics, complete on rank 0, and set the sums to zero. Every rank.
 
-        A metric whose divisor is 0 is left out, such as the accuracy if no sequence halted. Without
-        a step there are no metrics.
-
-        Args:
-            num_steps: the steps that were added since the last call.
-            num_slots: the slots of the global batches of these steps.
+        A metric whose divisor is 0 is left out, such as the accuracy if no sequence halted.
         """
         if not num_steps:
             return {}
@@ -109,11 +85,7 @@ class OpenSums:
         """Take the sums of a checkpoint.
 
         With as many shares as before, each takes its own, so that the sums round alike. Otherwise
-        the first share takes them all. At a logged step nothing is open, and the metrics may be
-        others.
-
-        Raises:
-            UserError: The checkpoint holds open sums of other metrics.
+        the first share takes them all. At a logged step nothing is open.
         """
         by_rank = tensors["open_sums"]
         if by_rank.shape[1:] != self._values.shape:
@@ -130,15 +102,8 @@ class OpenSums:
 
 
 class EvalSums:
-    """The sums of an evaluation over one test set."""
-
     def __init__(self, num_segments: int, checks: Sequence[str], world: World) -> None:
-        """Start all sums at zero.
-
-        Args:
-            num_segments: the most segments of a sequence.
-            checks: names of the checks that `add_last` counts beside METRICS.
-        """
+        """Start all sums at zero. `checks` are names of what `add_last` counts beside METRICS."""
         self._world, self._check_names = world, checks
         self._checks = _zeros(len(checks), world)
         self._last = _zeros(len(METRICS), world)
@@ -163,8 +128,7 @@ class EvalSums:
 
         Args:
             steps_B: the number of the segment in each slot's sequence, from 1.
-            halted_before_B: whether the Q head wanted to halt the sequence in an earlier segment.
-            deltas_B: how far the segment moved the state; None: not measured.
+            halted_before_B: whether the Q head wanted to halt the sequence earlier.
         """
         labelled_B, _, exact_B = correctness(outputs.logits_BSV, labels_BS, ignore_label)
         right_B = (labelled_B & exact_B).to(self._exact_after.dtype)
@@ -201,7 +165,6 @@ class EvalSums:
             self._checks += torch.stack([(labelled_N & checks[name]).sum() for name in self._check_names])
 
     def add(self, other: "EvalSums") -> None:
-        """Add the sums of another object to these."""
         for mine, others in zip(self._parts(), other._parts(), strict=True):
             mine += others
 
@@ -216,14 +179,6 @@ class EvalSums:
 
         Losses are means over all sequences. The other metrics are means over the num_examples
         sequences that have labels; they are left out if no sequence has labels.
-
-        Args:
-            calibration: add what `reliability` returns.
-
-        Returns:
-            EVAL_METRICS, the checks, exact_accuracy_at_step/<n> and num_examples, by name. If the
-            changes of the state were measured, loop_deltas/<n>, their mean over the examples that
-            ran segment n, and running/<n>, the share of these examples.
         """
         parts = self._parts()
         all_sums = self._world.sum_(torch.cat(parts)).split([len(part) for part in parts])

@@ -26,8 +26,6 @@ _MOST_GRAPHS = 16
 
 
 class ArchBase(StrictModel):
-    """The options of every architecture."""
-
     kind: ClassVar[Literal["puzzles", "text"]]
     """What the architecture reads."""
 
@@ -79,11 +77,10 @@ class Model(nn.Module, ABC):
     def initial_values(self, generator: torch.Generator) -> InitialValues:
         """Yield every parameter and buffer with a value from the generator, in a fixed order.
 
-        The model may lie on the meta device, because only the shapes of its tensors are read.
+        Only their shapes are read, so the model may lie on the meta device.
         """
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Give every parameter and buffer its initial value."""
         fill(self.initial_values(generator))
         self.fill_constants()
 
@@ -94,13 +91,7 @@ class Model(nn.Module, ABC):
             self.puzzle_embedding.init_weights()
 
     def allocate(self, device: torch.device, *, parameters_on: torch.device | None = None) -> None:
-        """Move the model to a device, in place.
-
-        Tensors of the meta device get memory there, without values if they are drawn or loaded.
-
-        Args:
-            parameters_on: the device of the parameters, if it is another one.
-        """
+        """Move the model to a device, in place. From the meta device only constants get values."""
         was_on_meta = any(tensor.is_meta for tensor in self.parameters())
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
@@ -124,7 +115,6 @@ class Model(nn.Module, ABC):
         return [module for module in self.modules() if isinstance(module, self.level_class)]
 
     def block_weights(self) -> list[nn.Parameter]:
-        """Return the parameters of the blocks: all but those of embeddings and heads."""
         return [weight for block in self.blocks() for weight in block.parameters()]
 
     def trained_tensors(self) -> dict[str, torch.Tensor]:
@@ -139,10 +129,7 @@ class Model(nn.Module, ABC):
         return set()
 
     def compile_levels(self) -> None:
-        """Compile each stack of blocks with torch.compile, because most of the time is spent there.
-
-        The whole model would be compiled anew for every depth of a depth schedule.
-        """
+        """Compile each stack. The whole model would be compiled anew for every depth."""
         self.is_compiled = True
         compile_each(self.levels())
 
@@ -158,7 +145,7 @@ def compile_each(levels: Iterable[nn.Module]) -> None:
     """Compile levels with torch.compile, for all training steps of this process.
 
     Beyond a number of graphs, PyTorch would go on without compiling, with no more than a warning.
-    Here that is an error, because such a run would only be slow.
+    Here that is an error.
     """
     from torch._dynamo import config, reset
 

@@ -1,8 +1,4 @@
-"""What a training step computes for a kind of model, and what it sums up on the way.
-
-A layout (models/parallel/layout.py) takes a step of any objective. That of puzzles is in
-models/act.py, that of text in models/text/objective.py.
-"""
+"""What a training step computes for a kind of model, and what it sums up on the way."""
 # B = slots of this rank
 
 from abc import ABC, abstractmethod
@@ -33,9 +29,7 @@ class SumsSpec:
     """The sums of a step, and the metrics that they give.
 
     Attributes:
-        names: the order of the vector of sums.
-        means: for each metric, the sum that divides it, or SLOTS. Sums that are no metric are
-            absent. A metric whose divisor is 0 is left out.
+        means: for each metric, the sum that divides it, or SLOTS.
         losses: the metrics that are losses. The first one is watched for spikes.
     """
 
@@ -49,11 +43,8 @@ class PartResult(Generic[CarryT]):
     """What one part of a step computed.
 
     Attributes:
-        carry: the new carry of the part's slots; None for text.
-        outputs: detached but for the puzzle rows, which are leaves that get a gradient; None for
-            text.
-        loss: the part of the step's loss, a scalar with gradient. These scalars add up to the loss
-            of the step over parts and ranks.
+        outputs: detached but for the puzzle rows, leaves that get a gradient; None for text.
+        loss: a scalar with gradient. Parts and ranks add up to the loss of the step.
         sums: detached, in the order of SumsSpec.names.
     """
 
@@ -82,15 +73,7 @@ class Objective(ABC, Generic[CarryT, BatchT, SettingsT]):
     def run(
         self, carry: CarryT, batch: BatchT, settings: SettingsT, forward: Callable[..., Any] | None = None
     ) -> PartResult[CarryT]:
-        """Run the forward pass of a part.
-
-        Args:
-            carry: what the step before left for these slots.
-            batch: what the data offer.
-            settings: what the config and the number of the step decide.
-            forward: what runs in place of the model for a pass with gradient, such as the model
-                that a strategy has wrapped.
-        """
+        """Run the forward pass of a part, by `forward` if a strategy has wrapped the model."""
 
     @abstractmethod
     def smallest_loss(self, forward: Callable[..., Any], device: torch.device) -> Tensor:

@@ -1,7 +1,4 @@
-"""One learned row for each puzzle.
-
-The table is a buffer, not a parameter, because sign SGD updates only the rows of a batch.
-"""
+"""One learned row for each puzzle: a buffer, because sign SGD updates only the rows of a batch."""
 
 # K = puzzle identifiers, E = puzzle embedding size, B = slots of this rank, G = padded slots of all
 # ranks
@@ -12,12 +9,11 @@ from torch import nn
 
 from utils.ranks.world import World
 
+PUZZLE_TABLE = "puzzle table"  # the part of a step that updates the table, for torch.profiler
+
 
 class PuzzleEmbedding(nn.Module):
-    """The table weight_KE, float32.
-
-    The table's gradient would be nearly all zeros. So a copy of a batch's rows gets the gradient.
-    """
+    """The table weight_KE, float32. A copy of a batch's rows gets the gradient."""
 
     weight: torch.Tensor
 
@@ -28,34 +24,23 @@ class PuzzleEmbedding(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Set all rows to zero, so that all puzzles start as the same task."""
         self.weight.zero_()
 
     def rows(self, ids_B: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the rows of ids_B, (B, E).
-
-        The copy is a leaf, which gets a gradient if the table is trained and gradients are enabled.
-        """
+        """Return a copy of the rows of ids_B, (B, E), as a leaf."""
         return self.weight.index_select(0, ids_B).requires_grad_(self.trainable and torch.is_grad_enabled())
 
 
 class ShardedPuzzleEmbedding(PuzzleEmbedding):
     """A table that is split by rows over the ranks, for tables that are too large for one device.
 
-    A lookup is a collective: all ranks must call it equally often, each with its own ids, and all
-    of them with gradient or all without. With gradient, a rank must always ask for the same number
-    of ids. The ranks exchange that number at the first lookup only, so that no host waits for
-    another host in training. Without gradient, the ranks exchange it at every lookup.
+    A lookup is a collective, for all ranks with gradient or for all without. With gradient, a rank
+    must always ask for the same number of ids, which the ranks exchange at the first lookup only:
+    no host waits for another host in training.
     """
 
     def __init__(self, weight_KE: torch.Tensor, own_KE: torch.Tensor, first_row: int, world: World) -> None:
-        """Hold one part of a table.
-
-        Args:
-            weight_KE: all rows, as a DTensor whose local part is `own_KE`.
-            own_KE: the rows of this rank.
-            first_row: the number of the first of these rows in the whole table.
-        """
+        """Hold one part of weight_KE, a DTensor: the rows own_KE from `first_row` on."""
         nn.Module.__init__(self)
         self.register_buffer("weight", weight_KE)
         self.trainable = True
@@ -65,28 +50,18 @@ class ShardedPuzzleEmbedding(PuzzleEmbedding):
         self._num_trained_ids: int | None = None
 
     def rows(self, ids_B: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the rows of ids_B, (B, E), as a leaf. Every rank."""
-        rows_BE = self._look_up(ids_B, self._largest_number_of_ids(len(ids_B)))
-        return rows_BE.requires_grad_(self.trainable and torch.is_grad_enabled())
-
-    def _largest_number_of_ids(self, own: int) -> int:
-        """Return the largest number of ids of any rank.
-
-        The host may wait for the other ranks' hosts, but not for the device.
-        """
-        if not torch.is_grad_enabled():
-            return max(self._world.gather_objects(own))
-        if self._num_trained_ids is None:
-            self._num_trained_ids = max(self._world.gather_objects(own))
-        return self._num_trained_ids
+        has_gradient = torch.is_grad_enabled()
+        longest = self._num_trained_ids if has_gradient else None
+        if longest is None:
+            longest = max(self._world.gather_objects(len(ids_B)))
+        if has_gradient:
+            self._num_trained_ids = longest
+        return self._look_up(ids_B, longest).requires_grad_(self.trainable and has_gradient)
 
     @torch.no_grad()
     def _look_up(self, ids_B: torch.Tensor, longest: int) -> torch.Tensor:
-        """Return the rows of ids_B, (B, E).
-
-        Each rank fills in the rows that it holds, for the ids of all ranks. The sum over the ranks
-        is exact, because all other ranks add zeros.
-        """
+        # Each rank fills in the rows that it holds, for the ids of all ranks. The sum over the
+        # ranks is exact, because all other ranks add zeros.
         ids_G = self._world.gather_rows(F.pad(ids_B, (0, longest - len(ids_B)))) - self._first_row
         is_own_G = (ids_G >= 0) & (ids_G < len(self._own_KE))
         rows_GE = self._own_KE.new_zeros(len(ids_G), self._own_KE.shape[1])

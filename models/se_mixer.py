@@ -2,9 +2,8 @@
 
 A cell, a row, a column and a box of a Sudoku are constraints of one kind: exactly one of their
 candidates is right. A candidate is a symbol in a cell. With `cells: units`, the same network
-combines the candidates of every constraint, as messages between the variables and the factors of a
-factor graph do. No weight depends on the names of symbols. With `units` and `attention`, none
-depends on the size of a board either.
+combines the candidates of every constraint, as in a factor graph. No weight depends on the names
+of symbols. With `units` and `attention`, none depends on the size of a board either.
 """
 
 # B = slots, S = cells, V = vocabulary, K = symbols of the state (V less the special tokens),
@@ -102,9 +101,9 @@ class Extent(NamedTuple):
 class SEMixerBlock(nn.Module):
     """m = messages of the constraints of each candidate; x = rms(x + swiglu([x, m])).
 
-    A constraint sums what its candidates offer, and answers all of them alike. With `attention` and
-    `mlp`, cells are mixed first: x = rms(x + mix(x)). `attention` mixes them for each symbol, and
-    `mlp` for each symbol and component. Then a cell is a constraint, but no row, column or box is.
+    A constraint sums what its candidates offer, and answers all of them alike. With `attention`
+    (for each symbol) and `mlp` (for each symbol and component), cells are mixed first: x = rms(x +
+    mix(x)). Then a cell is a constraint, but no row, column or box is.
     """
 
     def __init__(self, config: SEMixerConfig, seq_len: int) -> None:
@@ -130,13 +129,8 @@ class SEMixerBlock(nn.Module):
     ) -> torch.Tensor:
         """Return x_BSKD after one exchange of messages. Absent candidates stay zero.
 
-        Their gradient is zero as well. Without the mask at the end it would grow in each call by
-        the derivative of the norm at zero, which is 316.
-
-        Args:
-            rotary: of the attention over cells.
-            first_position_only: must be false, because no Q head reads the first position alone.
-            fp8: multiply by the weights in FP8, where their sizes allow it.
+        Without the mask at the end their gradient would grow in each call by 316, the derivative of
+        the norm at zero. first_position_only must be false.
         """
         assert not first_position_only
         if self.attn is not None:
@@ -232,14 +226,12 @@ class SEMixer(RecursiveModel):
 
     @torch.no_grad()
     def fill_constants(self) -> None:
-        """As in the base class, and the units of boards."""
         super().fill_constants()
         if self.config.cells == "units":
             for side, units_US in enumerate(self.units_LUS):
                 units_US.copy_(units_of_board(side, self.side))
 
     def embed(self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None) -> torch.Tensor:
-        """Return the input of the recursion, x_BSKD, in forward_dtype."""
         symbols_K = torch.arange(NUM_SPECIAL, self.vocab_size, device=inputs_BS.device)
         cells_BS1 = inputs_BS.unsqueeze(-1)
         other_BSK = (cells_BS1 != symbols_K).long()
@@ -251,7 +243,6 @@ class SEMixer(RecursiveModel):
         return x_BSKD.to(self.dtype)
 
     def _extent(self, inputs_BS: torch.Tensor) -> Extent:
-        """Return which candidates the boards have. Smaller boards lie in the upper left corner."""
         if self.config.symbols == "all":
             cells_BS = torch.ones_like(inputs_BS, dtype=torch.bool)
             symbols_BK = cells_BS.new_ones(len(inputs_BS), self.num_symbols)
@@ -271,7 +262,6 @@ class SEMixer(RecursiveModel):
     def forward(
         self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
     ) -> SegmentOutput:
-        """Run one segment: H_cycles x L_cycles calls of the stack, on the sum of z and x."""
         extent = self._extent(inputs_BS)
         x_BSKD = self.embed(inputs_BS, puzzle_rows_BE) * extent.candidates_BSK1
         z_BSKD = state["z"] * extent.candidates_BSK1
@@ -287,10 +277,7 @@ class SEMixer(RecursiveModel):
 
 
 def box_of(side: int) -> tuple[int, int]:
-    """Return the rows and the columns of a board's boxes.
-
-    They are the two factors of its side that differ least, and there are no more rows than columns.
-    """
+    """Return the rows and the columns of a board's boxes: the closest factors of its side."""
     rows = next(rows for rows in range(math.isqrt(side), 0, -1) if side % rows == 0)
     return rows, side // rows
 
@@ -298,7 +285,7 @@ def box_of(side: int) -> tuple[int, int]:
 def units_of_board(side: int, canvas: int) -> torch.Tensor:
     """Return which cells belong to which rows, columns and boxes, float32 (3 canvas, canvas^2).
 
-    The board lies in the upper left corner of the canvas. Units and cells that it lacks are zero.
+    The board lies in the upper left corner of the canvas. What it lacks is zero.
     """
     member = torch.zeros(3, canvas, canvas, canvas)
     if side:

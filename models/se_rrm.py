@@ -1,14 +1,9 @@
-"""The symbol-equivariant recurrent reasoning model (SE-RRM, arXiv 2603.02193).
-
-Its state has a vector for each symbol in each cell. Attention goes over the cells for each symbol,
-and over the symbols in each cell.
-"""
+"""The symbol-equivariant recurrent reasoning model (SE-RRM, arXiv 2603.02193)."""
 
 # B = slots, V = symbols, S = cells, A = additional tokens, T = S + A, D = hidden size,
 # E = V + D, the size of a puzzle's row, C = calls of a segment
 
 import math
-from collections.abc import Iterator
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -46,7 +41,6 @@ class SERRMConfig(CommonConfig):
     @field_validator("pos_encodings", mode="before")
     @classmethod
     def _published_name(cls, value: object) -> object:
-        """Read rope2d, as the published code calls it."""
         return "rope_2d" if value == "rope2d" else value
 
     @model_validator(mode="after")
@@ -71,8 +65,7 @@ class SERRMConfig(CommonConfig):
 class SERRMBlock(nn.Module):
     """x = rms(x + attn(x)) over cells; x = rms(x + attn_t(x)) over symbols; x = rms(x + mlp(x)).
 
-    Args:
-        index: the number of the block, which tells its dropout from that of other blocks.
+    The index tells the dropout of the block from that of other blocks.
     """
 
     def __init__(self, config: SERRMConfig, index: int) -> None:
@@ -92,14 +85,7 @@ class SERRMBlock(nn.Module):
         first_position_only: bool = False,
         fp8: bool = False,
     ) -> torch.Tensor:
-        """Return x_BVTD after both attentions and the MLP.
-
-        Args:
-            rotary: of the attention over cells; the symbols have no order.
-            seeds_B: of the dropout of this call; None: no dropout.
-            first_position_only: must be false, because no Q head reads the first position alone.
-            fp8: multiply by the weights in FP8, where their sizes allow it.
-        """
+        """Return x_BVTD after both attentions and the MLP. first_position_only must be false."""
         assert not first_position_only
         x_BVTD = rms_norm(x_BVTD + self._over_second(self.attn, x_BVTD, rotary, self._seeds(seeds_B, 0), fp8=fp8))
         x_BTVD = x_BVTD.transpose(1, 2)
@@ -123,11 +109,10 @@ class SERRMBlock(nn.Module):
 
 
 class SERRM(RecursiveModel):
-    """One stack of blocks and one state z.
+    """One stack of blocks and one state z, with the names and shapes of the published weights.
 
-    The weights have the names and shapes of the published ones. With `equivariant_symbols`, all
-    symbols but the first NUM_SPECIAL have the same embedding, and the head reads each symbol by
-    itself. Then renaming the symbols of a puzzle renames the answer (section 3).
+    With `equivariant_symbols`, all symbols but the first NUM_SPECIAL have the same embedding, and
+    the head reads each symbol by itself. Then renaming the symbols renames the answer (section 3).
     """
 
     block_class = SERRMBlock
@@ -167,11 +152,7 @@ class SERRM(RecursiveModel):
         return (self.lm_head,)
 
     def _rotary_tables(self) -> Rotary | None:
-        """Return tables that rotate the cells alone.
-
-        Rows and columns count from 0, as published: the cell in the corner has the angles of the
-        additional tokens.
-        """
+        """Return tables that rotate the cells alone, which count from 0, as published."""
         config = self.config
         if config.pos_encodings == "rope":
             positions_T = torch.cat([torch.arange(self.seq_len), torch.zeros(config.add_tokens, dtype=torch.int64)])
@@ -183,13 +164,9 @@ class SERRM(RecursiveModel):
         return None
 
     def initial_values(self, generator: torch.Generator) -> InitialValues:
-        """As in the base class. All embeddings start with std 1."""
         yield from super().initial_values(generator)
-        for parameter in self._embeddings():
+        for parameter in self.parameters(recurse=False):
             yield parameter, truncated_normal(parameter.shape, 1.0, generator)
-
-    def _embeddings(self) -> Iterator[nn.Parameter]:
-        return self.parameters(recurse=False)
 
     def embed(self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None) -> torch.Tensor:
         """Return the input of the recursion, x_BVTD, in forward_dtype.
@@ -229,13 +206,7 @@ class SERRM(RecursiveModel):
         depth: Depth,
         seeds_B: torch.Tensor | None = None,
     ) -> SegmentOutput:
-        """Run one segment: H_cycles x L_cycles calls of the stack, on the sum of z and x.
-
-        With the published `backprop`, the last H cycle carries gradient.
-
-        Args:
-            seeds_B: the seeds of dropout in training; None: no dropout.
-        """
+        """Run one segment: H_cycles x L_cycles calls of the stack, on the sum of z and x."""
         x_BVTD, z_BVTD = self.embed(inputs_BS, puzzle_rows_BE), state["z"]
         call, rotary = self.calls(depth), self.rotary()
         for index in range(depth.H_cycles * depth.L_cycles):
@@ -245,7 +216,6 @@ class SERRM(RecursiveModel):
         return with_confidence(self._logits(z_BVTD[:, :, : self.seq_len]), {"z": z_BVTD})
 
     def _logits(self, z_BVSD: torch.Tensor) -> torch.Tensor:
-        """Return logits_BSV: one number for each symbol, from its own vector or from all."""
         z_BSVD = z_BVSD.transpose(1, 2)
         if self.config.equivariant_symbols:
             of_each_BSV: torch.Tensor = self.lm_head(z_BSVD).squeeze(-1)

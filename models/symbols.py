@@ -1,8 +1,4 @@
-"""What models with a vector for each symbol in each cell share (SE-RRM, arXiv 2603.02193).
-
-The symbols of a puzzle are an axis of the state, as its cells are. Networks that treat all symbols
-alike give the same answer when the symbols are renamed.
-"""
+"""What models with a vector for each symbol in each cell share (SE-RRM, arXiv 2603.02193)."""
 
 # B = slots, V = symbols (the vocabulary), S = cells (the tokens of a sequence)
 
@@ -15,13 +11,7 @@ NUM_SPECIAL = 2
 
 
 def with_confidence(logits_BSV: torch.Tensor, state: State, cells_BS: torch.Tensor | None = None) -> SegmentOutput:
-    """Return the output of a segment of a model without a Q head, and the new state, detached.
-
-    The confidence stands for the Q values.
-
-    Args:
-        cells_BS: the cells that belong to a board, as a mask; None: all.
-    """
+    """Return the output of a segment of a model without a Q head, and the new state, detached."""
     q_halt_B = confidence_logit(logits_BSV, cells_BS)
     return {name: z.detach() for name, z in state.items()}, logits_BSV, q_halt_B, torch.zeros_like(q_halt_B)
 
@@ -31,12 +21,8 @@ def confidence_logit(logits_BSV: torch.Tensor, cells_BS: torch.Tensor | None = N
     """Return the logit of the confidence in each answer, float32 (B,), without gradient.
 
     The confidence is the smallest over the cells of the largest softmax probability of a cell
-    (the published code of SE-RRM). The logit of the largest probability p of a cell is its largest
-    logit less the logsumexp of the others. That is finite also where p rounds to 1.
-
-    Args:
-        cells_BS: the cells that belong to a board, as a mask; None: all. A board without a cell has
-            the logit 0.
+    (published code of SE-RRM). Its logit is the largest logit less the logsumexp of the others,
+    which is finite also where the probability rounds to 1. A board without a cell has the logit 0.
     """
     top = logits_BSV.float().max(-1, keepdim=True)
     others_BSV = logits_BSV.float().scatter(-1, top.indices, -torch.inf)

@@ -53,13 +53,11 @@ class TokenConfig(CommonConfig):
 
     @property
     def puzzle_len(self) -> int:
-        """The positions of the puzzle row."""
         # A model without puzzle rows has no prefix, whatever puzzle_emb_len says.
         return self.puzzle_emb_ndim and (self.puzzle_emb_len or math.ceil(self.puzzle_emb_ndim / self.hidden_size))
 
     @property
     def prefix_len(self) -> int:
-        """The positions of the puzzle row and of the registers."""
         return self.puzzle_len + self.num_registers
 
     @model_validator(mode="after")
@@ -115,17 +113,6 @@ class TokenModel(RecursiveModel):
         vocab_size: int,
         num_puzzle_identifiers: int,
     ) -> None:
-        """Allocate what architectures share; the architecture adds its levels.
-
-        The tensors have no values until `init_weights` or a checkpoint fills them.
-
-        Args:
-            states: for each recurrent state, its name and the name of the buffer (D,) that it
-                starts from. The buffer is drawn once and never trained.
-
-        Raises:
-            UserError: The positions don't suit the sequence.
-        """
         super().__init__(
             config,
             states=states,

@@ -2,8 +2,7 @@
 
 Trajectory 0 is the plain pass. A model that was trained with K initial states (models/winner.py)
 begins trajectory k with the state k modulo K. Before each segment of every trajectory but the
-first, Gaussian noise is added to the state (Probabilistic TRM, arXiv 2605.19943). The noise of a
-segment depends only on the seed, the number of the example, the trajectory and the segment.
+first, Gaussian noise is added to the state (Probabilistic TRM, arXiv 2605.19943).
 """
 
 # B = slots, N = trajectories of examples, K = trajectories of an example
@@ -27,12 +26,8 @@ _NOISE_STREAM = 0x2605
 class Trajectories:
     """How the trajectories of an example differ.
 
-    Trajectory k of the example with the number r has the number r * count + k.
-
-    Attributes:
-        count: how many trajectories an example can have.
-        noise: the standard deviation of the noise. The components of a state are about 1 in size.
-        seed: of the noise.
+    Trajectory k of the example with the number r has the number r * count + k. The noise of a
+    segment depends only on the seed and on the numbers of trajectory and segment.
     """
 
     count: int
@@ -40,25 +35,13 @@ class Trajectories:
     seed: int
 
     def spread(self, examples: Iterator[tuple[np.ndarray, Batch]], chosen: range) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yield the chosen trajectories of every example, next to one another.
-
-        Args:
-            examples: the numbers of the examples of each batch, and the batch.
-
-        Yields:
-            The numbers of the trajectories, (N,), and a batch with a row for each of them.
-        """
+        """Yield the numbers (N,) and a batch of all trajectories of each batch of examples."""
         for rows, batch in examples:
             numbers_N = (rows[:, None] * self.count + np.array(chosen)).ravel()
             yield numbers_N, {name: tensor.repeat_interleave(len(chosen), 0) for name, tensor in batch.items()}
 
     def at(self, model: RecursiveModel, numbers_B: np.ndarray, segments_B: np.ndarray) -> Callable[[State], State]:
-        """Return what changes the state of all slots at the start of a segment.
-
-        Args:
-            numbers_B: the number of the trajectory in each slot.
-            segments_B: the number of the segment in each slot, from 1.
-        """
+        """Return what changes the state of all slots at the start of a segment, from 1."""
 
         def change(state: State) -> State:
             if model.config.num_states > 1:

@@ -14,10 +14,7 @@ from utils.config import Bool, Int
 
 
 class TransformerConfig(TokenConfig):
-    """The options of the transformer.
-
-    config/arch/transformer.yaml explains each and holds the defaults.
-    """
+    """The options of the transformer, as config/arch/transformer.yaml explains them."""
 
     name: Literal["transformer"]
     num_layers: Int = Field(ge=1, le=LARGEST_COUNT)
@@ -47,8 +44,7 @@ class TransformerConfig(TokenConfig):
 class Transformer(TokenModel):
     """One stack of blocks, applied once to the question or, if `recurrent`, repeatedly to a state.
 
-    Without recurrence there is no state to carry from segment to segment. Each segment is then a
-    whole forward pass.
+    Without recurrence each segment is a whole forward pass.
     """
 
     def __init__(
@@ -66,10 +62,6 @@ class Transformer(TokenModel):
     def forward(
         self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
     ) -> SegmentOutput:
-        """Run one segment: H_cycles x L_cycles calls of the stack.
-
-        Each call takes the sum of the state and the question.
-        """
         x_BTD = self.embed(inputs_BS, puzzle_rows_BE)
         call, rotary = self.calls(depth), self.rotary()
         if not state:

@@ -1,10 +1,9 @@
 """Winner takes all: K initial states for each slot, of which the best one trains the model.
 
-"Speed is Confidence" (arXiv 2601.19085) and its code. Each slot runs K trajectories. They begin
-with different values of the last recurrent state (z_L), and with the same value of the others. The
-trajectory with the lowest token loss wins the segment: its outputs are those of the slot, so that
-the loss, the gradient, halting and the metrics are the winner's. All trajectories go on from the
-winner's z_H, each with its own z_L.
+"Speed is Confidence" (arXiv 2601.19085) and its code. The trajectories of a slot begin with
+different values of the last recurrent state (z_L). The trajectory with the lowest token loss wins
+the segment: its outputs are those of the slot. All trajectories go on from the winner's z_H, each
+with its own z_L.
 """
 
 # B = slots, K = initial states, N = B x K trajectories, S = tokens, V = vocabulary, E = puzzle
@@ -20,13 +19,7 @@ from models.carry import SegmentOutput, State
 
 
 def start_at(model: RecursiveModel, state: State, fresh_N: Tensor, which_N: Tensor) -> State:
-    """Let trajectories that begin start from one of the model's initial states.
-
-    Args:
-        state: of all trajectories, after `model.reset`.
-        fresh_N: whether a trajectory begins.
-        which_N: the number of its initial state; 0 is the one that `model.reset` takes.
-    """
+    """Let trajectories that begin start from the model's initial state with this number."""
     name, z = list(state.items())[-1]
     start_ND = model.starts()[which_N]
     middle = [1] * (z.ndim - 2)
@@ -35,7 +28,6 @@ def start_at(model: RecursiveModel, state: State, fresh_N: Tensor, which_N: Tens
 
 
 def spread_states(state: State, num_states: int) -> State:
-    """Return a state with K trajectories for each slot, (B, K, ...)."""
     return {name: z[:, None].expand(-1, num_states, *z.shape[1:]).contiguous() for name, z in state.items()}
 
 
@@ -53,8 +45,6 @@ def winner_takes_all(
 
     Args:
         states: of all trajectories, (B, K, ...).
-        fresh_B: whether a slot has a new example, so that its trajectories begin.
-        forward: what runs the segment, at its depth.
         loss_of: the token loss of each trajectory (N,), from logits_NSV and labels_NS.
 
     Returns:

@@ -1,7 +1,4 @@
-"""AdamATan2: Adam with an arctangent in place of the division (arXiv 2407.05872).
-
-It has no epsilon, and its steps are bounded.
-"""
+"""AdamATan2: Adam with an arctangent in place of the division (arXiv 2407.05872)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,31 +6,17 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
-from utils.errors import UserError
 from utils.ranks.world import local_part
 
 
 class AdamATan2(torch.optim.Optimizer):
     """p *= 1 - lr wd; m, v as in Adam; p -= lr / (1 - b1^t) * atan2(m, sqrt(v / (1 - b2^t)))
 
-    t counts the steps from 1. Weight decay is decoupled and applies to every parameter of the
-    group. Parameters without a gradient do not change.
-
-    The state of a parameter is that of torch's Adam: `step` (t), `exp_avg` (m) and `exp_avg_sq`
-    (v). `step` is a 0-dim tensor on the host, so that reading it does not wait for the device.
-
-    Raises:
-        UserError: A rate, beta or weight decay is out of range.
+    t counts the steps from 1. The state of a parameter is that of torch's Adam: `step` (t),
+    `exp_avg` (m) and `exp_avg_sq` (v). `step` is on the host, so that nothing waits for the device.
     """
 
     def __init__(self, params: ParamsT, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
-        if lr < 0:
-            raise UserError(f"lr is {lr}; give 0 or more")
-        for beta in betas:
-            if not 0 <= beta < 1:
-                raise UserError(f"beta is {beta}; give a number from 0 up to, but not including, 1")
-        if weight_decay < 0:
-            raise UserError(f"weight_decay is {weight_decay}; give 0 or more")
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()

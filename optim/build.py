@@ -1,18 +1,16 @@
 """Build the optimizers of a model from a config, and save and check their state.
 
-The puzzle table is not a parameter and has its own update (sparse_sign_sgd). Parameters may be
-plain tensors or DTensors, and the DTensors of one model may have different meshes
-(models/parallel/).
+The puzzle table is not a parameter and has its own update (sparse_sign_sgd).
 """
 
 from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic import model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.profiler import record_function
 
@@ -43,19 +41,13 @@ Groups = list[dict[str, Any]]
 class OptimizerConfig(StrictModel):
     """All that is known of one optimizer: its options, how it is made, and the state that it keeps.
 
-    config/optim/<name>.yaml explains the options and holds the defaults. The name begins the names
-    of the optimizer's tensors in a checkpoint.
+    Its name begins the names of the optimizer's tensors in a checkpoint.
     """
 
     name: str
 
     def takes(self, left: list[nn.Parameter], block_weights: list[nn.Parameter]) -> list[nn.Parameter]:
-        """Return the parameters that this optimizer updates; by default all that are left.
-
-        Args:
-            left: the trained parameters that no optimizer before this one has taken.
-            block_weights: the parameters inside the blocks.
-        """
+        """Return the parameters that this optimizer updates; by default all that are left."""
         return left
 
     def for_the_rest(self) -> "OptimizerConfig | None":
@@ -70,11 +62,7 @@ class OptimizerConfig(StrictModel):
     def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return the state that the optimizer itself would make at the parameter's first gradient.
 
-        It is made at once, so that every checkpoint is complete, and that a restored tensor finds a
-        tensor with the right device, dtype and shards to be copied into.
-
-        Returns:
-            Tensors that are shaped like the parameter, or scalars on the host.
+        It is made at once, so that every checkpoint is complete and can be restored.
         """
 
 
@@ -91,15 +79,8 @@ class AdamATan2Config(OptimizerConfig):
 
 
 class AdamWConfig(OptimizerConfig):
-    """AdamW, as torch has it."""
-
     name: Literal["adamw"]
-    eps: Float
-
-    @model_validator(mode="after")
-    def _eps_is_in_range(self) -> Self:
-        _require_eps(self.eps)
-        return self
+    eps: Float = Field(gt=0)  # with 0, a weight whose gradients have all been 0 would become NaN
 
     def make(self, groups: Groups, rates: Rates) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
@@ -118,32 +99,20 @@ class AdamWConfig(OptimizerConfig):
 class MuonConfig(OptimizerConfig):
     """Muon for the matrices inside the blocks, and an Adam for the rest.
 
-    Embeddings and heads are matrices as well, but their rows stand for symbols, and an orthogonal
-    step would mix the symbols. URM's code gives Muon all matrices nevertheless.
+    An orthogonal step would mix the symbols for which the rows of embeddings and heads stand. URM's
+    code gives Muon all matrices nevertheless.
     """
 
     name: Literal["muon"]
-    muon_lr: Float | None
-    muon_momentum: Float
-    muon_weight_decay: Float
-    muon_iterations: Int
+    muon_lr: Float | None = Field(ge=0)
+    muon_momentum: Float = Field(ge=0, lt=1)
+    muon_weight_decay: Float = Field(ge=0)
+    muon_iterations: Int = Field(ge=1, le=100)
     muon_coefficients: Coefficients
     muon_scale: Scale
     muon_matrices: Literal["blocks", "all"]
     rest: Literal["adamw", "adam_atan2"]
-    eps: Float
-
-    @model_validator(mode="after")
-    def _numbers_are_in_range(self) -> Self:
-        for name in ("muon_lr", "muon_weight_decay"):
-            if (value := getattr(self, name)) is not None and value < 0:
-                raise ValueError(f"{name} is {value}; give 0 or more")
-        if not 0 <= self.muon_momentum < 1:
-            raise ValueError(f"muon_momentum is {self.muon_momentum}; give a number from 0 up to, but not including, 1")
-        if not 1 <= self.muon_iterations <= 100:
-            raise ValueError(f"muon_iterations is {self.muon_iterations}; give 1 to 100 (5 is usual)")
-        _require_eps(self.eps)
-        return self
+    eps: Float = Field(gt=0)
 
     def takes(self, left: list[nn.Parameter], block_weights: list[nn.Parameter]) -> list[nn.Parameter]:
         weights = left if self.muon_matrices == "all" else block_weights
@@ -167,14 +136,7 @@ class MuonConfig(OptimizerConfig):
         return {"momentum_buffer": torch.zeros_like(parameter)}
 
 
-def _require_eps(eps: float) -> None:
-    if eps <= 0:
-        # With eps 0, AdamW would divide 0 by 0 for a weight whose gradients have all been 0.
-        raise UserError(f"eps is {eps}; give a small positive number, such as 1e-8")
-
-
 def _moments(parameter: Tensor) -> dict[str, Tensor]:
-    """Return the initial state of Adam and its relatives."""
     return {
         "step": torch.zeros((), device="cpu"),
         "exp_avg": torch.zeros_like(parameter),
@@ -196,16 +158,11 @@ else:  # a type checker can't follow the table
 class Optimizers:
     """The optimizers that share a model's parameters, stepped and saved together.
 
-    There are none if nothing is trained. A checkpoint holds only their state. Hyperparameters come
-    from the config, so that a resumed run can change them.
+    A checkpoint holds only their state. Hyperparameters come from the config.
     """
 
     def __init__(self, optimizers: Sequence[tuple[OptimizerConfig, torch.optim.Optimizer]]) -> None:
-        """Make the initial state of every parameter.
-
-        Args:
-            optimizers: new optimizers, each with the config that it was made from.
-        """
+        """Make the initial state of every parameter."""
         self._by_name = {config.name: optimizer for config, optimizer in optimizers}
         for config, optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -214,11 +171,7 @@ class Optimizers:
                     optimizer.state[parameter] = config.initial_state(parameter)
 
     def step(self, multiplier: float) -> None:
-        """Update every parameter that has a gradient. The host does not wait for the device.
-
-        Args:
-            multiplier: factor of each group's base rate.
-        """
+        """Update every parameter that has a gradient, at a multiple of each group's base rate."""
         with record_function(OPTIMIZER):
             for optimizer in self._by_name.values():
                 for group in optimizer.param_groups:
@@ -226,19 +179,13 @@ class Optimizers:
                 optimizer.step()
 
     def zero_grad(self) -> None:
-        """Set every gradient to None."""
         for optimizer in self._by_name.values():
             optimizer.zero_grad()
 
     def export_state(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the live state tensors, to be saved or overwritten in place.
 
-        Each tensor is on the device of its parameter, except the step counts, which torch wants on
-        the host.
-
-        Returns:
-            The tensors by "<optimizer>.<key>.<parameter>", such as "adamw.exp_avg.lm_head.weight".
-            Names stay valid if the order of the parameters changes.
+        Their names are "<optimizer>.<key>.<parameter>", such as "adamw.exp_avg.lm_head.weight".
         """
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         return {
@@ -250,19 +197,8 @@ class Optimizers:
 
 
 def require_same_state(saved: Shapes, own: Shapes) -> None:
-    """Check that a checkpoint's state belongs to the optimizers and parameters of this run.
-
-    The check needs only names and shapes. So no tensor is read or overwritten before all of them
-    are known to fit.
-
-    Args:
-        saved: the whole shapes of the checkpoint's `export_state`, over all ranks.
-        own: the whole shapes of this run's `export_state`, over all ranks.
-
-    Raises:
-        UserError: The optimizers, the parameters or their shapes differ.
-    """
-    here, there = _owners(own), _owners(saved)
+    """Raise UserError if the whole shapes of a checkpoint's `export_state` are not this run's."""
+    here, there = ({name.split(".", 1)[0] for name in tensors} for tensors in (own, saved))
     if here and there and here != there and there <= set(map(name_of, OPTIMIZERS)):
         raise UserError(
             f"the checkpoint holds the state of {' and '.join(sorted(there))}, but this run's optimizer is "
@@ -270,30 +206,15 @@ def require_same_state(saved: Shapes, own: Shapes) -> None:
             "a new run with init_from=<run> instead of resume takes the weights and may have another optimizer"
         )
     found = compare_shapes(saved, own)
-    if found.missing:
+    if found.first is not None:
         raise UserError(
-            f"the checkpoint lacks the optimizer state {min(found.missing)} ({len(found.missing)} missing in all); "
-            "resume with the optimizer and the frozen weights that it was saved with"
+            f"the checkpoint's optimizer state {found.first} is {saved.get(found.first, 'absent')}, here it is "
+            f"{own.get(found.first, 'absent')}; resume with the model, the optimizer and the frozen weights that it "
+            "was saved with"
         )
-    if found.unexpected:
-        raise UserError(
-            f"the checkpoint's optimizer state {min(found.unexpected)} belongs to nothing trained here "
-            f"({len(found.unexpected)} such in all); resume with the optimizer and the frozen weights that it was "
-            "saved with"
-        )
-    for name in found.reshaped:
-        raise UserError(
-            f"the checkpoint's optimizer state {name} is {tuple(saved[name])}, here it is {tuple(own[name])}; "
-            "resume with the model that it was saved with"
-        )
-
-
-def _owners(tensors: Iterable[str]) -> set[str]:
-    return {name.split(".", 1)[0] for name in tensors}
 
 
 def _options(owners: set[str]) -> str:
-    """Return the overrides that choose these optimizers."""
     leading = {name_of(config) for config in OPTIMIZERS if "rest" in config.model_fields} & owners
     chosen = [f"optim={name}" for name in leading or owners]
     return " ".join([*chosen, *(f"optim.rest={name}" for name in owners if leading and name not in leading)])
@@ -313,15 +234,7 @@ def build_optimizers(
 ) -> Optimizers:
     """Build the optimizers that `config` asks for, for the parameters that require a gradient.
 
-    Weight decay applies to every parameter, also to biases and embeddings, as in the published
-    recipes.
-
-    Args:
-        block_weights: the parameters inside the blocks. Muon takes the matrices among them, or
-            with muon_matrices=all those of the whole model.
-        lr: base learning rate of all parameters that Muon doesn't take.
-        betas: Adam's betas for these parameters.
-        weight_decay: weight decay of these parameters.
+    Weight decay applies to every parameter, also to biases and embeddings, as published.
     """
     rates, in_blocks = Rates(lr, betas, weight_decay), list(block_weights)
     left = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -339,11 +252,7 @@ def build_optimizers(
 
 
 def _groups(parameters: Iterable[nn.Parameter]) -> Groups:
-    """Group parameters by mesh and placements.
-
-    torch's foreach functions don't accept a list that mixes plain tensors with DTensors, or
-    DTensors of several meshes.
-    """
+    """Group parameters by mesh and placements, which torch's foreach functions can't mix."""
     groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
     for parameter in parameters:
         place = (parameter.device_mesh, parameter.placements) if is_dtensor(parameter) else None
@@ -352,11 +261,7 @@ def _groups(parameters: Iterable[nn.Parameter]) -> Groups:
 
 
 def require_exact_cover(model: nn.Module, updated: Iterable[Tensor]) -> None:
-    """Assert that `updated` holds every trainable parameter of the model exactly once.
-
-    A parameter that is left out would silently keep its initial value, and a parameter that is
-    named twice would be updated twice.
-    """
+    """Assert that `updated` holds every trainable parameter of the model exactly once."""
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
     counts = Counter(updated)
     wrong = {name: counts[p] for p, name in names.items() if counts[p] != 1}

@@ -12,26 +12,15 @@ from utils.shapes import Shapes, compare_shapes
 
 
 class EMA:
-    """shadow = rate * shadow + (1 - rate) * live, after each update of the live tensors.
+    """shadow = rate * shadow + (1 - rate) * live, after each update, in float32.
 
-    The average is kept in float32.
-    For evaluation, the values of the shadow and of the live tensors are exchanged in place. The
-    published code evaluates a copy of the model, which needs twice the memory. Exchanging the
-    tensors instead of their values would leave the old tensors in sharded parameters (FSDP2), the
-    optimizer's state and compiled graphs.
-
-    A caller that keeps anything computed from the live values must compute it anew after each
-    exchange. An example is the weights that FSDP2 gathered for a forward pass.
-
-    Each rank averages its own shards of DTensors.
+    For evaluation, the values of the shadow and of the live tensors are exchanged in place, which
+    needs no second model, and keeps sharded parameters (FSDP2), the optimizer's state and compiled
+    graphs. A caller that keeps anything computed from the live values, such as gathered weights,
+    must compute it anew after each exchange.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start the average at the values of the live tensors.
-
-        Args:
-            tensors: the live tensors by name, float32: the parameters and the puzzle table.
-        """
         assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
         self._live = dict(tensors)
         self._shadow = {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -39,12 +28,10 @@ class EMA:
 
     @torch.no_grad()
     def update(self, rate: float) -> None:
-        """Update the average after a training step. The host does not wait for the device.
+        """Update the average after a training step that was not skipped.
 
         Call this while the gradients are there: the average of a parameter without a gradient stays
-        as it is, because the step left the parameter out (HRM-Text, arXiv 2605.20613). Don't call
-        this after a step that was skipped, because the average would drift towards the last
-        weights.
+        as it is (HRM-Text, arXiv 2605.20613).
         """
         assert not self._is_swapped, "the live tensors hold the average"
         updated = [name for name, live in self._live.items() if live.grad is not None or not live.requires_grad]
@@ -56,10 +43,7 @@ class EMA:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Let the live tensors hold the average inside the context.
-
-        Afterwards, also after an exception, they hold their own values again, bit by bit.
-        """
+        """Let the live tensors hold the average inside the context."""
         assert not self._is_swapped, "the average is swapped in already"
         self._is_swapped = True
         self._exchange()
@@ -84,15 +68,7 @@ class EMA:
 
 
 def require_same_average(saved: Shapes, own: Shapes) -> None:
-    """Check that a checkpoint's average belongs to the model of this run.
-
-    Args:
-        saved: the whole shapes of the checkpoint's `EMA.tensors`, over all ranks.
-        own: the whole shapes of this run's `EMA.tensors`, over all ranks.
-
-    Raises:
-        UserError: Names or shapes differ.
-    """
+    """Raise UserError if the whole shapes of a checkpoint's average differ from this run's."""
     if (name := compare_shapes(saved, own).first) is not None:
         there, here = saved.get(name, "absent"), own.get(name, "absent")
         raise UserError(

@@ -1,7 +1,4 @@
-"""Scale the loss so that float16 can hold its gradients (arXiv 1710.03740).
-
-Without a scale, small gradients would become 0 and large ones infinite.
-"""
+"""Scale the loss so that float16 can hold its gradients (arXiv 1710.03740)."""
 
 from collections.abc import Iterable
 
@@ -18,14 +15,8 @@ class LossScale:
     """A power of two that multiplies the loss and divides its gradients.
 
     When a gradient overflows, the scale is halved and the step is skipped. After 2,000 steps in a
-    row without an overflow, the scale is doubled.
-
-    torch.amp.GradScaler can't be used here. It looks for overflows in the gradients of its own
-    process, so that ranks with different shards of a model would not agree whether to skip a step.
-    It also can't skip the updates of the puzzle table and of the average.
-
-    The host waits for the device at every step to know whether a gradient overflowed. This happens
-    only with float16.
+    row without an overflow, the scale is doubled. Ranks with different shards must agree whether to
+    skip a step, the puzzle table and the average, which torch.amp.GradScaler can't do.
     """
 
     def __init__(self) -> None:
@@ -34,15 +25,11 @@ class LossScale:
 
     @property
     def factor(self) -> float:
-        """Return the number that multiplies the loss before its backward pass."""
         return self._scale.item()
 
     @torch.no_grad()
     def unscale_(self, gradients: Iterable[Tensor]) -> None:
-        """Divide the gradients by the scale in place, after they were summed over the ranks.
-
-        Of a DTensor, the local part is divided.
-        """
+        """Divide the gradients by the scale in place, after they were summed over the ranks."""
         parts = [local_part(gradient) for gradient in gradients]
         if parts:
             torch._foreach_mul_(parts, 1 / self._scale.item())
@@ -50,13 +37,11 @@ class LossScale:
     def update(self, gradients: Iterable[Tensor], world: World) -> bool:
         """Adapt the scale, and return whether the step may be taken. Every rank.
 
-        A step may be taken if no value on any rank overflowed. At the smallest scale the answer is
-        always yes. Values that are not finite then have another cause than the scale, and the usual
-        check for such faults must see them.
+        At the smallest scale the answer is always yes. Values that are not finite then have another
+        cause, and the usual check for such faults must see them.
 
         Args:
-            gradients: the values to check: the global norm, and gradients that it doesn't cover,
-                such as those of the puzzle rows.
+            gradients: the global norm, and gradients that it doesn't cover, such as puzzle rows.
         """
         world.await_peers()
         finite = all([bool(gradient.isfinite().all()) for gradient in gradients])

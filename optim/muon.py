@@ -46,23 +46,16 @@ class Muon(torch.optim.Muon):
     with two differences. With coefficients="urm" and scale="rms" it is the Muon of URM's code
     (arXiv 2512.14693).
 
-    - Sharded parameters (FSDP2): torch iterates on the shards, with some 14 collectives per matrix
-      and partial sums in bfloat16. Its update differed from that of one rank by 4 %. Here the
-      ranks gather the matrix, with one collective for each axis that shards it, and each rank
-      orthogonalizes the whole matrix. Momentum and weights stay sharded.
-    - Dtype: only a CUDA device iterates in bfloat16. A CPU that emulates bfloat16 takes eight times
-      as long as in float32.
-
-    Stacked projections (q, k and v) count as one matrix. Tensor parallelism may store its rows in
-    another order, which gives the same result in that order.
+    - Sharded parameters (FSDP2): torch iterates on the shards, with partial sums in bfloat16, which
+      changed updates by 4 %. Here each rank gathers and orthogonalizes the whole matrix.
+    - Dtype: only a CUDA device iterates in bfloat16, which a CPU emulates slowly.
 
     The state of a parameter is its `momentum_buffer` (m).
 
     Args:
         scale: the size of an update for a learning rate of 1. spectral: its spectral norm is near
             1 for a matrix that is not taller than wide (see `orthogonal`). rms: the root mean
-            square of its entries is about 0.2, like that of AdamW's (arXiv 2502.16982), whatever
-            the shape.
+            square of its entries is about 0.2, like that of AdamW's (arXiv 2502.16982).
     """
 
     def __init__(
@@ -83,10 +76,7 @@ class Muon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update the weights from the gradients in `.grad`. Every rank that holds a shard.
-
-        The host does not wait for the device.
-        """
+        """Update the weights from the gradients in `.grad`. Every rank that holds a shard."""
         assert closure is None, "the loss is computed once, outside"
         for group in self.param_groups:
             for weight_RC in group["params"]:
@@ -101,28 +91,21 @@ class Muon(torch.optim.Muon):
         update_RC = grad_RC.lerp(mean_RC, group["momentum"])
         if update_RC.is_cuda:  # cast before gathering, which then moves half as many bytes
             update_RC = update_RC.bfloat16()
-        update_RC = _orthogonal_of_shards(update_RC, group["ns_steps"], self._coefficients)
+        if is_dtensor(update_RC):
+            from torch.distributed.tensor import distribute_tensor
+
+            mesh, placements = update_RC.device_mesh, update_RC.placements
+            whole_RC = orthogonal(update_RC.full_tensor(), group["ns_steps"], self._coefficients)
+            # Every rank keeps its own part of the whole. Without a source rank nothing is sent.
+            update_RC = distribute_tensor(whole_RC, mesh, placements, src_data_rank=None)
+        else:
+            update_RC = orthogonal(update_RC, group["ns_steps"], self._coefficients)
         num_rows, num_columns = weight_RC.shape
+        factor = math.sqrt(max(1, num_rows / num_columns))
+        if self._scale == "rms":  # an orthogonal matrix has a root mean square of 1 / sqrt(max(R, C))
+            factor = _RMS_OF_ADAMW * math.sqrt(max(num_rows, num_columns))
         weight_RC.mul_(1 - group["lr"] * group["weight_decay"])
-        weight_RC.add_(update_RC, alpha=-group["lr"] * _factor(num_rows, num_columns, self._scale))
-
-
-def _factor(num_rows: int, num_columns: int, scale: Scale) -> float:
-    """Return the factor of an orthogonal update."""
-    if scale == "rms":  # an orthogonal matrix has a root mean square of 1 / sqrt(max(R, C))
-        return _RMS_OF_ADAMW * math.sqrt(max(num_rows, num_columns))
-    return math.sqrt(max(1, num_rows / num_columns))
-
-
-def _orthogonal_of_shards(matrix_RC: torch.Tensor, iterations: int, coefficients: Coefficients) -> torch.Tensor:
-    """Return `orthogonal` of the matrix, sharded in the same way as the matrix."""
-    if not is_dtensor(matrix_RC):
-        return orthogonal(matrix_RC, iterations, coefficients)
-    from torch.distributed.tensor import distribute_tensor
-
-    whole_RC = orthogonal(matrix_RC.full_tensor(), iterations, coefficients)
-    # Every rank has the whole matrix and keeps its own part. Without a source rank nothing is sent.
-    return distribute_tensor(whole_RC, matrix_RC.device_mesh, matrix_RC.placements, src_data_rank=None)
+        weight_RC.add_(update_RC, alpha=-group["lr"] * factor)
 
 
 def orthogonal(
@@ -130,8 +113,7 @@ def orthogonal(
 ) -> torch.Tensor:
     """Return approximately U V^T for a matrix U S V^T, in the matrix's dtype.
 
-    After five iterations the singular values of the result lie between 0.6 and 1.3 (jordan) or 0.4
-    and 1.9 (urm). Those that were below a hundredth of the norm stay smaller.
+    After five iterations the singular values lie between 0.6 and 1.3 (jordan) or 0.4 and 1.9 (urm).
     """
     if matrix_RC.shape[0] > matrix_RC.shape[1]:
         return orthogonal(matrix_RC.T, iterations, coefficients).T  # the Gram matrix of the shorter side is smaller

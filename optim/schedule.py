@@ -7,14 +7,11 @@ BatchScaling = Literal["none", "sqrt", "linear"]
 
 
 def lr_multiplier(step: int, total_steps: int, warmup_steps: int, min_ratio: float) -> float:
-    """Return the factor of the learning rates at a step.
-
-    The first step of a run is 1, or 0 as in URM's code (lr_counts_from).
+    """Return the factor of the learning rates at a step. The first one is 1, or 0 as in URM's code.
 
     The factor is step / warmup_steps during the warm-up. Then it follows a half cosine from 1 to
-    min_ratio, and is exactly min_ratio at step total_steps. The cosine goes on behind total_steps,
-    so that the rate rises again: HRM-Text only estimates its number of steps (arXiv 2605.20613). A
-    run that is no longer than its warm-up has no cosine.
+    min_ratio at step total_steps. The cosine goes on behind total_steps, so that the rate rises
+    again: HRM-Text only estimates its number of steps (arXiv 2605.20613).
     """
     if step < warmup_steps or total_steps <= warmup_steps:
         return min(1.0, step / warmup_steps)
@@ -25,14 +22,8 @@ def lr_multiplier(step: int, total_steps: int, warmup_steps: int, min_ratio: flo
 def batch_scale(kind: BatchScaling, global_batch_size: int, reference: int) -> float:
     """Return the factor that adapts the learning rates to another global batch size.
 
-    This does not apply to the rate of the puzzle table: sign SGD moves each row of a batch by this
-    rate, however many slots the batch has.
-
-    Args:
-        kind: linear: the ratio of the batch sizes, which keeps SGD's progress per example (arXiv
-            1706.02677). sqrt: the root of the ratio, which keeps the noise of optimizers that
-            divide by the root of the second moment, such as Adam (arXiv 2205.10287). none: 1.
-        reference: the global batch size for which the learning rates were chosen.
+    linear is from arXiv 1706.02677, sqrt from arXiv 2205.10287. The factor does not apply to the
+    puzzle table, where sign SGD moves each row of a batch by its rate.
     """
     ratio = global_batch_size / reference
     return {"none": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[kind]

@@ -1,7 +1,4 @@
-"""Sign SGD for the puzzle table, which updates only the rows that a batch names.
-
-The result is the same for any number of ranks.
-"""
+"""Sign SGD for the puzzle table, which updates only the rows that a batch names."""
 
 # P = rows of the table, E = embedding size, Q = rows of this rank's part of the table,
 # B = slots (of this rank; after gathering, of the global batch)
@@ -26,13 +23,10 @@ def sparse_sign_sgd_(
 
     p = p (1 - lr wd) - lr sign(sum of the row's gradients)
 
-    Afterwards all ranks hold the same table. The host does not wait for the device.
-
     Args:
         table_PE: the whole table on every rank, or a DTensor whose rows are sharded over the shares
             of the slots.
-        ids_B: the row that each slot of this rank names. Many slots may name the same row.
-        grad_BE: the gradient of each slot's row.
+        ids_B, grad_BE: the row that each slot of this rank names, and its gradient.
         num_slots: the number of slots of all ranks, of which each rank has a slice; None: all
             ranks have the same number.
 
@@ -72,12 +66,7 @@ def sparse_sign_sgd_(
 def _update_own_(
     rows_QE: torch.Tensor, ids_B: torch.Tensor, signs_BE: torch.Tensor, *, lr: float, weight_decay: float
 ) -> None:
-    """Update this rank's rows in place.
-
-    Args:
-        ids_B: sorted row numbers, counted from this rank's first row. Rows of other ranks have
-            numbers outside of 0..Q-1.
-    """
+    """Update this rank's rows in place. Rows of other ranks have ids outside of 0..Q-1."""
     if not len(rows_QE):  # more ranks than rows
         return
     # Only the device knows how many slots name rows of other ranks, so these slots must write too.

@@ -83,20 +83,14 @@ def _is_ours(path: str) -> bool:
 
 @cache
 def _at(path: str, line: int) -> tuple[str, str]:
-    """Return the innermost function that holds a line, such as "models/layers.py rms_norm".
-
-    The file and the line come second.
-    """
+    """Return the innermost function that holds a line, such as "models/layers.py rms_norm"."""
     inside = [(first, name) for first, last, name in _functions(path) if first <= line <= last]
     relative = Path(path).relative_to(_REPOSITORY)
     return f"{relative} {max(inside)[1] if inside else '<module>'}", f"{relative}:{line}"
 
 
 def _place() -> tuple[str, str]:
-    """Return the function of this repository that is running, and its file and line.
-
-    In a backward pass, that is the function whose forward operator is differentiated.
-    """
+    """Return the function of this repository that is running, and its file and line."""
     node = torch._C._current_autograd_node()
     if node is not None:
         # Anomaly detection keeps the stack of each operator of the forward pass.

@@ -90,12 +90,7 @@ class Launched:
         options: Sequence[str] = (),
         static: bool = False,
     ) -> None:
-        """Start torchrun on all hosts.
-
-        Args:
-            static: the hosts meet at --master-addr and have fixed numbers, instead of meeting by
-                c10d.
-        """
+        """Start torchrun on all hosts."""
         self._log = log
         log.unlink(missing_ok=True)
         port = spawn.free_port()

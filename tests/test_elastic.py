@@ -15,10 +15,7 @@ pytestmark = pytest.mark.faults
 
 
 def _under_agent(port: int, rank: int) -> None:
-    """Set the environment of an agent that counts no restarts.
-
-    The agent of rank 0 counts no restart if only workers of the other host died.
-    """
+    """Set the environment of an agent that counts no restarts."""
     told = {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     os.environ.update(told)
     runs.slowly(rank)

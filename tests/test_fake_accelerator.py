@@ -20,7 +20,7 @@ from tests.dataset.samples import SAMPLES
 from tests.fake_accelerator import failure_of, fake_accelerator, needs_fake_accelerator, register
 from tests.fake_training import SEQ_LEN, FakeTraining, config_of
 from tests.spawn import run_ranks
-from tests.step_costs import RECIPES, Costs, costs_of_a_step, difference, megabytes, read_record, torch_version
+from tests.step_costs import RECIPES, Costs, costs_of_a_step, difference, read_record, torch_version
 from utils.ranks.world import World
 
 # N = sequences, B = slots, S = tokens
@@ -190,12 +190,3 @@ def test_a_step_costs_what_is_recorded(recipe: str, found: tuple[dict[str, str],
         f"a step of {recipe} costs something else than tests/step_costs.json says. If that is meant, "
         f"python -m tests.step_costs renews the file.\n{changed}"
     )
-
-
-def test_the_difference_names_the_line_that_costs_more() -> None:
-    before: Costs = {"a.py f": {"operators": {"mul": 100}, "megabytes": 10.0}}
-    after: Costs = {"a.py f": {"operators": {"mul": 100, "_to_copy": 2}, "megabytes": 10.05, "lines": ["a.py:7"]}}
-    assert difference(before, before) == ""
-    said = difference(before, after)
-    assert "+2 operators, 102 instead of 100" in said and "+2 in a.py f (_to_copy +2 at a.py:7)" in said
-    assert "MB" not in said and megabytes(after) == 10.05

@@ -151,10 +151,7 @@ def test_imports_go_one_way(path: Path) -> None:
 MAY_TALK = {
     *(path for path in SOURCES if path.is_relative_to("utils/ranks") or path.is_relative_to("utils/checkpoint")),
     *(Path("utils/program.py"), Path("launch/torchrun.py"), Path("optim/muon.py"), Path("optim/sparse_sign_sgd.py")),
-    *(
-        Path("models/parallel") / f"{name}.py"
-        for name in ("ddp", "dtensor", "fsdp", "pipeline", "puzzle_table", "tensor")
-    ),
+    *(Path("models/parallel") / f"{name}.py" for name in ("ddp", "dtensor", "fsdp", "pipeline", "tensor")),
 }
 # Only communication has its places. Tensors that are sharded over ranks are values, allowed
 # everywhere.
@@ -305,7 +302,7 @@ STEP_PATH = {
     ),
     "models/parallel/requirements.py": ("require_gradients",),
     "models/parallel/dtensor.py": ("DTensorLayout.grad_norm", "DTensorLayout.clip_"),
-    "models/parallel/ddp.py": ("DDPLayout._sum",),
+    "models/parallel/ddp.py": ("_sum",),
     "optim/muon.py": ("Muon._update", "orthogonal"),
     "optim/build.py": ("Optimizers.step", "Optimizers.zero_grad"),
     "optim/ema.py": ("EMA.update",),

@@ -155,10 +155,7 @@ def test_a_killed_launcher_takes_its_workers_along(data: Path, quiet_2: Path, tm
 
 
 def test_a_process_without_a_launcher_outlives_its_parent(data: Path, tmp_path: Path) -> None:
-    """Under nohup the parent of pretrain.py ends.
-
-    Only workers of torchrun end with their parent.
-    """
+    """Under nohup the parent of pretrain.py ends."""
     run = tmp_path / "run"
     starter = runs.fork(_start_and_leave, settings(data, run), str(tmp_path / "log"))
     starter.join(60)

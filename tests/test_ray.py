@@ -331,13 +331,3 @@ def test_a_group_without_a_place_is_a_mistake(connected: None, data: Path, tmp_p
     with pytest.raises(UserError, match=r"Ray found no place for 64 workers .* in 1 s"):
         start_train_workers(_settings(data, tmp_path / "run"), 64, placement_timeout_s=1)
     assert {of["state"] for of in ray.util.placement_group_table().values()} <= {"REMOVED"}
-
-
-def test_a_worker_without_a_meeting_point_is_refused(connected: None, data: Path, tmp_path: Path) -> None:
-    from launch.ray_worker import TrainWorker
-
-    worker = TrainWorker.remote(  # type: ignore[attr-defined]
-        _settings(data, tmp_path / "run"), rank=1, world_size=2
-    )
-    with pytest.raises(ray.exceptions.ActorDiedError, match="2 ranks need tcp://host:port of rank 0"):
-        ray.get(worker.train_step.remote())

@@ -289,7 +289,7 @@ MISTAKES: dict[str, dict[str, object]] = {
     "augment_clues=0.3 is part of augment=online": {"augment_clues": 0.3},
     "there is no config 'optim/sgd'": {"optim": "sgd"},
     "input should be 'adamw' or 'adam_atan2'": {"optim": "muon", "optim__rest": "muon"},
-    "eps is 0.0": {"optim": "adamw", "optim__eps": 0},
+    "input should be greater than 0": {"optim": "adamw", "optim__eps": 0},
     "backprop is 1 calls, but 2 are needed": {"arch__backprop": 1},
     "ends its stages at [0.6, 0.3]": {
         "arch__depth_curriculum": "[{until: 0.6, H_cycles: 1, L_cycles: 1}, {until: 0.3, H_cycles: 1, L_cycles: 2}]"

@@ -65,10 +65,7 @@ def test_killed_on_one_host(
 def test_cable_out_for_ten_seconds(
     data: Path, quiet_longer: Path, tmp_path: Path, log: Path, hosts: list[Host], timeout_s: int
 ) -> None:
-    """With a long timeout the ranks wait.
-
-    With a short timeout they end with a reason and restart.
-    """
+    """With a long timeout the ranks wait."""
     run = tmp_path / "run"
     launched = Launched(hosts, settings(data, run, **LONGER, dist__timeout_s=timeout_s), log, options=RESTARTS)
     try:

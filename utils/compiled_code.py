@@ -13,11 +13,7 @@ from utils.text import one_line
 
 
 def why_compiling_fails(device: torch.device) -> str:
-    """Return why PyTorch can't compile for a device of this machine; empty if it can.
-
-    It needs a C++ compiler for a CPU, Triton and a C compiler for CUDA, and a folder for what it
-    compiles.
-    """
+    """Return why PyTorch can't compile for a device of this machine; empty if it can."""
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     try:
@@ -61,7 +57,6 @@ def _is_private(folder: Path) -> bool:
 
 
 def _processor() -> str:
-    """Return a short name for this kind of processor."""
     names = platform.processor()
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

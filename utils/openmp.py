@@ -1,11 +1,8 @@
 """Importing this module before torch tells OpenMP's threads not to wait busily for one another.
 
-torch shares an operation among threads, which then wait for the slowest of them. GNU's OpenMP lets
-them spin meanwhile, for 300,000 rounds by default. If other programs use the cores, threads spin
-while the one that they wait for has no core. A step of the demo then took 14 times as long
-(docs/lab/benchmarks.md, "Busy cores"). After a few rounds the threads sleep instead.
-
-OpenMP reads the variable once, when torch loads it. How threads wait changes no result.
+GNU's OpenMP lets threads spin for 300,000 rounds by default. If other programs use the cores,
+threads spin while the one that they wait for has no core. A step of the demo then took 14 times as
+long (docs/lab/benchmarks.md, "Busy cores"). OpenMP reads the variable once, when torch loads it.
 """
 
 import os

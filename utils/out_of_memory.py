@@ -36,11 +36,16 @@ class OutOfMemory(Exception):
             if not is_out_of_memory(error):
                 raise
             change = LESS_AT_A_TIME
-        return "; ".join([_what(self._error), *notes]), change
+        said = str(self._error)
+        on_host = isinstance(self._error, MemoryError) or "CPU" in said
+        what = f"out of memory on the {'host' if on_host else 'GPU'}"
+        if found := _ASKED.search(said):
+            number, unit = found.groups()
+            what += f": {f'{float(number) / 1e6:,.1f} MB' if unit == 'bytes' else f'{number} {unit}'} more did not fit"
+        return "; ".join([what, *notes]), change
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether the error says that the device or the host ran out of memory."""
     # torch.OutOfMemoryError is a RuntimeError, and torch does not raise it on every device.
     said = isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
     return said or isinstance(error, MemoryError)
@@ -48,11 +53,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def advising(change: Callable[[], str]) -> Iterator[None]:
-    """Say what to change if memory runs out inside. The innermost advice counts.
-
-    Raises:
-        OutOfMemory: Memory ran out.
-    """
+    """Raise OutOfMemory if memory runs out inside. The innermost advice counts."""
     try:
         yield
     except Exception as error:
@@ -62,14 +63,4 @@ def advising(change: Callable[[], str]) -> Iterator[None]:
 
 
 def half(key: str, value: int) -> str:
-    """Return the advice to halve a batch, for programs whose memory nobody calculates."""
     return f"{key}={value // 2} needs about half as much for the batch" if value > 1 else LESS_AT_A_TIME
-
-
-def _what(error: Exception) -> str:
-    on_host = isinstance(error, MemoryError) or "CPU" in str(error)
-    said = f"out of memory on the {'host' if on_host else 'GPU'}"
-    if found := _ASKED.search(str(error)):
-        number, unit = found.groups()
-        said += f": {f'{float(number) / 1e6:,.1f} MB' if unit == 'bytes' else f'{number} {unit}'} more did not fit"
-    return said

@@ -1,7 +1,5 @@
 """Parallelism, applied to a model from outside: YAML says how the model lies over the ranks.
 
-Each strategy has a file of its own, which holds its config, what it requires, and its layout:
-
 ddp       every rank has the whole model and slots of its own; gradients are summed    ddp.py
 fsdp      the same, but each rank keeps only a part of every tensor                    fsdp.py
 hsdp      fsdp inside groups of ranks, ddp between the groups                          fsdp.py
@@ -18,13 +16,12 @@ from pydantic import Field
 
 from models.model import Model
 from models.parallel.ddp import DDPConfig, DDPLayout
-from models.parallel.dtensor import DTensorLayout
+from models.parallel.dtensor import DTensorLayout, shard_table
 from models.parallel.fsdp import FSDPConfig, FSDPLayout, HSDPConfig, ShardingConfig, shard_weights
 from models.parallel.layout import Layout
 from models.parallel.pipeline import PipelineConfig
 from models.parallel.pipeline_puzzles import PuzzlePipelineLayout
 from models.parallel.pipeline_text import TextPipelineLayout
-from models.parallel.puzzle_table import shard_table
 from models.parallel.tensor import FSDPTPConfig, TPConfig, split_tensors
 from utils.ranks.world import World
 
@@ -45,18 +42,13 @@ def parallelize(
     1. The puzzle table is sharded before anything is on a device, since none may have room for it.
     2. Tensors are split (tp) before the parts are sharded (fsdp).
     3. A model of the meta device gets memory when it is in parts: no rank has room for the whole.
-    4. DDP registers hooks on parameters, and the caller makes optimizers of them. Both come after
-       the steps above, which replace parameters.
+    4. DDP registers hooks on parameters, which the steps above replace.
     5. Blocks are compiled last, because DDP makes a step of its own with another number of slots.
 
     Args:
         model: on the meta device: `Layout.load` gives it its values later. Or on the host with
-            values that are equal on all ranks. Frozen weights are frozen already.
+            values that are equal on all ranks.
         num_microbatches: in how many parts a rank takes its slots.
-        compile: whether to torch.compile the stacks of blocks.
-
-    Raises:
-        UserError: the strategy can't work with this model, device or backend.
     """
     config.require_support(model, world)
     if isinstance(config, PipelineConfig):

@@ -1,7 +1,6 @@
 """DDP: every rank has the whole model and slots of its own, and gradients are summed."""
 
 import warnings
-import weakref
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
@@ -34,11 +33,9 @@ class DDPConfig(LayoutConfig):
         return Axes(replicate=num_ranks) if num_ranks > 1 else None
 
     def num_parts(self, num_ranks: int) -> int:
-        """Return 1: every rank has the whole model."""
         return 1
 
     def require_support(self, model: Model, world: World) -> None:
-        """As in the base class: PyTorch must not check each collective on gloo."""
         if get_debug_level().name == "DETAIL" and world.backend.endswith("gloo"):
             raise UserError(
                 "TORCH_DISTRIBUTED_DEBUG=DETAIL makes this version of PyTorch crash under DDP on gloo (SIGSEGV); set "
@@ -46,10 +43,10 @@ class DDPConfig(LayoutConfig):
             )
 
 
-def _sum_of_bucket(layout: "weakref.ref[DDPLayout]", bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    alive = layout()
-    assert alive is not None
-    return alive._sum(bucket)
+def _sum(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Sum a bucket over the ranks. This is DDP's hook, in place of its own, which is a mean."""
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
 
 
 class DDPLayout(DTensorLayout[CarryT, BatchT, SettingsT]):
@@ -75,27 +72,12 @@ class DDPLayout(DTensorLayout[CarryT, BatchT, SettingsT]):
                 find_unused_parameters=bool(model.may_lack_gradient()),
             )
         self._called = self._ddp
-        self._settle_buckets()
-        # A weak reference, because this object holds DDP, and DDP holds the hook's state where
-        # Python's garbage collector doesn't see it.
-        self._ddp.register_comm_hook(weakref.ref(self), _sum_of_bucket)
-
-    def _settle_buckets(self) -> None:
-        """Make one step and drop its gradients, so that DDP's buckets have their final order.
-
-        After its first backward pass DDP makes its buckets anew, in the order in which gradients
-        came. Without this step, the first step of a resumed run would sum in another order than the
-        same step of an uninterrupted run.
-        """
-        assert self._ddp is not None
-        self.objective.smallest_loss(self._ddp, self._world.device).backward()
-        require_gradients(self.model)  # DDP would end the next step with a message of torch's
-        self.model.zero_grad()
-
-    def _sum(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Sum a bucket over the ranks. This is DDP's hook, in place of its own, which is a mean."""
-        work = dist.all_reduce(bucket.buffer(), group=self._world.data_group, async_op=True)
-        return work.get_future().then(lambda future: future.value()[0])
+        # DDP makes its buckets anew after its first backward pass, in the order in which gradients
+        # came. Without this step, the first one of a resumed run would sum in another order.
+        self.objective.smallest_loss(self._ddp, world.device).backward()
+        require_gradients(model)  # DDP would end the next step with a message of torch's
+        model.zero_grad()
+        self._ddp.register_comm_hook(world.data_group, _sum)
 
     def _part(self, *, is_last: bool) -> AbstractContextManager[None]:
         return nullcontext() if is_last or self._ddp is None else self._ddp.no_sync()

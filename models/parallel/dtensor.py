@@ -1,5 +1,5 @@
 """Tensors of which each rank holds a part: how to cut them, and how to put them together."""
-# R = rows of a weight, C = columns of a weight
+# R = rows of a weight, C = columns of a weight, K = rows of the puzzle table, E = their size
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from models.model import Model
 from models.objective import BatchT, CarryT, SettingsT
 from models.parallel.layout import Layout
+from models.puzzle_embedding import ShardedPuzzleEmbedding
 from utils.ranks.world import World, is_dtensor, local_part
 
 if TYPE_CHECKING:
@@ -19,12 +20,7 @@ if TYPE_CHECKING:
 
 
 def rows_by_rank(weight_RC: Tensor, sizes: Sequence[int], degree: int) -> Tensor:
-    """Return the rows in an order whose equal parts each have a part of everything that is stacked.
-
-    Args:
-        sizes: the rows of q, k and v, for example, which are stacked in the matrix.
-        degree: the number of parts, one for each rank.
-    """
+    """Return stacked rows (q, k and v of these sizes) so that equal parts have a part of each."""
     stacked = [part_RC.chunk(degree) for part_RC in weight_RC.split(list(sizes))]
     return torch.cat([part_RC for of_rank in zip(*stacked, strict=True) for part_RC in of_rank])
 
@@ -36,10 +32,7 @@ def rows_by_stack(weight_RC: Tensor, sizes: Sequence[int], degree: int) -> Tenso
 
 
 def own_part(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Any], *, outer_first: bool = False) -> Tensor:
-    """Return this rank's part of a whole tensor, as a view.
-
-    Where two axes of the mesh cut the same dimension, it was split (the inner axis) before it was
-    sharded.
+    """Return this rank's part of a whole tensor, as a view. The inner axis cuts first.
 
     Args:
         outer_first: the outer axis cuts first, as DTensor has it without FSDP.
@@ -54,11 +47,29 @@ def own_part(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Any], *, oute
     return whole
 
 
-class DTensorLayout(Layout[CarryT, BatchT, SettingsT]):
-    """A model some of whose tensors may be DTensors, of which each rank holds a part.
+def shard_table(model: Model, world: World) -> None:
+    table = model.puzzle_embedding
+    if table is None:
+        return
+    from torch.distributed.tensor import DTensor, Shard
 
-    The DTensors may lie on any mesh. Plain tensors beside them are equal on all ranks.
-    """
+    assert world.data_group is not None
+    mesh = DeviceMesh.from_group(world.data_group, world.device.type)
+    num_rows = len(table.weight)
+    first_row = min(num_rows, world.data_rank * -(-num_rows // world.data_size))
+    part_KE = own_part(table.weight, mesh, (Shard(0),))
+    own_KE = torch.zeros_like(part_KE, device=world.device)  # as `Model.fill_constants` leaves a whole table
+    if not part_KE.is_meta:
+        own_KE.copy_(part_KE)
+    weight_KE = DTensor.from_local(
+        own_KE, mesh, [Shard(0)], run_check=False, shape=table.weight.shape, stride=table.weight.stride()
+    )
+    model.puzzle_embedding = ShardedPuzzleEmbedding(weight_KE, weight_KE.to_local(), first_row, world)
+    model.puzzle_embedding.trainable = table.trainable
+
+
+class DTensorLayout(Layout[CarryT, BatchT, SettingsT]):
+    """A model some of whose tensors may be DTensors, on any mesh. Others are equal on all ranks."""
 
     def __init__(
         self,
@@ -69,11 +80,7 @@ class DTensorLayout(Layout[CarryT, BatchT, SettingsT]):
         lockstep: bool,
         stacked: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        """As in the base class.
-
-        Args:
-            stacked: what `split_tensors` returned, if ranks split attention heads and MLPs.
-        """
+        """As in the base class. `stacked` is what `split_tensors` returned."""
         super().__init__(model, world, num_microbatches=num_microbatches)
         self.lockstep = lockstep
         self._stacked, self._tensor_degree = stacked or {}, world.ranks_per_share
@@ -103,7 +110,6 @@ class DTensorLayout(Layout[CarryT, BatchT, SettingsT]):
             torch._foreach_mul_(grads, factor.to(grads[0].device))
 
     def _whole(self, name: str, tensor: Tensor) -> Tensor:
-        """Return all of a tensor, as one process would have it. Every rank."""
         if not is_dtensor(tensor):
             return tensor
         from torch.distributed.tensor import Replicate

@@ -33,10 +33,6 @@ class ShardingConfig(LayoutConfig):
     cpu_offload: Bool
 
     def require_support(self, model: Model, world: World) -> None:
-        """As in the base class.
-
-        Offloading needs a CUDA device, and sums in bfloat16 need a backend that has them.
-        """
         if self.cpu_offload and world.device.type != "cuda":
             raise UserError(
                 f"parallel.cpu_offload keeps what a CUDA device works with on its host, but the device is "
@@ -71,10 +67,7 @@ class HSDPConfig(ShardingConfig):
 
 
 def shard_weights(model: Model, config: ShardingConfig, world: World) -> None:
-    """Shard the model's parameters with FSDP2, in place.
-
-    Each block is a unit that is gathered as a whole. Embeddings and heads are another unit.
-    """
+    """Shard the parameters with FSDP2, in place: by blocks, and embeddings and heads together."""
     from torch.distributed.fsdp import (
         CPUOffloadPolicy,
         MixedPrecisionPolicy,
@@ -110,11 +103,10 @@ def shard_unit(
     precision: "MixedPrecisionPolicy",
     offload: "OffloadPolicy | None" = None,
 ) -> None:
-    """Shard a module's parameters, in place. Parameters that are sharded already stay as they are.
+    """Shard a module's parameters, in place, but those that are sharded already.
 
     Args:
         mesh: the ranks that share the parameters; of two axes, the first one holds replicas.
-        reshards: whether the gathered parameters are dropped after a forward pass.
     """
     from torch.distributed.fsdp import OffloadPolicy, fully_shard
 
@@ -135,10 +127,7 @@ def shard_unit(
 
 
 class FSDPLayout(DTensorLayout[CarryT, BatchT, SettingsT]):
-    """Shards that FSDP2 gathers block by block.
-
-    Tensor parallelism may have split the tensors before.
-    """
+    """Shards that FSDP2 gathers block by block, of tensors that may be split (tp)."""
 
     model: Any  # a Model whose class FSDP2 has mixed itself into
 

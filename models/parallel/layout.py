@@ -1,7 +1,6 @@
 """How a model lies over the ranks of a run, and what training asks of any such layout.
 
-`Layout` itself is the whole model on one device, for one process. Each strategy has a file beside
-this file and overrides what it does differently.
+`Layout` itself is the whole model in one process. Each strategy overrides what it does differently.
 """
 
 from abc import abstractmethod
@@ -13,33 +12,29 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from models.act import ActObjective
 from models.carry import Outputs
 from models.model import Model
 from models.objective import BatchT, CarryT, Objective, PartResult, SettingsT
-from models.objectives import objective_of
 from models.parallel.requirements import nearest_divisors, require_gradients
+from models.text.objective import TextObjective
 from utils.config import StrictModel
 from utils.errors import UserError
 from utils.perf.recording import BACKWARD, FORWARD
 from utils.ranks.config import Axes
 from utils.ranks.world import World
 
+OBJECTIVES: dict[str, Callable[[Any], Objective[Any, Any, Any]]] = {"puzzles": ActObjective, "text": TextObjective}
+
 
 class LayoutConfig(StrictModel):
-    """The options that every strategy has.
-
-    config/parallel/<name>.yaml explains the options and holds the defaults.
-    """
+    """The options that every strategy has, as config/parallel/<name>.yaml explains them."""
 
     puzzle_table: Literal["replicated", "sharded"]
 
     @abstractmethod
     def axes(self, num_ranks: int) -> Axes | None:
-        """Return how the ranks are laid out, or None where a single process needs no groups.
-
-        Raises:
-            UserError: the degrees don't multiply to `num_ranks`. The message names degrees that do.
-        """
+        """Return how the ranks are laid out, or None where a single process needs no groups."""
 
     def num_parts(self, num_ranks: int) -> int:
         """Return into how many parts the ranks divide the model, or nearly so."""
@@ -52,14 +47,7 @@ class LayoutConfig(StrictModel):
     def require_parts(
         self, num_slots: int, num_parts: int, *, key: str = "global_batch_size", slots: str = "slots"
     ) -> None:
-        """Raise UserError if the slots of a rank don't split into `num_parts` equal parts.
-
-        Args:
-            num_slots: a number that divides the number of slots of every rank.
-            num_parts: the number of microbatches (`grad_accumulation`).
-            key: what decides about the number of slots.
-            slots: what the slots are.
-        """
+        """Raise UserError if a rank's slots don't split into `num_parts` equal parts."""
         if num_slots % num_parts:
             raise UserError(
                 f"grad_accumulation={num_parts} doesn't divide the {num_slots} {slots} of a rank; give "
@@ -67,30 +55,19 @@ class LayoutConfig(StrictModel):
             )
 
     def require_support(self, model: Model, world: World) -> None:
-        """Raise UserError if the strategy can't use this model, device or backend. Every rank.
-
-        The message says which model, device or backend would do. All ranks raise the same error.
-        """
+        """Raise UserError on all ranks if model, device or backend can't be used. Every rank."""
 
 
 class Layout(Generic[CarryT, BatchT, SettingsT]):
-    """A model on the device of this rank, with its gradients, their norm and its weights.
-
-    Call the methods marked "Every rank." on all ranks together: in most strategies they are
-    collectives.
-    """
+    """A model on the device of this rank, with its gradients, their norm and its weights."""
 
     lockstep = False
     """Whether a forward pass is a collective, so that all ranks must make equally many."""
 
     def __init__(self, model: Model, world: World, *, num_microbatches: int = 1) -> None:
-        """Keep the model, which must be on its device already.
-
-        Args:
-            num_microbatches: in how many parts `forward_backward` takes a step, one after another.
-        """
+        """Keep the model, which must be on its device already."""
         self.model = model
-        self.objective: Objective[CarryT, BatchT, SettingsT] = objective_of(model)
+        self.objective: Objective[CarryT, BatchT, SettingsT] = OBJECTIVES[model.config.kind](model)
         self._called: Callable[..., Any] = model  # for a forward with gradient
         self._world = world
         self._num_microbatches = num_microbatches
@@ -102,18 +79,15 @@ class Layout(Generic[CarryT, BatchT, SettingsT]):
     ) -> tuple[CarryT, list[Outputs], Tensor]:
         """Run the forward and the backward pass of a step, part by part. Every rank.
 
-        Afterwards the `.grad` of a parameter is the sum over the whole global batch, or this rank's
-        part of that sum if the rank holds a part of the parameter. The gradients of puzzle rows are
-        those of this rank's slots; sparse_sign_sgd_ sums them.
+        Afterwards the `.grad` of a parameter, or of this rank's part of it, is the sum over the
+        global batch. The gradients of puzzle rows are those of this rank's slots.
 
         Args:
-            carry, batch, settings: as for the objective of the model (models/objective.py), of all
-                that this rank has of the step.
+            carry, batch, settings: as for the objective, of this rank's slots.
             loss_scale: the factor of the loss that lets float16 hold its gradients.
 
         Returns:
-            The new carry; the outputs of each part, if the objective has any; and the sums over
-            what this rank has of the step.
+            The new carry; the outputs of each part, if the objective has any; and this rank's sums.
         """
         objective, results = self.objective, list[PartResult[CarryT]]()
         for n, part in enumerate(objective.split(carry, batch, settings, self._num_microbatches), start=1):
@@ -129,17 +103,11 @@ class Layout(Generic[CarryT, BatchT, SettingsT]):
         return objective.join([result.carry for result in results]), outputs, sums
 
     def _part(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Return the context for forward and backward of one part.
-
-        Gradients travel with the last part only.
-        """
+        """Return the context for one part. Gradients travel with the last part only."""
         return nullcontext()
 
     def require_gradients(self) -> None:
-        """Raise UserError if the first backward pass left out a trained parameter. Every rank.
-
-        Later calls do nothing.
-        """
+        """Raise UserError if the first backward pass left out a trained parameter. Every rank."""
         if self._gradients_are_checked:
             return
         self._gradients_are_checked = True
@@ -147,11 +115,7 @@ class Layout(Generic[CarryT, BatchT, SettingsT]):
             require_gradients(self.model)
 
     def grad_norm(self) -> Tensor:
-        """Return the 2-norm of the gradients of all trained parameters. Every rank.
-
-        Returns:
-            A scalar, equal on all ranks; 0 where nothing is trained.
-        """
+        """Return the 2-norm of all gradients, a scalar, equal on all ranks. Every rank."""
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
         return torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros((), device=self._world.device)
 
@@ -164,12 +128,7 @@ class Layout(Generic[CarryT, BatchT, SettingsT]):
 
     @torch.no_grad()
     def load(self, values: Iterable[tuple[str, Tensor]]) -> None:
-        """Overwrite the weights that this rank holds, or its parts of them, one after another.
-
-        Args:
-            values: by their names in the state dict, in the portable form, and whole. Those of
-                tensors that this rank lacks change nothing.
-        """
+        """Overwrite this rank's weights with the whole values, which come one after another."""
         live = self.model.state_dict()
         for name, whole in values:
             if name in live:
@@ -177,19 +136,13 @@ class Layout(Generic[CarryT, BatchT, SettingsT]):
         self.values_changed()
 
     def portable_weights(self) -> dict[str, Tensor]:
-        """Return what this rank holds of the state dict, in the portable form. Every rank.
-
-        The ranks together hold the whole model.
-        """
+        """Return what this rank holds of the state dict, in the portable form. Every rank."""
         return {name: self.to_portable(name, tensor) for name, tensor in self.model.state_dict().items()}
 
     def to_portable(self, name: str, tensor: Tensor) -> Tensor:
         """Return the form of a tensor that any strategy can load from a checkpoint. Every rank.
 
-        Args:
-            name: of a parameter or buffer, in the state dict.
-            tensor: that parameter or buffer, or a tensor with the same shape and placement, such as
-                its average or a moment of it.
+        The tensor is of the state dict, or has the shape and placement of one, such as a moment.
         """
         return tensor
 

@@ -2,14 +2,12 @@
 
 All ranks of a pipeline are given the same slots. The first stage embeds them, each stage hands its
 activations to the next, and the last stage has the heads and the loss. A pipeline pays only where a
-slot passes each stage once. The state of a recurrent architecture would go through all stages again
-and again, with one stage at work while the others wait.
+slot passes each stage once: the state of a recursion would go round and round.
 
 There may be several pipelines beside one another, each with slots of its own. The ranks that hold
 the same stages sum their gradients. They may also shard the weights of their blocks (FSDP2).
 
-This file has what puzzles and text share. What a microbatch is, and what the stages compute of it,
-is in pipeline_puzzles.py and pipeline_text.py.
+This file has what puzzles and text share.
 """
 
 from abc import ABC, abstractmethod
@@ -72,19 +70,11 @@ class PipelineConfig(LayoutConfig):
         return self
 
     def num_stages(self, num_ranks: int) -> int:
-        """Return how many stages a pipeline of so many ranks has.
-
-        Stage i lies on the pipeline's rank i modulo `num_ranks`.
-        """
+        """Return the stages of so many ranks. Stage i lies on rank i modulo `num_ranks`."""
         return num_ranks * ((self.stages_per_rank or 2) if self.schedule == "interleaved" else 1)
 
     def axes(self, num_ranks: int) -> Axes:
-        """Return pipelines of `stages` ranks each, as many as there are ranks for.
-
-        Raises:
-            UserError: `stages` x `shard` doesn't divide the ranks, or the schedule can't run on so
-                many stages.
-        """
+        """Return pipelines of `stages` ranks each, as many as there are ranks for."""
         length = max(1, num_ranks // self.shard) if self.stages is None else self.stages
         if num_ranks % (length * self.shard):
             asked = f"stages {length}" + (f" x shard {self.shard}" if self.shard > 1 else "")
@@ -125,7 +115,6 @@ class PipelineConfig(LayoutConfig):
         return grad_accumulation * self.microbatches
 
     def require_support(self, model: Model, world: World) -> None:
-        """As in the base class: what `require_stack` requires, and a block for each stage."""
         self.require_stack(model)
         length = world.ranks_per_share
         num_layers, num_stages = len(model.blocks()), self.num_stages(length)
@@ -140,10 +129,7 @@ class PipelineConfig(LayoutConfig):
 
     @staticmethod
     def require_stack(model: Model) -> None:
-        """Raise UserError if the model is no stack for a pipeline, however many stages it has.
-
-        A recurrence has none, and the head must have weights of its own.
-        """
+        """Raise UserError if the model is no stack with a head of its own."""
         if not model.config.is_gone_through_once:
             raise UserError(
                 "parallel=pipeline needs a stack that is gone through once (arch=gpt, arch=transformer_text, or "
@@ -160,10 +146,7 @@ class PipelineConfig(LayoutConfig):
 
 
 class Stage(nn.Module):
-    """Consecutive blocks of a model.
-
-    The first stage has the embeddings before its blocks, and the last stage the heads behind them.
-    """
+    """Consecutive blocks; the first stage also has the embeddings, and the last one the heads."""
 
     before: ClassVar[tuple[str, ...]]
     """The modules of the model that only the first stage has."""
@@ -190,12 +173,7 @@ StageT = TypeVar("StageT", bound=Stage)
 def take_stages(
     model: Model, stage_class: type[StageT], config: PipelineConfig, *, length: int, place: int
 ) -> list[StageT]:
-    """Leave a model what one rank of a pipeline has of it, in place, and return the rank's stages.
-
-    Args:
-        length: the ranks of the pipeline.
-        place: the number of the rank among them.
-    """
+    """Leave a model what one rank of a pipeline has of it, and return the rank's stages."""
     (level,) = model.levels()
     layers = level.get_submodule("layers")
     num_stages, num_layers = config.num_stages(length), len(model.blocks())
@@ -218,7 +196,7 @@ class PipelineLayout(DTensorLayout[CarryT, BatchT, SettingsT], ABC, Generic[Stag
     """A model of which each rank holds some stages.
 
     A forward pass without gradient runs all stages and gives every rank the outputs. Only weights
-    between the embeddings and the heads are sharded; those are whole in their stages.
+    between the embeddings and the heads are sharded.
     """
 
     stage_class: type[StageT]
@@ -232,13 +210,7 @@ class PipelineLayout(DTensorLayout[CarryT, BatchT, SettingsT], ABC, Generic[Stag
         num_microbatches: int = 1,
         compile: bool = False,
     ) -> None:
-        """Take the model apart, in place. `config.require_support` must have accepted the model.
-
-        Args:
-            num_microbatches: in how many parts `forward_backward` takes the slots, one after
-                another. Each part is split into `config.microbatches` for the schedule.
-            compile: whether to torch.compile the stacks of blocks.
-        """
+        """Take the model apart, in place. `config.require_support` must have accepted the model."""
         assert world.mesh is not None
         self._config, self._group = config, world.mesh.get_group("model")  # of the ranks of this pipeline
         self._length = world.ranks_per_share
@@ -253,16 +225,18 @@ class PipelineLayout(DTensorLayout[CarryT, BatchT, SettingsT], ABC, Generic[Stag
             model.is_compiled = True
             compile_each(stage.level for stage in self._stages)
         self._schedules: dict[int, Any] = {}  # by the size of a microbatch
-        # What `_loss` needs beside tensors: the scale of the step, and the sums so far.
+        # What `_loss` needs beside tensors: settings and scale of the step, and the sums so far.
+        self._settings: SettingsT | None = None
         self._loss_scale = 1.0
         self._sums = self._zero_sums()
+        self._take_calls()
+
+    @abstractmethod
+    def _take_calls(self) -> None:
+        """Let the model's calls in evaluation walk through the stages of all ranks."""
 
     def _shard(self, mesh: DeviceMesh) -> None:
-        """Shard each block of the stages over the pipelines.
-
-        A block stays whole from the first microbatch to the last. Otherwise each microbatch would
-        gather it anew.
-        """
+        """Shard each block over the pipelines. It stays whole through all microbatches."""
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
         precision = MixedPrecisionPolicy(cast_forward_inputs=False)  # rotary tables stay float32
@@ -277,14 +251,7 @@ class PipelineLayout(DTensorLayout[CarryT, BatchT, SettingsT], ABC, Generic[Stag
 
     @abstractmethod
     def _loss(self, output: Any, numbers: Tensor) -> Tensor:
-        """Return the scaled loss of a microbatch, and add its sums to those of the step.
-
-        A schedule calls this function on the last stage, and passes nothing but tensors.
-
-        Args:
-            output: of the last stage.
-            numbers: what tells the slots of the microbatch.
-        """
+        """Return the scaled loss of a microbatch, and add its sums to those of the step."""
 
     def _new_schedule(
         self,
@@ -294,8 +261,7 @@ class PipelineLayout(DTensorLayout[CarryT, BatchT, SettingsT], ABC, Generic[Stag
     ) -> Any:
         """Return a schedule for microbatches of one size.
 
-        The shapes that pass between stages are given in advance. A schedule would otherwise find
-        them out with a forward and a backward pass of its own.
+        A schedule that is not given the shapes in advance makes a step of its own to find them.
 
         Args:
             first_args: what the first stage is given of a microbatch.
@@ -331,12 +297,7 @@ class PipelineLayout(DTensorLayout[CarryT, BatchT, SettingsT], ABC, Generic[Stag
                 return ScheduleInterleaved1F1B(list(stages), self._config.microbatches, **options)
 
     def _sum_gradients(self) -> None:
-        """Sum the gradients over the pipelines. FSDP has summed those of its shards already.
-
-        DDP's reducer would sum while the last microbatch goes back. But it would do so for each
-        part of the slots, and torch supports DDP in a stage only by reaching into the reducer. So
-        this class sums by itself, once a step.
-        """
+        """Sum the gradients over the pipelines. FSDP has summed those of its shards."""
         if self._world.data_size == 1:
             return
         gradients = [
@@ -365,9 +326,8 @@ class PipelineLayout(DTensorLayout[CarryT, BatchT, SettingsT], ABC, Generic[Stag
         """Run all stages of the pipeline without gradient. Every rank of the pipeline.
 
         Schedules need microbatches of one size, so the stages are run by hand. A microbatch goes
-        through all stages of this rank before the next microbatch does. Every rank keeps that
-        order, so that ranks can't wait for one another in a circle. Ranks with one stage each work
-        at the same time; ranks with interleaved stages take turns.
+        through all stages of this rank before the next one does, so that ranks can't wait for one
+        another in a circle.
 
         Args:
             inputs: what the first stage is given, for each microbatch.

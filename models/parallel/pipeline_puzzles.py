@@ -13,15 +13,12 @@ from models.block import Block, Level
 from models.carry import Carry, Outputs, SegmentOutput, State
 from models.depth import Depth
 from models.model import Model
-from models.parallel.pipeline import PipelineConfig, PipelineLayout, Stage
+from models.parallel.pipeline import PipelineLayout, Stage
 from models.tokens import TokenModel
 from utils.batch import Batch
-from utils.ranks.world import World
 
 
 class PuzzleStage(Stage):
-    """Consecutive blocks of a transformer that reads puzzles."""
-
     before = ("embed_tokens", "embed_pos", "registers")
     behind = ("lm_head", "q_head")
     model: TokenModel
@@ -37,13 +34,8 @@ class PuzzleStage(Stage):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return x_BTD of the next stage, or logits_BSV and q_B2 (float32) in the last stage.
 
-        The first stage needs puzzle rows. In training it looks them up itself, so that they are
-        leaves and keep their gradient. A schedule would hand on pieces of a larger tensor.
-
-        Args:
-            x: x_BTD of the stage before, or inputs_BS in the first stage.
-            ids_B: which rows to look up.
-            rows_BE: the rows, if they were looked up before.
+        In training the first stage looks up the puzzle rows itself, so that they are leaves with a
+        gradient. A schedule would hand on pieces of a larger tensor.
         """
         model = self.model
         if ids_B is not None:
@@ -68,33 +60,19 @@ class PuzzlePipelineLayout(PipelineLayout[PuzzleStage, Carry, Batch, ActSettings
     stage_class = PuzzleStage
     model: TokenModel
 
-    def __init__(
-        self,
-        model: Model,
-        config: PipelineConfig,
-        world: World,
-        *,
-        num_microbatches: int = 1,
-        compile: bool = False,
-    ) -> None:
-        super().__init__(model, config, world, num_microbatches=num_microbatches, compile=compile)
-        # Evaluation calls the model, whatever the strategy is. The stages of one rank can't compute
-        # an answer, so the model's forward becomes the walk through the stages of all ranks. The
-        # alternative is worse: everything that evaluates would have to pass a second callable along
-        # beside the model, for this strategy alone.
-        model.forward = self._infer
-        # What `_loss` is about: the slots of the part, and the settings of the step.
-        self._in_schedule: Carry | None = None
-        self._settings: ActSettings | None = None
+    _in_schedule: Carry | None = None
+    """The slots of the part that `_loss` is about."""
+
+    def _take_calls(self) -> None:
+        self.model.forward = self._infer  # type: ignore[method-assign]
 
     def forward_backward(
         self, carry: Carry, batch: Batch, settings: ActSettings, *, loss_scale: float = 1.0
     ) -> tuple[Carry, list[Outputs], Tensor]:
         """As in the base class. Only ranks of a last stage return logits and Q values.
 
-        The slots split into whole microbatches: the caller checks that for all pipelines before the
-        first step (`require_parts`). A check here would raise on some pipelines only, and the
-        others would wait for them.
+        The caller has checked that the slots split into whole microbatches (`require_parts`): a
+        check here would raise on some pipelines only.
         """
         num_slots = len(carry.halted_B)
         # Without recurrence a slot halts after its only segment, so a step takes the whole batch.
@@ -116,12 +94,16 @@ class PuzzlePipelineLayout(PipelineLayout[PuzzleStage, Carry, Batch, ActSettings
         return carry, outputs, self._sums
 
     def _forward_backward_of_part(self, carry: Carry) -> Outputs:
-        """Run the schedule once over the slots of one part."""
         inputs_BS, ids_B = carry.current["inputs"], carry.current["puzzle_identifiers"]
         num_slots = len(ids_B)
         table, first, last = self.model.puzzle_embedding, self._stages[0], self._stages[-1]
         if num_slots not in self._schedules:
-            self._schedules[num_slots] = self._schedule_of(carry.current)
+            size, hidden_size = num_slots // self._config.microbatches, self.model.config.hidden_size
+            self._schedules[num_slots] = self._new_schedule(
+                [inputs_BS[:size]] if table is None else [inputs_BS[:size], ids_B[:size]],
+                ((size, self.model.num_positions, hidden_size), self.model.dtype),
+                [((size, inputs_BS.shape[1], self.model.vocab_size), self.model.dtype), ((size, 2), torch.float32)],
+            )
         first.rows.clear()
         self._in_schedule = carry
         merged = self._schedules[num_slots].step(
@@ -143,25 +125,8 @@ class PuzzlePipelineLayout(PipelineLayout[PuzzleStage, Carry, Batch, ActSettings
                     rows_BE.grad = torch.empty_like(rows_BE)  # forward_backward fills it
         return Outputs(logits_BSV, q_B2[:, 0], q_B2[:, 1], None, rows_BE)
 
-    def _schedule_of(self, batch: Batch) -> object:
-        """Return a schedule for parts with as many slots as this one."""
-        model, inputs_BS = self.model, batch["inputs"]
-        num_slots, seq_len = len(inputs_BS) // self._config.microbatches, inputs_BS.shape[1]
-        first_args = [inputs_BS[:num_slots]]
-        if model.puzzle_embedding is not None:
-            first_args.append(batch["puzzle_identifiers"][:num_slots])
-        return self._new_schedule(
-            first_args,
-            ((num_slots, model.num_positions, model.config.hidden_size), model.dtype),
-            [((num_slots, seq_len, model.vocab_size), model.dtype), ((num_slots, 2), torch.float32)],
-        )
-
     def _loss(self, output: tuple[Tensor, Tensor], slots_B: Tensor) -> Tensor:
-        """As in the base class.
-
-        Args:
-            slots_B: which slots of the part make up the microbatch.
-        """
+        """As in the base class, for the slots_B of the part."""
         assert self._in_schedule is not None and self._settings is not None
         logits_BSV, q_B2 = output
         tensors = {name: tensor[slots_B] for name, tensor in self._in_schedule.tensors().items()}
@@ -172,10 +137,7 @@ class PuzzlePipelineLayout(PipelineLayout[PuzzleStage, Carry, Batch, ActSettings
 
     @torch.no_grad()
     def _infer(self, state: State, inputs_BS: Tensor, puzzle_rows_BE: Tensor | None, depth: Depth) -> SegmentOutput:
-        """Run the model without gradient, for any number of slots: the model's forward.
-
-        All ranks of a pipeline must call it. They return the same outputs.
-        """
+        """Run the model without gradient, for any number of slots. Every rank of the pipeline."""
         num_parts, model = self._config.microbatches, self.model
         inputs = inputs_BS.chunk(num_parts)
         rows = puzzle_rows_BE.chunk(num_parts) if puzzle_rows_BE is not None else (None,) * len(inputs)

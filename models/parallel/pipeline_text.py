@@ -9,18 +9,15 @@ from torch import Tensor, nn
 
 from models.carry import Outputs
 from models.model import Model
-from models.parallel.pipeline import PipelineConfig, PipelineLayout, Stage
+from models.parallel.pipeline import PipelineLayout, Stage
 from models.text.block import Attends, Stack, TextBlock
 from models.text.config import CallCounts
 from models.text.model import TextModel, call_stack
 from models.text.objective import TextBatch, TextObjective, TextSettings
 from models.text.packing import Packing
-from utils.ranks.world import World
 
 
 class TextStage(Stage):
-    """Consecutive blocks of a text model."""
-
     before = ("embed_tokens",)
     behind = ("level.norm", "lm_head")
     model: TextModel
@@ -35,12 +32,7 @@ class TextStage(Stage):
         self.rows: Sequence[tuple[Tensor, Attends]] = []
 
     def forward(self, x: Tensor, number_1: Tensor) -> Tensor:
-        """Return x_ND of the next stage, or of the head in the last stage.
-
-        Args:
-            x: x_ND of the stage before, or inputs_N in the first stage.
-            number_1: of the microbatch in `rows`, on the host.
-        """
+        """Return x_ND of the next stage, or of the head, for the microbatch with this number."""
         positions_N, tokens = self.rows[int(number_1)]
         if self.is_first:
             x = self.model.embed(x)
@@ -49,27 +41,15 @@ class TextStage(Stage):
 
 
 class TextPipelineLayout(PipelineLayout[TextStage, None, TextBatch, TextSettings]):
-    """A text model of which each rank holds some stages."""
-
     stage_class = TextStage
     model: TextModel
 
-    def __init__(
-        self,
-        model: Model,
-        config: PipelineConfig,
-        world: World,
-        *,
-        num_microbatches: int = 1,
-        compile: bool = False,
-    ) -> None:
-        super().__init__(model, config, world, num_microbatches=num_microbatches, compile=compile)
-        # As for puzzles: evaluation calls the model, whatever the strategy is.
+    _in_schedule: TextBatch | None = None
+    """The rows of the part, and the labels of the step, that `_loss` is about."""
+
+    def _take_calls(self) -> None:
         self.model.forward = self._losses  # type: ignore[method-assign]
         self.model.next_logits = self._next_logits  # type: ignore[method-assign]
-        # What `_loss` is about: the rows of the part, the labels of the step, and its settings.
-        self._in_schedule: TextBatch | None = None
-        self._settings: TextSettings | None = None
 
     def forward_backward(
         self, carry: None, batch: TextBatch, settings: TextSettings, *, loss_scale: float = 1.0
@@ -86,7 +66,6 @@ class TextPipelineLayout(PipelineLayout[TextStage, None, TextBatch, TextSettings
         return None, [], self._sums
 
     def _forward_backward_of_part(self, part: TextBatch) -> None:
-        """Run the schedule once over the rows of one part."""
         num_tokens, numbers = len(part.rows[0].inputs_N), torch.arange(len(part.rows))
         first, last = self._stages[0], self._stages[-1]
         if num_tokens not in self._schedules:
@@ -102,11 +81,7 @@ class TextPipelineLayout(PipelineLayout[TextStage, None, TextBatch, TextSettings
         )
 
     def _loss(self, output: Tensor, numbers: Tensor) -> Tensor:
-        """As in the base class.
-
-        Args:
-            numbers: the number of the row, (1,), on the host.
-        """
+        """As in the base class, for the number of a row, (1,), on the host."""
         assert self._in_schedule is not None and self._settings is not None
         assert isinstance(self.objective, TextObjective)
         batch = TextBatch([self._in_schedule.rows[int(numbers)]], self._in_schedule.num_labels)
@@ -151,10 +126,7 @@ class TextPipelineLayout(PipelineLayout[TextStage, None, TextBatch, TextSettings
         return logits_BV
 
     def _hidden(self, inputs_N: Tensor, positions_N: Tensor, tokens: Attends) -> list[Tensor]:
-        """Return what the head reads, (N, D), on the rank that has the head; nothing elsewhere.
-
-        A row can't be cut, so one stage works while the others wait.
-        """
+        """Return what the head reads, (N, D), on the rank that has the head; nothing elsewhere."""
         for stage in self._stages:
             stage.rows = [(positions_N, tokens)]
         shape = len(inputs_N), self.model.config.hidden_size

@@ -14,16 +14,9 @@ def nearest_divisors(number: int, wanted: int) -> list[int]:
 
 
 def fill_in_degrees(num_ranks: int, given: dict[str, int | None]) -> tuple[int, int]:
-    """Return two degrees whose product is the number of ranks.
+    """Return two degrees, the outer one first, whose product is the number of ranks.
 
-    Degrees that are None are filled in so that the two degrees are as close as possible.
-
-    Args:
-        num_ranks: the product of the two degrees.
-        given: the name of each degree and its value in the config; the outer degree comes first.
-
-    Raises:
-        UserError: the degrees don't multiply to `num_ranks`. The message names the pairs that do.
+    Degrees that are None become as close as possible.
     """
     fitting = [(n, num_ranks // n) for n in range(1, num_ranks + 1) if num_ranks % n == 0]
     matching = [
@@ -40,10 +33,7 @@ def fill_in_degrees(num_ranks: int, given: dict[str, int | None]) -> tuple[int, 
 
 
 def require_gradients(model: Model) -> None:
-    """Raise UserError if the backward pass that has ended left out a trained parameter.
-
-    The host knows which parameters have a gradient, so it does not wait for the device.
-    """
+    """Raise UserError if the backward pass that has ended left out a trained parameter."""
     may_lack = model.may_lack_gradient()
     left_out = [
         name
@@ -60,11 +50,7 @@ def require_gradients(model: Model) -> None:
 
 
 def can_sum(dtype: torch.dtype, world: World) -> bool:
-    """Return whether the backend can sum tensors of this dtype. Every rank.
-
-    The function tries a sum. The answer differs by backend, device and version: newer versions of
-    gloo can sum bfloat16.
-    """
+    """Return whether the backend can sum tensors of this dtype, by trying. Every rank."""
     try:
         world.sum_(torch.zeros(1, dtype=dtype, device=world.device))
     except RuntimeError as error:

@@ -43,7 +43,6 @@ class TPConfig(LayoutConfig):
         return Axes(model=num_ranks)
 
     def require_support(self, model: Model, world: World) -> None:
-        """As in the base class: the ranks must divide the heads and the MLPs."""
         _require_splittable(model, world.ranks_per_share)
 
 
@@ -59,7 +58,6 @@ class FSDPTPConfig(ShardingConfig):
         return Axes(shard=shard, model=tensor)
 
     def require_support(self, model: Model, world: World) -> None:
-        """As in the base class: what tp requires, and what sharding requires."""
         _require_splittable(model, world.ranks_per_share)
         super().require_support(model, world)
 
@@ -69,7 +67,6 @@ class _Split:
     """How ranks split a module: the rows of one projection, and the columns of another.
 
     Attributes:
-        stacked, output: the names of the two projections.
         sizes: the rows of each part that is stacked in the first projection, such as q, k and v.
         counts: what the ranks must divide, by the words for a message.
     """
@@ -100,7 +97,6 @@ class _Split:
 
 
 def _divide_heads(module: nn.Module, degree: int) -> None:
-    """Let a module that is about to be split count the heads that a rank has."""
     if isinstance(module, Attention):
         module.num_heads //= degree
     elif isinstance(module, PackedAttention):
@@ -146,12 +142,8 @@ def _require_splittable(model: Model, degree: int) -> None:
 def split_tensors(model: Model, world: World) -> dict[str, tuple[int, ...]]:
     """Give each rank some heads of every attention and a part of the width of every MLP, in place.
 
-    Some matrices have projections stacked in their rows: q, k and v, or gate and up. Their rows are
-    reordered first. An even split then leaves every rank the same stack of its own parts, and the
-    forward pass of the modules needs no change.
-
-    Returns:
-        For each parameter whose rows are split, the rows of the parts that are stacked in it.
+    Rows that are stacked (q, k and v, or gate and up) are reordered first. An even split then
+    leaves every rank the same stack of its own parts. Return the sizes of these parts by name.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -173,13 +165,7 @@ def split_tensors(model: Model, world: World) -> dict[str, tuple[int, ...]]:
 
 
 def take_shapes(model: Model, degree: int) -> None:
-    """Give a model on the meta device the shapes that split_tensors leaves to one of some ranks.
-
-    No ranks are needed for this. `_require_splittable` must have accepted the model.
-
-    Args:
-        degree: the number of these ranks.
-    """
+    """Give a model on the meta device the shapes that split_tensors leaves to one of some ranks."""
     for module in model.modules():
         split = _Split.of(module)
         if split is None:

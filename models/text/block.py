@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from models.attention import Rotary, apply_rotary, rotary_at
 from models.block import recomputed
-from models.layers import InitialValues, Linear, SwiGLU, rms_norm
-from models.text.init import modulo_normal
+from models.layers import InitialValues, Linear, SwiGLU, modulo_normal, rms_norm
 from models.text.packing import leave_attention_out_of_graphs
 from models.text.stack_config import Mask, StackShape
 
@@ -42,8 +41,8 @@ class RMSNorm(nn.Module):
 class PackedAttention(nn.Module):
     """Attention over a row of tokens, with rotary positions and, in HRM-Text, a gate.
 
-    The rows of the first projection are all heads of the gate if there is one, then those of q, of
-    k and of v. The gate multiplies the heads' output (arXiv 2505.06708).
+    The rows of the first projection are the heads of the gate if there is one, then q, k and v. The
+    gate multiplies the heads' output (arXiv 2505.06708).
     """
 
     def __init__(self, shape: StackShape) -> None:
@@ -64,11 +63,6 @@ class PackedAttention(nn.Module):
         return self.gqkv_proj if self.is_gated else self.qkv_proj
 
     def forward(self, x_ND: Tensor, rotary: Rotary | None, tokens: Attends) -> Tensor:
-        """Return y_ND.
-
-        Args:
-            rotary: cosines and sines (N, 1, H), which rotate q and k; None: no rotation.
-        """
         parts = self.in_proj(x_ND).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=1)
         q_NAH, k_NGH, v_NGH = parts[-3:]
         if rotary is not None:
@@ -121,12 +115,10 @@ class Stack(nn.Module):
 
     @classmethod
     def of_shape(cls, shape: StackShape) -> "Stack":
-        """Return a stack with new blocks."""
         layers = [TextBlock(shape) for _ in range(shape.num_layers)]
         return cls(shape, layers, RMSNorm(shape) if shape.norm == "pre" else None)
 
     def initial_values(self, generator: torch.Generator) -> InitialValues:
-        """Yield every parameter with a value from the generator."""
         stds = self.shape.stds
         for name, weight in self.named_parameters():
             if weight.ndim == 1:
@@ -136,7 +128,6 @@ class Stack(nn.Module):
                 yield weight, modulo_normal(weight.shape, stds.inner if std is None else std, generator)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As in torch, without the attention in packed rows."""
         leave_attention_out_of_graphs()
         super().compile(*args, **kwargs)
 
@@ -153,8 +144,7 @@ class Stack(nn.Module):
         """Return the sum of the inputs after all blocks, (N, D).
 
         Args:
-            keep_inputs_only: keep only the input of each block, and compute the block again in the
-                backward pass.
+            keep_inputs_only: compute each block again in the backward pass.
         """
         x_ND = functools.reduce(torch.add, inputs_ND)
         for layer in self.layers:

@@ -1,8 +1,4 @@
-"""The options of the text models: HRM-Text with its baselines (arXiv 2605.20613), and the GPT.
-
-A text model is a row of calls of one or two stacks of blocks, like a model of puzzles. It has no
-halting, no Q values, no puzzle rows, and carries no state from one batch to the next.
-"""
+"""The options of the text models: HRM-Text with its baselines (arXiv 2605.20613), and the GPT."""
 
 import math
 from abc import abstractmethod
@@ -25,8 +21,6 @@ Role = Literal["H", "L"]
 
 @dataclass(frozen=True)
 class CallCounts:
-    """A number of calls in each role."""
-
     H: int
     L: int
 
@@ -43,21 +37,14 @@ class TextConfig(StackConfig, ArchBase):
         """The stacks of the model, by the names of the modules that hold them."""
 
     @property
-    @abstractmethod
     def num_calls(self) -> CallCounts:
-        """The calls of a forward pass in each role."""
+        return CallCounts(H=1, L=0)
 
     def grad_calls_at(self, step: int, total_steps: int) -> CallCounts:
-        """Return how many of the last calls in each role carry gradient at a training step.
-
-        Args:
-            step: counted from 1.
-            total_steps: of the plan. The run may have more.
-        """
+        """Return how many of the last calls in each role carry gradient at a step, from 1."""
         return self.num_calls
 
     def embedding_has_gradient(self, grad_calls: CallCounts) -> bool:
-        """Return whether a call with gradient reads the embedded tokens."""
         return grad_calls.H + grad_calls.L > 0
 
     @property
@@ -66,10 +53,7 @@ class TextConfig(StackConfig, ArchBase):
 
     @property
     def embedding_scale(self) -> float:
-        """The factor of the embedded tokens, after which they have unit scale at the start.
-
-        The embedding's standard deviation is that of the H stack, which comes first.
-        """
+        """The factor of the embedded tokens, after which they have unit scale at the start."""
         return 1 / next(iter(self.stacks.values())).stds.inner
 
 
@@ -81,10 +65,6 @@ class TransformerTextConfig(TextConfig):
     @property
     def stacks(self) -> dict[str, StackShape]:
         return {"level": self.hrm_shape(self.num_layers)}
-
-    @property
-    def num_calls(self) -> CallCounts:
-        return CallCounts(H=1, L=0)
 
 
 class GPTConfig(TextConfig):
@@ -121,10 +101,6 @@ class GPTConfig(TextConfig):
         return {"level": gpt}
 
     @property
-    def num_calls(self) -> CallCounts:
-        return CallCounts(H=1, L=0)
-
-    @property
     def tied_head(self) -> bool:
         return self.tie_head
 
@@ -134,12 +110,7 @@ class GPTConfig(TextConfig):
 
 
 class HalvedTextConfig(TextConfig):
-    """The options of the models whose stacks may have half of the layers.
-
-    Attributes:
-        half_layers: each stack has half of num_layers, so that two stacks have as many parameters
-            as one.
-    """
+    """The options of the models whose stacks have half of num_layers, with `half_layers`."""
 
     half_layers: Bool
 
@@ -155,12 +126,7 @@ class HalvedTextConfig(TextConfig):
 
 
 class TwoStackTextConfig(HalvedTextConfig):
-    """The options of the models that have a stack for each role.
-
-    Attributes:
-        H_override: options of `StackConfig` that are others for the H stack. Its num_layers is not
-            halved.
-    """
+    """The options of the models that have a stack for each role; H_override is for the H stack."""
 
     H_override: dict[str, Any]
 
@@ -193,7 +159,6 @@ class TwoStackTextConfig(HalvedTextConfig):
 
 
 def _first_cycle_has_gradient(config: "HRMTextConfig | TRMTextConfig", grad_calls: CallCounts) -> bool:
-    """The embedded tokens are the first state of H, which the calls of the first H cycle read."""
     return config.H_cycles == grad_calls.H or config.L_cycles * (config.H_cycles - 1) < grad_calls.L
 
 
@@ -218,7 +183,6 @@ class HRMTextConfig(TwoStackTextConfig):
         return CallCounts(H=self.H_cycles, L=self.H_cycles * self.L_cycles)
 
     def bp_steps_at(self, step: int, total_steps: int) -> int:
-        """Return how many calls carry gradient at a step, counted from 1."""
         warmup = total_steps * self.bp_warmup_ratio
         done = min(1.0, step / warmup) if warmup > 0 else 1.0
         return self.bp_min_steps + math.floor(done * (self.bp_max_steps - self.bp_min_steps))

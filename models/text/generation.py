@@ -1,8 +1,7 @@
 """The next tokens of prompts, with a cache for keys and values.
 
-Every call of every block has a part of the cache of its own, because a recursion calls the same
-block with other states. The logits are those of a packed row whose prefixes are the prompts and
-whose responses are the tokens that followed.
+Every call of every block has its own part of the cache, because a recursion calls the same block
+with other states.
 """
 
 # B = prompts, N = their tokens in one row, A = heads of queries, G = heads of keys and values, H =
@@ -22,11 +21,7 @@ from models.text.stack_config import Mask
 
 
 class _Cache:
-    """The keys and values of some sequences.
-
-    The first pass stores those of the prompts, and each later pass those of one token for each
-    sequence.
-    """
+    """The keys and values of some sequences: of the prompts, then of one token after another."""
 
     def __init__(self, lengths: Sequence[int], prefix_lens: Sequence[int], capacity: int, device: torch.device) -> None:
         sequences = [(prefix, length - prefix) for prefix, length in zip(prefix_lens, lengths, strict=True)]
@@ -41,7 +36,6 @@ class _Cache:
 
     @property
     def positions_N(self) -> Tensor:
-        """The positions of the tokens of the next pass."""
         if self._is_filled:
             return self._lengths_B
         return torch.cat([torch.arange(length, device=self._device) for length in self.lengths])
@@ -64,14 +58,12 @@ class _Cache:
         return y_BA1H[:, :, 0]
 
     def end_pass(self) -> None:
-        """Let the next pass begin, with one token for each sequence."""
         if self._is_filled:
             self.lengths = [length + 1 for length in self.lengths]
             self._lengths_B += 1
         self._is_filled, self._next = True, 0
 
     def keep(self, places: Sequence[int]) -> None:
-        """Forget all sequences but those at these places."""
         assert self._is_filled, "the prompts must have been read"
         places_K = torch.tensor(places, device=self._device)
         for kept in (self._keys, self._values):
@@ -94,14 +86,12 @@ class Decoder:
         prefix_lens: Sequence[int] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """Allocate nothing yet. The first logits come from `read_prompts`.
+        """Allocate nothing yet.
 
         Args:
-            prompts: the tokens of each prompt, at least one.
             most_new_tokens: how many tokens `next_logits` may be given for each prompt.
             prefix_lens: how many tokens of each prompt see one another if the mask is PrefixLM;
                 None: all. It is 1 for the beginning of a text, as in training on text.
-            device: on which the model computes; None: where its weights are.
         """
         assert all(prompts), "a prompt has at least one token"
         self._model, self._prompts = model, prompts
@@ -123,7 +113,6 @@ class Decoder:
         return self._logits(tokens_B, torch.arange(len(tokens_B), device=self._device))
 
     def keep(self, places: Sequence[int]) -> None:
-        """Go on with the prompts at these places alone."""
         self._cache.keep(places)
 
     def _logits(self, inputs_N: Tensor, places_B: Tensor) -> Tensor:
@@ -136,11 +125,7 @@ class Decoder:
 
 
 def greedy(model: TextModel, prompts: Sequence[Sequence[int]], num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Return the most likely next tokens of each prompt, one after the other.
-
-    Returns:
-        The tokens (B, num_tokens), and the logits (B, num_tokens, V) that each was taken from.
-    """
+    """Return the most likely next tokens (B, num_tokens), and the logits (B, num_tokens, V)."""
     decoder = Decoder(model, prompts, most_new_tokens=num_tokens)
     logits, tokens = [decoder.read_prompts()], list[Tensor]()
     while True:
@@ -166,10 +151,7 @@ def generate(
     A prompt ends with the first stop token, which is yielded, or after `most_new_tokens`.
 
     Args:
-        vocab_size: only tokens below it are drawn, because the model's vocabulary may be rounded
-            up; None: all.
-        draws: the random numbers; None: those of seed 0.
-        prefix_lens: as for `Decoder`.
+        vocab_size: only tokens below it are drawn, since the model's may be rounded up; None: all.
     """
     if most_new_tokens < 1:
         return

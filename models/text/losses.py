@@ -69,12 +69,7 @@ def chunked_cross_entropy(
 
 @torch.no_grad()
 def text_sums(loss: Tensor, right_N: Tensor, labels_N: Tensor, packing: Packing, ignore_label: int) -> Tensor:
-    """Return the sums of TEXT_METRICS over a row, in the widest float of its device.
-
-    Args:
-        loss: the summed cross-entropy.
-        right_N: whether each token is right.
-    """
+    """Return the sums of TEXT_METRICS over a row, in the widest float of its device."""
     is_label_N = labels_N != ignore_label
     num_labels, num_wrong = (
         torch.zeros(packing.num_sequences + 1, dtype=torch.int64, device=labels_N.device).index_add(

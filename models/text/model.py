@@ -1,7 +1,4 @@
-"""The text models: embedding, the recursion of each architecture, and the head.
-
-HRM-Text and its baselines are those of arXiv 2605.20613.
-"""
+"""The text models (arXiv 2605.20613): embedding, recursion and head."""
 
 # N = tokens of the row, D = hidden size, V = vocabulary
 
@@ -14,7 +11,7 @@ from torch.profiler import record_function
 
 from models.attention import Rotary
 from models.block import recomputed
-from models.layers import Embedding, InitialValues, Linear
+from models.layers import Embedding, InitialValues, Linear, modulo_normal
 from models.model import DTYPES, Checkpointing, Model
 from models.text.block import Attends, Stack, TextBlock
 from models.text.config import (
@@ -27,17 +24,13 @@ from models.text.config import (
     TRMTextConfig,
     UTTextConfig,
 )
-from models.text.init import modulo_normal
 from models.text.losses import chunked_cross_entropy
 from models.text.packing import Packing
 from utils.perf.recording import NO_GRAD
 
 
 class TextModel(Model):
-    """A language model whose forward pass is the loss of one packed row.
-
-    Nothing is carried to the next batch.
-    """
+    """A language model whose forward pass is the loss of one packed row."""
 
     config: TextConfig
     block_class, level_class = TextBlock, Stack
@@ -45,7 +38,6 @@ class TextModel(Model):
     forward_methods = ("next_logits",)
 
     def __init__(self, config: TextConfig, *, vocab_size: int) -> None:
-        """Allocate the model. `init_weights` or a checkpoint gives the tensors their values."""
         super().__init__()
         self.config = config
         assert config.forward_dtype != "auto", "training/precision.py chooses before a model is built"
@@ -61,7 +53,6 @@ class TextModel(Model):
         self.lm_head = None if config.tied_head else Linear(config.hidden_size, vocab_size)
 
     def initial_values(self, generator: torch.Generator) -> InitialValues:
-        """As in the base class: stacks, embedding, head, starting state."""
         stacks = self.stacks()
         for stack in stacks.values():
             yield from stack.initial_values(generator)
@@ -73,7 +64,6 @@ class TextModel(Model):
             yield self.zL_init, modulo_normal(self.zL_init.shape, 1.0, generator)
 
     def stacks(self) -> dict[str, Stack]:
-        """Return the stacks by the names of their modules."""
         return {name: module for name, module in self.named_children() if isinstance(module, Stack)}
 
     def may_lack_gradient(self) -> set[str]:
@@ -91,35 +81,24 @@ class TextModel(Model):
         grad_calls: CallCounts,
         ignore_label: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the loss of a row, and for each token its loss and whether it is predicted.
+        """Return what `chunked_cross_entropy` returns of a row.
 
-        The loss is inside of the forward pass, because it needs the weights of the head, which a
-        strategy may gather for the forward pass.
+        The loss needs the weights of the head, which a strategy may gather for the forward pass.
 
         Args:
-            inputs_N, labels_N, positions_N: of the tokens of the row; positions count from 0 in
-                each sequence.
+            positions_N: counted from 0 in each sequence.
             grad_calls: how many of the last calls in each role carry gradient.
-
-        Returns:
-            As `chunked_cross_entropy`.
         """
         return self.losses(self.hidden(inputs_N, positions_N, packing, grad_calls), labels_N, ignore_label)
 
     def embed(self, inputs_N: Tensor) -> Tensor:
-        """Return the scaled embeddings (N, D) in forward_dtype."""
         return (self.config.embedding_scale * self.embed_tokens(inputs_N)).to(self.dtype)
 
     def losses(self, y_ND: Tensor, labels_N: Tensor, ignore_label: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what `chunked_cross_entropy` returns of the head's logits."""
         return chunked_cross_entropy(y_ND, labels_N, self.logits, vocab_size=self.vocab_size, ignore_label=ignore_label)
 
     def hidden(self, inputs_N: Tensor, positions_N: Tensor, tokens: Attends, grad_calls: CallCounts) -> Tensor:
-        """Return what the head reads, (N, D).
-
-        Args:
-            tokens: the sequences of the row, or a cache that holds what came before.
-        """
+        """Return what the head reads, (N, D). `tokens` are sequences of the row, or a cache."""
         return self._recurse(self.embed(inputs_N), _Calls(self, grad_calls, positions_N, tokens))
 
     def next_logits(self, inputs_N: Tensor, positions_N: Tensor, tokens: Attends, places_B: Tensor) -> Tensor:
@@ -127,7 +106,6 @@ class TextModel(Model):
         return self.logits(self.hidden(inputs_N, positions_N, tokens, CallCounts(H=0, L=0))[places_B])
 
     def logits(self, y_ND: Tensor) -> Tensor:
-        """Return the logits (N, V) in forward_dtype."""
         if self.lm_head is None:
             return F.linear(y_ND, self.embed_tokens.weight.to(y_ND.dtype))
         return self.lm_head(y_ND)
@@ -159,10 +137,7 @@ class TextModel(Model):
 
 
 class _Calls:
-    """Calls the stacks of one forward pass in turn.
-
-    Only the last calls in each role carry gradient.
-    """
+    """Calls the stacks of one forward pass. Only the last calls in each role carry gradient."""
 
     def __init__(self, model: TextModel, grad_calls: CallCounts, positions_N: Tensor, tokens: Attends) -> None:
         stacks, self._tokens = model.stacks(), tokens
@@ -178,10 +153,6 @@ class _Calls:
         self._rotary = {stack: stack.rotary(positions_N) for stack in set(self._stacks.values())}
 
     def __call__(self, role: Role, *inputs_ND: Tensor) -> Tensor:
-        """Return what the stack makes of the sum of the inputs.
-
-        Without gradient the result is a constant.
-        """
         self._left[role] -= 1
         assert self._left[role] >= 0, f"the recursion makes more calls of {role} than num_calls of its config says"
         stack = self._stacks[role]
@@ -195,11 +166,7 @@ class _Calls:
 
 
 def call_stack(stack: Stack, *inputs_ND: Tensor, rotary: Rotary | None, tokens: Attends, keep: Checkpointing) -> Tensor:
-    """Return what the stack makes of the sum of the inputs, for a backward pass.
-
-    Args:
-        keep: what the backward pass finds. It computes the rest again.
-    """
+    """Return what the stack makes of the sum of the inputs, for a backward pass."""
     if keep == "cycle":
         return recomputed(stack, functools.reduce(torch.add, inputs_ND), rotary=rotary, tokens=tokens)
     y_ND: Tensor = stack(*inputs_ND, rotary=rotary, tokens=tokens, keep_inputs_only=keep == "block")

@@ -37,7 +37,6 @@ class TextBatch:
     num_labels: int  # of the step, over all ranks and parts
 
     def apply(self, change: Callable[[Tensor], Tensor]) -> "TextBatch":
-        """Return the batch with `change` of each of its tensors."""
         return TextBatch([row.apply(change) for row in self.rows], self.num_labels)
 
 
@@ -87,7 +86,6 @@ class TextObjective(Objective[None, TextBatch, TextSettings]):
     def result(
         self, batch: TextBatch, settings: TextSettings, found: tuple[Tensor, Tensor, Tensor]
     ) -> PartResult[None]:
-        """Return the result of a part of one row, of which the model has found the losses."""
         (row,), (loss, _, right_N) = batch.rows, found
         sums = text_sums(loss, right_N, row.labels_N, row.packing, settings.ignore_label)
         return PartResult(None, None, loss / batch.num_labels, sums)

@@ -1,7 +1,4 @@
-"""Attention within the sequences of one packed row.
-
-A row holds several sequences one behind the other, and then padding. A score is computed only for
-pairs of tokens of one sequence. There are two ways:
+"""Attention within the sequences of one packed row: several sequences, and then padding.
 
 sdpa    Sequences of similar length form a batch, padded to the longest. It runs on every device.
 varlen  FlashAttention's kernel for sequences of different lengths takes the row as it is
@@ -43,10 +40,7 @@ class _Group:
 
 
 class Packing:
-    """The sequences of a row, as attention and the metrics need them, on the row's device.
-
-    The number of tokens of a row is fixed, and the lengths change from step to step.
-    """
+    """The sequences of a row, as attention and the metrics need them, on the row's device."""
 
     def __init__(
         self,
@@ -76,8 +70,6 @@ class Packing:
 
 
 class _Batches:
-    """Attends in batches of sequences of similar length."""
-
     def __init__(self, sequences: Sequences, num_tokens: int) -> None:
         prefixes, lengths = [p for p, _ in sequences], [p + r for p, r in sequences]
         starts = [0, *itertools.accumulate(lengths)]

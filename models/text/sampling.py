@@ -37,25 +37,19 @@ GREEDY = Sampling(temperature=0.0)
 
 
 class Draws:
-    """Uniform numbers in [0, 1), one for each prompt and token.
-
-    They depend on the seed, the prompt's number and the place of the token alone. So the tokens of
-    a prompt do not depend on the other prompts of its batch.
-    """
+    """Uniform numbers in [0, 1) from the seed, the prompt's number and the token's place alone."""
 
     def __init__(self, seed: int, numbers: Sequence[int]) -> None:
         self._generators = [np.random.default_rng((seed, number)) for number in numbers]
 
     def next(self) -> Tensor:
-        """Return the next number for each prompt, float64 (B,)."""
         return torch.tensor([generator.random() for generator in self._generators], dtype=torch.float64)
 
 
 def probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
     """Return the probability of each token, float64 (B, V) on the CPU.
 
-    top_k is applied before top_p, and top_p counts the probabilities that are left. Of equal logits
-    the token with the lower number comes first.
+    top_k is applied before top_p. Of equal logits the token with the lower number comes first.
     """
     logits_BV = logits_BV.cpu().double()
     if sampling.temperature == 0:
@@ -74,10 +68,7 @@ def probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
 
 
 def sample(logits_BV: Tensor, sampling: Sampling, draws_B: Tensor) -> Tensor:
-    """Return a token of each prompt, int64 (B,) on the device of the logits.
-
-    Args:
-        draws_B: uniform in [0, 1). The token is where the sum of the probabilities passes the draw.
+    """Return a token of each prompt, int64 (B,): where the summed probabilities pass its draw.
 
     Raises:
         UserError: The logits of a prompt are NaN, or all infinite.

@@ -26,10 +26,7 @@ Kernel = Literal["sdpa", "varlen"]
 
 @dataclass(frozen=True)
 class Stds:
-    """Standard deviations of the initial weights.
-
-    inner: all matrices but the next two, and those of the embedding and the head.
-    """
+    """Standard deviations of the initial weights; inner: of all but outputs, embedding and head."""
 
     inner: float
     attention_output: float
@@ -101,8 +98,7 @@ class StackConfig(StrictModel):
     def stds(self, width: int, num_layers: int) -> Stds:
         """Return the standard deviations that `init_type` asks for.
 
-        megatron: the outputs, which are added to the state, are smaller in a deeper stack (arXiv
-        1909.08053).
+        megatron: the outputs are smaller in a deeper stack (arXiv 1909.08053).
         """
         match self.init_type:
             case "fixed_normal":

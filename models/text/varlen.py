@@ -1,8 +1,4 @@
-"""Attention in a packed row with FlashAttention's kernel for sequences of different lengths.
-
-The kernel is PyTorch's `varlen_attn` (arXiv 2307.08691). It takes a row as it is, so nothing is
-padded.
-"""
+"""Attention in a packed row with PyTorch's `varlen_attn` (FlashAttention, arXiv 2307.08691)."""
 
 # N = tokens of the row, P = tokens of all prefixes, R = tokens of all responses, A = heads of
 # queries, G = heads of keys and values, H = head size
@@ -20,8 +16,6 @@ from models.text.stack_config import Mask, Sequences
 
 @dataclass(frozen=True)
 class _Lengths:
-    """The lengths of sequences that lie one behind the other."""
-
     ends: Tensor  # int32, from 0 to the sum
     longest: int
 
@@ -55,7 +49,6 @@ class Ragged:
         """Where a token lies in a row that holds all prefixes, and then all responses."""
 
     def apply(self, change: Callable[[Tensor], Tensor]) -> "Ragged":
-        """As `Packing.apply`."""
         changed = copy.copy(self)
         changed._whole, changed._prefixes, changed._responses = (
             lengths.apply(change) for lengths in (self._whole, self._prefixes, self._responses)
@@ -65,7 +58,6 @@ class Ragged:
         return changed
 
     def attend(self, q_NAH: Tensor, k_NGH: Tensor, v_NGH: Tensor, mask: Mask) -> Tensor:
-        """As `Packing.attend`."""
         padding = q_NAH.new_zeros(self._num_padding, *q_NAH.shape[1:])
         q_NAH, k_NGH, v_NGH = (x_NAH[: self._num_tokens] for x_NAH in (q_NAH, k_NGH, v_NGH))
         if not self._num_tokens:
@@ -82,12 +74,9 @@ class Ragged:
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, lengths_q: _Lengths, lengths_k: _Lengths, *, is_causal: bool) -> Tensor:
-    """Return what queries see of keys, sequence by sequence.
+    """Return what queries (tokens, heads, H) see of keys, sequence by sequence.
 
-    Args:
-        q, k, v: (tokens, heads, H). Keys and values may have fewer heads.
-        is_causal: The last query of a sequence sees all of its keys, the one before it all but the
-            last one, and so on.
+    If causal, the last query of a sequence sees all of its keys.
     """
     from torch.nn.attention.varlen import varlen_attn  # not in all versions that this code works with
 

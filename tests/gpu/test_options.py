@@ -128,6 +128,13 @@ def test_nothing_waits_between_two_logs(typed: list[str], data: Path, tmp_path: 
     state.watch.require_no_bad_step(str)
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="the host never waits for a CPU")
+def test_the_guard_sees_a_wait() -> None:
+    """The test above proves something only if the guard notices a wait."""
+    with waiting_is_an_error(), pytest.raises(RuntimeError, match="synchroniz"):
+        torch.ones(1, device=DEVICE).item()
+
+
 def test_a_profile_holds_the_kernels_of_the_gpu(data: Path, tmp_path: Path) -> None:
     _train(data, tmp_path / "run", DEVICE, "profile.enabled=true", "profile.steps=[2,3]")
     (trace,) = (tmp_path / "run" / "profile").glob("*.pt.trace.json.gz")

@@ -171,11 +171,3 @@ def test_the_end_and_a_run_without_evaluations_are_mistakes(data: Path, tmp_path
     silent = _settings(data, tmp_path / "silent", eval_every_n_steps=None, eval_interval=None)
     with pytest.raises(UserError, match="never evaluates"):
         SteppedRun(silent, World.single()).evaluate()
-
-
-def test_a_folder_is_free_after_the_end(data: Path, tmp_path: Path) -> None:
-    run = SteppedRun(_settings(data, tmp_path / "run"), World.single())
-    with pytest.raises(UserError, match="is in use by"):
-        SteppedRun(_settings(data, tmp_path / "run"), World.single())
-    run.close()
-    SteppedRun(_settings(data, tmp_path / "run"), World.single()).close()

@@ -210,10 +210,7 @@ def run(
 
 
 def gradients_of(model: RecursiveModel, output: SegmentOutput) -> dict[str, Tensor]:
-    """Return the gradients of a loss that uses every output, by parameter name.
-
-    Parameters without a gradient are left out.
-    """
+    """Return the gradients of a loss that uses every output, by parameter name."""
     _, logits_BSV, q_halt_B, q_continue_B = output
     model.zero_grad()
     (logits_BSV.float().square().sum() + (q_halt_B - 2 * q_continue_B).sum()).backward()

@@ -35,18 +35,6 @@ def _going_on(model: TokenModel, batch: Batch, halted: list[bool], steps: list[i
     return Carry(carry.state, torch.tensor(steps, dtype=torch.int32), torch.tensor(halted), current)
 
 
-def test_first_segment_takes_the_whole_batch() -> None:
-    model, batch = small_model(), random_batch(BATCH)
-    carry = initial_carry(model, batch)
-    assert carry.halted_B.all()
-    carry, outputs = segment(model, carry, batch, training=True)
-    assert carry.steps_B.tolist() == [1] * BATCH and carry.steps_B.dtype == torch.int32
-    for name, tensor in batch.items():
-        assert torch.equal(carry.current[name], tensor), name
-        assert carry.current[name].dtype == tensor.dtype, name
-    assert outputs.puzzle_rows_BE is not None and outputs.puzzle_rows_BE.requires_grad
-
-
 def test_only_halted_slots_take_their_draw() -> None:
     model, old, new = small_model(), random_batch(BATCH, seed=1), random_batch(BATCH, seed=2)
     halted = [True, False, True, False]
@@ -139,18 +127,6 @@ def test_without_q_continue_the_sign_of_q_halt_decides() -> None:
         assert outputs.target_q_continue_B is None
 
 
-def test_without_q_continue_exploration_and_the_last_step_still_apply() -> None:
-    model, batch = _with_q(1, 0, no_ACT_continue=True), random_batch(BATCH)
-    carry = _going_on(model, batch, [False] * BATCH, [0, 1, 1, 3])
-    minimum_B = torch.tensor([0, 2, 3, 4], dtype=torch.int32)
-    carry, _ = segment(model, carry, batch, training=True, min_halt_steps_B=minimum_B)
-    assert carry.halted_B.tolist() == [True, True, False, True]
-    reluctant = _with_q(-1, 0, no_ACT_continue=True)
-    carry = _going_on(reluctant, batch, [False] * BATCH, [3, 3, 2, 2])
-    carry, _ = segment(reluctant, carry, batch, training=True)
-    assert carry.halted_B.tolist() == [True, True, False, False]
-
-
 def test_a_segment_and_its_target_have_the_requested_depth() -> None:
     """Without a requested depth, a segment has the full depth, not that of a curriculum."""
     curriculum = [{"until": 0.5, "H_cycles": 1, "L_cycles": 1}]
@@ -166,16 +142,6 @@ def test_a_segment_and_its_target_have_the_requested_depth() -> None:
         assert ours.target_q_continue_B is not None and theirs.target_q_continue_B is not None
         assert torch.equal(ours.target_q_continue_B, theirs.target_q_continue_B)
     assert not torch.equal(untold.logits_BSV, told_first.logits_BSV)
-
-
-def test_frozen_puzzle_rows_get_no_gradient_but_the_weights_do() -> None:
-    model, batch = small_model(), random_batch(BATCH)
-    assert model.puzzle_embedding is not None
-    model.puzzle_embedding.trainable = False
-    _, outputs = segment(model, initial_carry(model, batch), batch, training=True)
-    assert outputs.puzzle_rows_BE is not None and not outputs.puzzle_rows_BE.requires_grad
-    outputs.logits_BSV.sum().backward()
-    assert outputs.puzzle_rows_BE.grad is None and model.lm_head.weight.grad is not None
 
 
 def test_a_segment_starts_from_the_state_of_the_segment_before() -> None:
@@ -233,10 +199,3 @@ def test_exploration_has_its_frequency_and_bounds() -> None:
     assert (draw_min_halt_steps(0, 1, 100, 1.0, 5) >= 2).all()
     assert (draw_min_halt_steps(0, 1, 100, 1.0, 2) == 2).all()
     assert (draw_min_halt_steps(0, 1, 100, 1.0, 1) == 0).all()
-
-
-def test_a_tie_of_q_values_goes_on() -> None:
-    """The published code halts only where halting is worth more: `>`, not `>=`."""
-    q_B = torch.tensor([-1.0, 0.0, 2.0])
-    assert not wants_to_halt(small_model("hrm", no_ACT_continue=False), q_B, q_B).any()
-    assert wants_to_halt(small_model("trm", no_ACT_continue=True), q_B, q_B).tolist() == [False, False, True]

@@ -2,7 +2,6 @@
 
 # B = batch, T = positions (prefix and tokens), D = hidden size, N = heads, H = head size
 
-import itertools
 import math
 
 import pytest
@@ -17,15 +16,6 @@ PREFIX, SIDE, HEAD_DIM, THETA = 2, 3, 8, 100.0
 
 def _randn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def test_rotary_pairs_the_first_half_with_the_second() -> None:
-    x_BNTH = _randn(1, 1, 5, 6)
-    turned = apply_rotary(x_BNTH, rotary_tables(5, 6, 100.0))
-    for t in range(5):
-        torch.testing.assert_close(
-            turned[0, 0, t].double(), naive_rotate(x_BNTH[0, 0, t], t, 100.0), rtol=1e-5, atol=1e-6
-        )
 
 
 def test_rotary_angles_are_float32_even_for_bfloat16() -> None:
@@ -50,10 +40,7 @@ def test_attention_is_not_causal_and_equals_its_definition(theta: float | None) 
 
 
 def _turned_2d(x_H: torch.Tensor) -> torch.Tensor:
-    """Return one vector, turned at every position, with shape (T, H).
-
-    There is a prefix of 2 positions and a grid of 3x3 cells.
-    """
+    """Return one vector, turned at every position, with shape (T, H)."""
     num_positions = PREFIX + SIDE * SIDE
     tables = rotary_tables_2d(PREFIX, SIDE * SIDE, HEAD_DIM, THETA)
     return apply_rotary(x_H.expand(1, 1, num_positions, HEAD_DIM), tables)[0, 0]
@@ -75,34 +62,6 @@ def test_rotary_2d_turns_half_of_the_pairs_by_the_row_and_half_by_the_column() -
                 expected_H[i], expected_H[i + pairs] = turned.real, turned.imag
             turned_H = turned_TH[PREFIX + row * SIDE + column].double()
             torch.testing.assert_close(turned_H, expected_H, rtol=1e-5, atol=1e-6, msg=f"cell {row}, {column}")
-
-
-def test_rotary_2d_keeps_rows_and_columns_apart() -> None:
-    """Cells share components if and only if they share a row or a column.
-
-    Two cells of a row share only the row's components. Two cells of a column share only the
-    column's components.
-    """
-    grid = _turned_2d(_randn(HEAD_DIM))[PREFIX:].view(
-        SIDE, SIDE, 2, 2, HEAD_DIM // 4
-    )  # the axis before the last: row, column
-    by_row, by_column = grid[..., 0, :], grid[..., 1, :]
-    assert torch.equal(by_row[:, 0], by_row[:, 2]) and torch.equal(by_column[0], by_column[2])
-    assert not torch.isclose(by_row[0], by_row[1]).any() and not torch.isclose(by_column[:, 0], by_column[:, 1]).any()
-
-
-def test_rotary_2d_scores_depend_on_the_differences_of_rows_and_columns_only() -> None:
-    q_TH, k_TH = _turned_2d(_randn(HEAD_DIM))[PREFIX:], _turned_2d(_randn(HEAD_DIM, seed=1))[PREFIX:]
-    scores: dict[tuple[int, int], list[float]] = {}
-    for a, q_H in enumerate(q_TH):
-        for b, k_H in enumerate(k_TH):
-            difference = (a // SIDE - b // SIDE, a % SIDE - b % SIDE)
-            scores.setdefault(difference, []).append(float(q_H @ k_H))
-    assert len(scores) == (2 * SIDE - 1) ** 2
-    for difference, values in scores.items():
-        assert max(values) - min(values) < 1e-5, f"difference {difference}"
-    firsts = sorted(values[0] for values in scores.values())
-    assert min(b - a for a, b in itertools.pairwise(firsts)) > 1e-4, "two different distances have the same score"
 
 
 def test_rotary_2d_does_not_turn_the_prefix() -> None:

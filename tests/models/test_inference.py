@@ -145,16 +145,6 @@ def test_leaving_early_saves_segments(model: HRM, batch: Batch, alone: list[Alon
     assert sum(sizes) == NUM * STEPS
 
 
-def test_sequences_finish_in_the_order_of_the_stream_if_none_leaves_early(model: HRM, batch: Batch) -> None:
-    finished, _ = _run(Slots(model, _pieces(batch, [4] * 4 + [1]), num_steps=2))
-    assert [row for done in finished for row in done.rows_N.tolist()] == list(range(100, 100 + NUM))
-
-
-def test_an_empty_stream_gives_no_results(model: HRM) -> None:
-    slots = Slots(model, iter([]), num_steps=STEPS)
-    assert not slots.busy
-
-
 def test_slots_tell_which_sequences_would_have_halted_before(model: HRM, batch: Batch, alone: list[Alone]) -> None:
     """Without early leaving, `halted_before_B` marks the slots that the Q head would halt."""
     slots = Slots(model, _pieces(batch, [NUM]), num_steps=STEPS)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 
 from models.carry import Outputs
-from models.losses import METRICS, LossConfig, LossType, act_loss, correctness, stablemax, token_cross_entropy
+from models.losses import METRICS, LossConfig, LossType, act_loss, stablemax, token_cross_entropy
 
 IGNORE = -100
 
@@ -55,21 +55,6 @@ def test_stablemax_gradient_is_right_where_its_unused_branch_is_singular() -> No
     assert x.grad.tolist() == pytest.approx([1.0, 1.0, 0.25, 1.0, 0.0])
 
 
-def test_softmax_equals_its_definition_in_float32() -> None:
-    logits_BSV = 5 * torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
-    labels_BS = torch.tensor([[0, 3, IGNORE], [2, IGNORE, 1]], dtype=torch.int32)
-    loss_BS = token_cross_entropy(
-        logits_BSV.bfloat16(), labels_BS, config=_config("softmax_cross_entropy"), ignore_label=IGNORE
-    )
-    assert loss_BS.dtype == torch.float32
-    for b in range(2):
-        for s in range(3):
-            logits = logits_BSV.bfloat16()[b, s].tolist()
-            label = int(labels_BS[b, s])
-            expected = 0.0 if label == IGNORE else math.log(sum(map(math.exp, logits))) - logits[label]
-            assert loss_BS[b, s].item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
-
-
 LOGITS_BSV = 5 * torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(1))
 LABELS_BS = torch.tensor([[0, 5, IGNORE], [2, IGNORE, 1]], dtype=torch.int32)
 
@@ -92,31 +77,6 @@ def test_label_smoothing_equals_its_definition(loss_type: LossType, smoothing: f
                 share = (1 - smoothing) * (v == label) + smoothing / len(weights)
                 expected -= share * math.log(weight / sum(weights))
             assert loss_BS[b, s].item() == pytest.approx(0.0 if label == IGNORE else expected, rel=1e-5)
-
-
-def test_zero_smoothing_changes_no_bit_of_the_cross_entropies() -> None:
-    """Runs that were recorded before label smoothing existed still resume bit for bit."""
-    is_label_BS = LABELS_BS != IGNORE
-    targets_N, logits_NV = LABELS_BS[is_label_BS].long(), LOGITS_BSV[is_label_BS]
-    config = _config("softmax_cross_entropy")
-    softmax_BS = token_cross_entropy(LOGITS_BSV, LABELS_BS, config=config, ignore_label=IGNORE)
-    assert torch.equal(softmax_BS[is_label_BS], F.cross_entropy(logits_NV, targets_N, reduction="none"))
-    config = _config("stablemax_cross_entropy")
-    stablemax_BS = token_cross_entropy(LOGITS_BSV, LABELS_BS, config=config, ignore_label=IGNORE)
-    s_NV = stablemax(logits_NV.double())
-    assert torch.equal(stablemax_BS[is_label_BS], s_NV.sum(-1).log() - s_NV[torch.arange(4), targets_N].log())
-
-
-@pytest.mark.parametrize("loss_type", ["stablemax_cross_entropy", "softmax_cross_entropy"])
-def test_smoothing_does_not_train_ignored_tokens(loss_type: LossType) -> None:
-    logits_BSV = LOGITS_BSV.clone().requires_grad_()
-    config = _config(loss_type, label_smoothing=0.1)
-    token_cross_entropy(logits_BSV, LABELS_BS, config=config, ignore_label=IGNORE).sum().backward()
-    assert logits_BSV.grad is not None
-    assert (logits_BSV.grad[LABELS_BS == IGNORE] == 0).all()
-    assert (logits_BSV.grad[LABELS_BS != IGNORE] != 0).all(), (
-        "a token of the vocabulary has no gradient in spite of smoothing"
-    )
 
 
 @pytest.mark.parametrize("change", [{"label_smoothing": 1.0}, {"label_smoothing": -0.1}, {"halt_weight": -1.0}])
@@ -211,12 +171,3 @@ def test_loss_and_metrics_of_a_batch_made_by_hand(loss_type: LossType, with_targ
     assert (gradient_BSV[is_ignored_BS] == 0).all(), "an ignored token has a gradient"
     assert (gradient_BSV[~is_ignored_BS].abs().sum(-1) > 0).all()
     assert (outputs.q_continue_B.grad is not None) == with_target
-
-
-def test_correctness_marks_slots_without_labels() -> None:
-    labelled_B, accuracy_B, exact_B = correctness(
-        _outputs(with_target=False).logits_BSV, torch.tensor(LABELS, dtype=torch.int32), IGNORE
-    )
-    assert labelled_B.tolist() == [True, True, True, True, False]
-    assert accuracy_B.tolist() == [1.0, 0.5, 0.0, 1.0, 0.0]
-    assert exact_B.tolist() == [True, False, False, True, True]

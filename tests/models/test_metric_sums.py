@@ -19,7 +19,7 @@ from utils.ranks.world import World
 
 SINGLE = World.single()
 IGNORE = 0
-NUM_STEPS, SLOTS_PER_RANK = 3, 4
+SLOTS_PER_RANK = 4
 
 
 # ---- open sums ---------------------------------------------------------------------------------
@@ -96,10 +96,7 @@ def _goes_on(world: World, saved: list[list[float]]) -> tuple[dict[str, float], 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (3, 2), (2, 1), (1, 2)])
 def test_open_sums_are_restored_from_a_checkpoint(before: int, after: int) -> None:
-    """With an equal number of ranks, each rank gets its own sums back.
-
-    Otherwise rank 0 gets all.
-    """
+    """With an equal number of ranks, each rank gets its own sums back."""
     saved = run_ranks(_opens, before)[0]
     assert len(saved) == before and {len(values) for values in saved} == {len(METRICS) + 1}
     results = run_ranks(_goes_on, after, saved)
@@ -149,10 +146,7 @@ class Example:
         return any(label != IGNORE for label in self.labels_S.tolist())
 
     def right_after(self, segment: int) -> bool:
-        """Return whether the answer after a number of segments has every labelled token right.
-
-        A sequence that has left before keeps its last answer.
-        """
+        """Return whether the answer after a number of segments has every labelled token right."""
         answer_S = self.logits_TSV[min(segment, self.leaves_after) - 1].argmax(-1).tolist()
         return all(label in (IGNORE, token) for token, label in zip(answer_S, self.labels_S.tolist(), strict=True))
 

@@ -164,24 +164,7 @@ def test_a_model_free_of_sizes_has_the_same_weights_for_all_sizes(changes: dict[
     assert {n: t.shape for n, t in one.state_dict().items()} == {n: t.shape for n, t in other.state_dict().items()}
 
 
-@pytest.mark.parametrize(
-    "changes", [{"pos_encodings": "learned"}, {"equivariant_symbols": False}, {"puzzle_emb_ndim": 1}]
-)
-def test_other_models_have_weights_for_one_size(changes: dict[str, Any]) -> None:
-    one, other = _model(**changes), _model(seq_len=16, vocab_size=11, **changes)
-    assert not one.config.is_free_of_sizes
-    assert {n: t.shape for n, t in one.state_dict().items()} != {n: t.shape for n, t in other.state_dict().items()}
-
-
 # ---- confidence and halting --------------------------------------------------------------------
-
-
-def test_the_confidence_is_that_of_the_least_certain_cell() -> None:
-    logits_BSV = torch.randn(5, 4, 6, generator=torch.Generator().manual_seed(0)) * 3
-    expected_B = logits_BSV.softmax(-1).amax(-1).amin(-1)
-    torch.testing.assert_close(confidence_logit(logits_BSV).sigmoid(), expected_B)
-    logits_BSV.requires_grad_()
-    assert not confidence_logit(logits_BSV).requires_grad
 
 
 def test_a_certain_answer_has_a_finite_logit() -> None:

@@ -2,8 +2,6 @@
 
 # N = trajectories of all examples, T = segments, S = tokens
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -11,9 +9,9 @@ import torch
 from models.act import initial_carry, segment
 from models.base import RecursiveModel
 from models.carry import State
-from models.inference import Slots, Trace, relative_change, trace
+from models.inference import Slots, Trace, trace
 from models.trajectories import Trajectories
-from tests.models.helpers import random_batch, seed_with, small_model
+from tests.models.helpers import random_batch, small_model
 from utils.batch import Batch
 
 NUM, STEPS, COUNT, NOISE = 7, 4, 3, 0.8
@@ -111,58 +109,6 @@ def test_noise_depends_on_seed_example_trajectory_and_segment() -> None:
         assert float(z.mean()) == pytest.approx(0, abs=0.1) and float(z.std()) == pytest.approx(NOISE, abs=0.07)
         assert all(abs(float((z * other).mean())) < 0.1 for other in drawn[:n]), "two draws are correlated"
     assert all(torch.equal(z, first[name]) for name, z in noise(1, 2, 1, 1).items())
-
-
-def _settled_at(model: RecursiveModel, batch: Batch) -> list[int]:
-    return _trace(model, batch, list(range(NUM)), range(COUNT)).settled_at_N.tolist()
-
-
-@pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize("sizes", [[7], [1] * 7, [2, 5], [3, 3, 1]])
-def test_neighbours_in_the_batch_change_no_trajectory(batch: Batch, sizes: list[int], adaptive: bool) -> None:
-    """Sequences that leave early make others enter slots at other times."""
-
-    def differ(seed: int) -> bool:
-        return len(set(_settled_at(small_model(seed=seed, halt_max_steps=3), batch))) > 2
-
-    model = small_model(seed=seed_with(differ, "trajectories that settle at different segments"), halt_max_steps=3)
-    expected = _trace(model, batch, list(range(NUM)), range(COUNT))
-
-    def pieces() -> Iterator[tuple[np.ndarray, Batch]]:
-        start = 0
-        for size in sizes:
-            yield np.arange(start, start + size), {n: t[start : start + size] for n, t in batch.items()}
-            start += size
-
-    slots = Slots(
-        model,
-        TRAJECTORIES.spread(pieces(), range(COUNT)),
-        num_steps=STEPS,
-        adaptive=adaptive,
-        trajectories=TRAJECTORIES,
-    )
-    numbers = []
-    while slots.busy:
-        done = slots.advance().finished
-        for n, number in enumerate([] if done is None else done.rows_N.tolist()):
-            assert done is not None
-            steps = int(expected.settled_at_N[number]) if adaptive else STEPS
-            assert int(done.steps_N[n]) == steps
-            assert (
-                done.outputs.logits_BSV[n].argmax(-1).tolist() == expected.predictions_TNS[steps - 1, number].tolist()
-            )
-            confidence = float(expected.confidence_TN[steps - 1, number])
-            assert float(done.outputs.q_halt_B[n].sigmoid()) == pytest.approx(confidence, abs=1e-3)
-            assert bool(done.settled_N[n]) == (steps < STEPS or bool(expected.settled_N[number]))
-            numbers.append(number)
-    assert sorted(numbers) == list(range(NUM * COUNT))
-
-
-def test_the_relative_change_is_over_all_states_of_a_slot() -> None:
-    before = {"z_H": torch.tensor([[[1.0, 2.0]], [[0.0, 0.0]]]), "z_L": torch.tensor([[[2.0]], [[4.0]]])}
-    after = {"z_H": torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]]]), "z_L": torch.tensor([[[2.0]], [[4.0]]])}
-    expected = [(4 / 5) ** 0.5, (9 / 25) ** 0.5]
-    assert relative_change(before, after).tolist() == pytest.approx(expected)
 
 
 def test_the_changes_of_a_slot_are_those_of_its_segments(batch: Batch) -> None:

@@ -123,19 +123,6 @@ def test_each_slot_is_trained_by_its_best_trajectory(name: str) -> None:
                     torch.testing.assert_close(carry.state[of][slot, k], z[0], rtol=1e-4, atol=1e-4)
 
 
-def test_parts_of_a_step_give_the_same_carry() -> None:
-    model, batch = _model("trm"), random_batch(NUM_SLOTS)
-    objective, settings = ActObjective(model), _settings(model)
-    whole = objective.run(objective.fresh_carry(NUM_SLOTS, CPU), batch, settings)
-    parts = objective.split(objective.fresh_carry(NUM_SLOTS, CPU), batch, settings, 2)
-    results = [objective.run(*part) for part in parts]
-    joined = objective.join([result.carry for result in results])
-    assert whole.carry is not None
-    for name, tensor in whole.carry.tensors().items():
-        torch.testing.assert_close(joined.tensors()[name], tensor, rtol=1e-4, atol=1e-4)
-    assert float(whole.loss.detach()) == pytest.approx(sum(float(result.loss.detach()) for result in results), rel=1e-5)
-
-
 def test_more_states_change_neither_the_weights_nor_the_evaluation() -> None:
     """A model of one state reads the weights of a model of three, and gives the same answers."""
     one, three = small_model("trm", num_states=1), small_model("trm", num_states=NUM_STATES)

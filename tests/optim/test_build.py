@@ -187,14 +187,6 @@ def test_the_schedule_scales_every_rate(name: str) -> None:
     assert not any(torch.equal(a, b) for a, b in zip(model.parameters(), still.parameters(), strict=True))
 
 
-def test_zero_grad_leaves_no_gradients() -> None:
-    model = Model()
-    optimizers = _build(model, "muon with adamw")
-    _set_gradients(model, 0)
-    optimizers.zero_grad()
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
 # ---- exact cover -------------------------------------------------------------------------------
 
 
@@ -208,20 +200,6 @@ def test_each_parameter_must_have_exactly_one_optimizer() -> None:
         require_exact_cover(model, [*parameters, parameters[-1]])
     with pytest.raises(AssertionError, match="no trainable parameter"):
         require_exact_cover(model, [*parameters, nn.Parameter(torch.zeros(2))])
-
-
-def test_a_frozen_parameter_must_not_be_updated() -> None:
-    model = Model()
-    model.embedding.requires_grad_(False)
-    with pytest.raises(AssertionError, match="no trainable parameter"):
-        require_exact_cover(model, model.parameters())
-
-
-def test_muon_refuses_the_weights_of_another_model() -> None:
-    with pytest.raises(AssertionError, match="no trainable parameter"):
-        build_optimizers(
-            Model(), Model().blocks.parameters(), _config(MUON), lr=LR, betas=BETAS, weight_decay=WEIGHT_DECAY
-        )
 
 
 @each_config
@@ -265,29 +243,11 @@ def test_a_run_resumes_bit_for_bit_from_a_file(name: str, tmp_path: Path) -> Non
     _train(resumed, its_optimizers, range(3, 6))
     assert _same(model, resumed)
 
-    forgetful = copy.deepcopy(resumed)
-    _train(forgetful, _build(forgetful, name), range(6, 7))
-    _train(resumed, its_optimizers, range(6, 7))
-    assert not _same(forgetful, resumed)
-
-
-@each_config
-def test_state_is_complete_before_the_first_step(name: str) -> None:
-    model, other = Model(), Model()
-    optimizers, its_optimizers = _build(model, name), _build(other, name)
-    _load(its_optimizers, other, optimizers.export_state(model))
-    _train(model, optimizers, range(2))
-    _train(other, its_optimizers, range(2))
-    assert _same(model, other)
-
 
 @each_config
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_the_initial_state_is_what_the_optimizer_makes_at_a_first_gradient(name: str, device: str) -> None:
-    """A step from `initial_state` equals a step of an optimizer that has no state yet.
-
-    The meta device is any device but the host. It computes no values.
-    """
+    """A step from `initial_state` equals a step of an optimizer that has no state yet."""
     model, other = Model().to(device), Model().to(device)
     ours, theirs = _build(model, name), _build(other, name)
     for optimizer in theirs._by_name.values():
@@ -304,16 +264,6 @@ def test_the_initial_state_is_what_the_optimizer_makes_at_a_first_gradient(name:
         )
         assert tensor.is_meta or torch.equal(found[key], tensor), f"initial_state of {key} has another value"
     assert device == "meta" or _same(model, other)
-
-
-def test_states_made_before_the_first_step_equal_those_of_torch() -> None:
-    model, other = Model(), Model()
-    _train(model, _build(model, "adamw"), range(3))
-    theirs = torch.optim.AdamW(other.parameters(), lr=LR, betas=BETAS, eps=1e-3, weight_decay=WEIGHT_DECAY)
-    for step in range(3):
-        _set_gradients(other, step)
-        theirs.step()
-    assert _same(model, other)
 
 
 @each_config
@@ -340,7 +290,6 @@ def test_hyperparameters_come_from_the_config_not_from_the_checkpoint(name: str)
     ("there", "here", "advice"),
     [
         ("adam_atan2", "muon with adamw", "optim=adam_atan2"),
-        ("adam_atan2", "adamw", "optim=adam_atan2"),
         ("adamw", "adam_atan2", "optim=adamw"),
         ("muon with adamw", "adamw", "optim=muon optim.rest=adamw"),
         ("muon with adam_atan2", "muon with adamw", "optim=muon optim.rest=adam_atan2"),
@@ -362,25 +311,16 @@ def test_state_that_does_not_fit_is_refused(name: str) -> None:
     own = _shapes(_build(model, name).export_state(model))
     some = sorted(own)[-1]
     cases: dict[str, dict[str, tuple[int, ...]]] = {
-        f"lacks the optimizer state {some} ": {key: shape for key, shape in own.items() if key != some},
-        "lacks the optimizer state": {},
-        r"state adamw\.exp_avg\.stranger belongs|resuming keeps": own | {"adamw.exp_avg.stranger": (3,)},
+        f"state {some} is absent": {key: shape for key, shape in own.items() if key != some},
+        "is absent, here it is": {},
+        r"state adamw\.exp_avg\.stranger is \(3,\), here it is absent|resuming keeps": own
+        | {"adamw.exp_avg.stranger": (3,)},
         rf"{some} is \(5,\), here it is": own | {some: (5,)},
     }
     for message, saved in cases.items():
         with pytest.raises(ValueError, match=message) as caught:
             require_same_state(saved, own)
         assert "\n" not in str(caught.value)
-
-
-def test_step_counts_are_on_the_host_because_torch_needs_them_there() -> None:
-    model = Model().to("meta")  # any device but the host
-    state = _build(model, "adamw").export_state(model)
-    assert all(value.dtype == torch.float32 for value in state.values())
-    counts = {key: value for key, value in state.items() if value.ndim == 0}
-    assert counts.keys() == {f"adamw.step.{name}" for name, _ in model.named_parameters()}
-    assert all(count.device.type == "cpu" for count in counts.values())
-    assert all(value.device.type == "meta" for value in state.values() if value.ndim > 0)
 
 
 # ---- sharded parameters ------------------------------------------------------------------------
@@ -471,13 +411,6 @@ def test_sharded_parameters_get_the_same_update(num_ranks: int) -> None:
 # ---- config ------------------------------------------------------------------------------------
 
 
-def test_every_optimizer_has_a_file_and_every_file_an_optimizer() -> None:
-    files = {path.stem for path in (REPOSITORY / "config/optim").glob("*.yaml")}
-    variants = {"muon_urm"}
-    assert files - variants == {_config(_defaults(name_of(config))).name for config in OPTIMIZERS}
-    assert {_config(_defaults(variant)).name for variant in variants} == {"muon"}
-
-
 def _other_values(annotation: Any, value: object) -> list[object]:
     match value:
         case bool():
@@ -525,14 +458,11 @@ def test_the_weight_decay_of_the_run_has_an_effect(optimizer: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (MUON | {"muon_lr": -0.1}, "muon_lr is -0.1; give 0 or more"),
-        (MUON | {"muon_weight_decay": -1.0}, "muon_weight_decay is -1.0; give"),
-        (MUON | {"muon_momentum": 1.0}, "muon_momentum is 1.0; give"),
-        (MUON | {"muon_iterations": 0}, "muon_iterations is 0; give"),
-        (MUON | {"eps": 0.0}, "eps is 0.0; give a small positive number"),
-        ({"name": "adamw", "eps": -1e-8}, "eps is -1e-08; give a small positive number"),
+        (MUON | {"muon_lr": -0.1}, "muon_lr"),
+        (MUON | {"muon_momentum": 1.0}, "muon_momentum"),
+        (MUON | {"muon_iterations": 0}, "muon_iterations"),
+        ({"name": "adamw", "eps": 0.0}, "eps"),
         (MUON | {"rest": "muon"}, "rest"),
-        ({"name": "adam_atan2", "eps": 1e-8}, "eps"),
         ({"name": "adam"}, "name"),
     ],
 )

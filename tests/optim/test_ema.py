@@ -1,10 +1,7 @@
 """The average of the weights equals its definition. Swapping keeps every pointer and every bit."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -73,16 +70,6 @@ def test_a_parameter_without_a_gradient_is_left_out() -> None:
     assert [optimizer.state[parameter]["step"].item() for parameter in live.values()] == [3, 1]
 
 
-def test_an_update_leaves_the_live_tensors_alone() -> None:
-    live = _live()
-    ema = EMA(live)
-    _take_step(live, 0)
-    before = _clone(live)
-    ema.update(0.5)
-    assert _equal(_clone(live), before)
-    assert not _equal(ema.tensors(), before)
-
-
 def _averaged() -> tuple[dict[str, Tensor], EMA]:
     live = _live()
     ema = EMA(live)
@@ -113,53 +100,6 @@ def test_an_exception_while_swapped_restores_the_live_values() -> None:
     assert _equal(ema.tensors(), average)
     with ema.swapped():
         assert _equal(_clone(live), average)
-
-
-def test_while_swapped_the_average_can_be_neither_updated_nor_saved() -> None:
-    live, ema = _averaged()
-    values = _clone(live)
-    with ema.swapped():
-        with pytest.raises(AssertionError), ema.swapped():
-            pass
-        with pytest.raises(AssertionError):
-            ema.update(0.9)
-        with pytest.raises(AssertionError):
-            ema.tensors()
-    assert _equal(_clone(live), values)
-
-
-def test_swapping_does_not_change_the_training_after_it() -> None:
-    ends = []
-    for swaps in (False, True):
-        model = nn.Linear(4, 3)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.fill_(0.1)
-        optimizer = AdamATan2(model.parameters(), lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)
-        ema = EMA(dict(model.named_parameters()))
-        for step in range(4):
-            model(torch.full((2, 4), float(step))).square().sum().backward()
-            optimizer.step()
-            ema.update(0.5)
-            optimizer.zero_grad()
-            if swaps:
-                with ema.swapped(), torch.no_grad():
-                    model(torch.ones(1, 4))
-        ends.append(_clone({**dict(model.named_parameters()), **{f"ema.{k}": v for k, v in ema.tensors().items()}}))
-    assert _equal(*ends)
-
-
-def test_the_average_survives_a_checkpoint(tmp_path: Path) -> None:
-    live, ema = _averaged()
-    save_file(ema.tensors(), tmp_path / "ema.safetensors")
-    resumed_live = _clone(live)
-    resumed = EMA(resumed_live)
-    for name, tensor in load_file(tmp_path / "ema.safetensors").items():
-        resumed.tensors()[name].copy_(tensor)
-    for some, average in ((live, ema), (resumed_live, resumed)):
-        _take_step(some, 7)
-        average.update(0.9)
-    assert _equal(ema.tensors(), resumed.tensors())
 
 
 @pytest.mark.parametrize(

@@ -81,25 +81,6 @@ def test_update_of_a_sharded_table_by_uneven_shares(world_size: int) -> None:
     run_ranks(_check_uneven_shares, world_size)
 
 
-def test_the_problem_covers_shared_rows_and_zero_sums() -> None:
-    _, ids_B, grad_BE = _problem()
-    rows = set(ids_B.tolist())
-    assert len(rows) < BATCH, "the problem lacks a row that two slots name"
-    halves = [{r for r in rows if r in ids_B[part].tolist()} for part in (slice(0, 8), slice(8, 16))]
-    assert halves[0] & halves[1], "the problem lacks a row that slots of two ranks name"
-    sums = torch.stack([grad_BE[ids_B == r].sum(0) for r in rows])
-    assert (sums == 0).any(), "the problem lacks gradients with sum 0, whose sign is 0"
-
-
-def test_untouched_rows_are_untouched() -> None:
-    table_PE, ids_B, grad_BE = _problem()
-    before_PE = table_PE.clone()
-    sparse_sign_sgd_(table_PE, ids_B, grad_BE, lr=LR, weight_decay=WEIGHT_DECAY, world=World.single())
-    others = [row for row in range(NUM_ROWS) if row not in ids_B.tolist()]
-    assert torch.equal(table_PE[others], before_PE[others])
-    assert not torch.equal(table_PE, before_PE)
-
-
 def test_a_row_without_gradient_still_decays() -> None:
     table_PE = torch.ones(2, DIM)
     sparse_sign_sgd_(

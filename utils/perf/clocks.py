@@ -10,15 +10,11 @@ T = TypeVar("T")
 
 
 class TimeShare:
-    """Measures the share of this process's time that evaluation takes, and limits it.
-
-    Args:
-        largest: the largest share, between 0 and 1; None: no limit.
-    """
+    """Measures the share of this process's time that evaluation takes, and limits it."""
 
     def __init__(self, largest: float | None) -> None:
-        self._largest, self._began, self._taken_s = largest, time.perf_counter(), 0.0
-        self._lap_s = 0.0
+        self._largest, self._began = largest, time.perf_counter()
+        self._taken_s = self._lap_s = 0.0
         self.last_s: float | None = None  # the time that was taken the last time
 
     @property
@@ -27,12 +23,7 @@ class TimeShare:
 
     @contextmanager
     def taking(self, *, limited: bool) -> Iterator["Deadline"]:
-        """Count the time spent inside, and yield its deadline.
-
-        Args:
-            limited: the deadline is when the time inside reaches the largest share; otherwise there
-                is no deadline.
-        """
+        """Count the time spent inside, and yield its deadline, if it is limited."""
         began = time.perf_counter()
         limit_s = math.inf
         if limited and self._largest is not None:  # (taken + limit) / (elapsed + limit) = largest
@@ -48,23 +39,17 @@ class Deadline:
     """A point in time at which work must end, `limit_s` seconds from now; infinite: never.
 
     The work consists of laps, such as the batches of an evaluation.
-
-    Attributes:
-        is_set: whether the limit is finite.
-        lap_s: seconds of the longest lap so far; the argument `lap_s` is one known from before.
-        was_met: whether nothing had to be left out. The work itself sets it to False.
     """
 
     def __init__(self, limit_s: float = math.inf, lap_s: float = 0.0) -> None:
-        self.is_set, self.lap_s, self.was_met = math.isfinite(limit_s), lap_s, True
+        self.is_set = math.isfinite(limit_s)
+        self.lap_s = lap_s  # of the longest lap so far
+        self.was_met = True  # whether nothing had to be left out; the work itself sets it to False
         self._lap_began = time.perf_counter()
         self._ends = self._lap_began + limit_s
 
     def shared_by(self, names: list[str]) -> Iterator[tuple[str, "Deadline"]]:
-        """Yield each name with a deadline of its own.
-
-        When its turn comes, a name gets an equal part of the remaining time.
-        """
+        """Yield each name with a deadline of its own: an equal part of the remaining time."""
         for index, name in enumerate(names):
             part = Deadline((self._ends - time.perf_counter()) / (len(names) - index), self.lap_s)
             yield name, part
@@ -87,10 +72,7 @@ class Deadline:
 
 
 class StepClock:
-    """Measures the wall-clock time of training steps since the last reading.
-
-    The time of evaluation and saving between steps does not count.
-    """
+    """Measures the time of training steps since the last reading, without pauses between them."""
 
     def __init__(self) -> None:
         self._reset()
@@ -127,9 +109,7 @@ class StepClock:
         self._paused_s += time.perf_counter() - began
 
     def read(self, global_batch_size: int, unit: str = "examples") -> dict[str, float]:
-        """Return perf/<unit>_per_second, perf/step_ms and perf/data_ms since the last reading.
-
-        Call it right after the host waited for the device.
+        """Return perf/ metrics since the last reading. The host has just waited for the device.
 
         Args:
             unit: what global_batch_size counts.

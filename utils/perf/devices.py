@@ -41,11 +41,7 @@ def max_memory_gb(device: torch.device) -> float:
 
 
 def room_for(world: World) -> float:
-    """Return the bytes that this rank can have at a time: on its CUDA device, else on the host.
-
-    Ranks of a host share its memory. A process may have a limit there (ulimit -v), of which what it
-    holds now is a part.
-    """
+    """Return the bytes that this rank can have at a time: on its CUDA device, else on the host."""
     if world.device.type == "cuda":
         return torch.cuda.mem_get_info(world.device)[0] + torch.cuda.memory_reserved(world.device)
     own = world.places[world.rank]
@@ -54,16 +50,13 @@ def room_for(world: World) -> float:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return room
-    used = Path("/proc/self/statm")
+    used = Path("/proc/self/statm")  # ulimit -v counts what this process holds already
     taken = int(used.read_text(encoding="utf-8").split()[0]) * resource.getpagesize() if used.exists() else 0
     return min(room, max(0, limit - taken))
 
 
 def gpu_utilization(device: torch.device) -> float | None:
-    """Return the share of the last moments in which the GPU computed; None if nobody knows.
-
-    The GPU's driver (NVML) decides how long these moments are: between 1/6 s and 1 s.
-    """
+    """Return the share of the last moments in which the GPU computed; None if nobody knows."""
     if device.type != "cuda" or torch.version.hip:
         return None
     try:
@@ -73,13 +66,7 @@ def gpu_utilization(device: torch.device) -> float | None:
 
 
 def peak_tflops(world: World, dtype: torch.dtype) -> float | None:
-    """Return the peak of all GPUs of a run together, in TFLOP/s of a dtype. Every rank.
-
-    Ranks that share a GPU count it once.
-
-    Returns:
-        None if a rank has no GPU, or one that the table does not know.
-    """
+    """Return the peak of all GPUs of a run, in TFLOP/s of a dtype; None if unknown. Every rank."""
     gpu = None
     if world.device.type == "cuda":
         properties = torch.cuda.get_device_properties(world.device)
@@ -90,12 +77,9 @@ def peak_tflops(world: World, dtype: torch.dtype) -> float | None:
 
 
 def peak_of(name: str, dtype: torch.dtype) -> float | None:
-    """Return the peak of the GPU of this name in TFLOP/s; None if the table does not know it.
-
-    A slice of a GPU (MIG) has the name of the whole one, and no peak here.
-    """
+    """Return the peak of the GPU of this name in TFLOP/s; None if the table does not know it."""
     words = set(re.split(r"\W+", name.upper()))
-    if "MIG" in words:
+    if "MIG" in words:  # a slice of a GPU
         return None
     for needed, half, single in _PEAK_TFLOPS:
         if words.issuperset(needed):

@@ -4,9 +4,8 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
@@ -24,10 +23,7 @@ _BYTES = {
 }
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """The measurements of one step on one rank."""
-
+class _Sample(NamedTuple):
     step: int
     comm_ms: float
     step_ms: float
@@ -45,18 +41,14 @@ class _Sample:
 class RankSampler:
     """Measures in every n-th step what ranks send, for how long, and how fast each rank is.
 
-    A sampled step runs under PyTorch's profiler, which sees each collective, send and receive of
-    any strategy. For gloo it sees the time from the call to the end of the transfer, for NCCL the
-    time of the kernels. Simultaneous transfers count once. The time includes waiting for slower
-    ranks, and part of it may overlap with computation, so it is an upper bound of the cost.
-
-    In a world of one, and with `every_n_steps` None, no step is sampled.
+    A sampled step runs under PyTorch's profiler. Simultaneous transfers count once. Their time
+    includes waiting for slower ranks, and may overlap with computation. In a world of one, and with
+    `every_n_steps` None, no step is sampled.
 
     Args:
         num_examples: how many examples (or what `unit` says) this rank computes in a step.
-        unit: what num_examples counts.
-        max_share: traces may take this share of the time. Where they take more, samples are rarer
-            than every n-th step; None: never.
+        max_share: the share of the time that traces may take; where they take more, samples are
+            rarer. None: there is no limit.
     """
 
     def __init__(
@@ -101,11 +93,9 @@ class RankSampler:
         self._sample = _Sample(step, comm_ms, step_ms, trace_ms, num_bytes, self._num_examples, memory_gb, utilization)
 
     def row(self) -> dict[str, float]:
-        """Return metrics of the ranks. Every rank.
+        """Return memory and use of the GPU, and the metrics of a sample (docs/scaling.md).
 
-        perf/max_memory_gb is the peak memory over all ranks. This rank's peak is the current one,
-        that of the others is from the last sample. perf/gpu_utilization is of this rank's GPU. If a
-        step was sampled since the last call, the row also holds what docs/scaling.md explains.
+        Every rank.
         """
         row: dict[str, float] = {}
         if self._sample is not None:
@@ -113,7 +103,12 @@ class RankSampler:
             self._sample = None
             self._largest_gb = max(sample.memory_gb for sample in samples)
             row = self._row_of(samples)
-            self._plan_next(samples)
+            # Decide from when on a step may be sampled again, so that traces keep to their share.
+            self._sampled = samples[0].step
+            self._next = self._sampled + 1
+            if self._max_share is not None:
+                trace_ms, step_ms = max(s.trace_ms for s in samples), fmean(s.step_ms for s in samples)
+                self._next = self._sampled + math.ceil(trace_ms / (self._max_share * step_ms))
         if (utilization := gpu_utilization(self._world.device)) is not None:
             row["perf/gpu_utilization"] = utilization
         return row | {"perf/max_memory_gb": max(self._largest_gb, max_memory_gb(self._world.device))}
@@ -145,19 +140,8 @@ class RankSampler:
                 row[f"perf/gpu_utilization/rank_{rank}"] = sample.gpu_utilization
         return row
 
-    def _plan_next(self, samples: list[_Sample]) -> None:
-        """Decide from when on a step may be sampled again, so that traces keep to their share."""
-        step, trace_ms = samples[0].step, max(sample.trace_ms for sample in samples)
-        self._sampled, self._next = step, step + 1
-        if self._max_share is not None:
-            self._next = step + math.ceil(trace_ms / (self._max_share * fmean(s.step_ms for s in samples)))
-
 
 def _num_bytes(events: list[Any]) -> float:
-    """Return the size of all tensors that this rank handed to its collectives and sends.
-
-    NaN if a tensor has a dtype of unknown size.
-    """
     total = 0.0
     for event in events:
         backend, colon, operation = event.name().partition(":")

@@ -11,8 +11,8 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 # The parts of a step that the code names with torch.profiler.record_function. The calls without
 # gradient are inside of the forward part.
-FORWARD, NO_GRAD, BACKWARD, OPTIMIZER = "forward", "forward without gradient", "backward", "optimizer"
-PUZZLE_TABLE, AVERAGE, METRICS = "puzzle table", "average", "metrics"
+FORWARD, NO_GRAD, BACKWARD = "forward", "forward without gradient", "backward"
+OPTIMIZER, AVERAGE, METRICS = "optimizer", "average", "metrics"
 
 Span = tuple[int, int]
 """Beginning and end, in ns."""
@@ -23,10 +23,7 @@ def recording(device: torch.device) -> Iterator[list[Any]]:
     """Record the transfers and the named parts of what runs inside, and on CUDA its kernels.
 
     torch.profiler would also record every operation of the step, which takes a hundred times as
-    long (docs/lab/benchmarks.md). It has no way to ask for less.
-
-    Yields:
-        A list that holds the events once the block has ended.
+    long (docs/lab/benchmarks.md). The list holds the events once the block has ended.
     """
     activities = {ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])}
     # The flags: shapes of inputs, memory, stacks, FLOPs, modules.
@@ -41,12 +38,7 @@ def recording(device: torch.device) -> Iterator[list[Any]]:
 
 
 def transfers(events: list[Any]) -> Iterator[Span]:
-    """Yield beginning and end of each transfer between ranks.
-
-    On the host a call ends with its transfer. NCCL's calls return at once, so the kernels on the
-    device count instead.
-    """
-    for event in events:
+    for event in events:  # NCCL's calls return at once, so the kernels on the device count instead
         name = event.name()
         on_device = event.device_type() == DeviceType.CUDA
         if name.startswith("nccl") if on_device else name.startswith(("gloo:", "mpi:")):
@@ -54,10 +46,7 @@ def transfers(events: list[Any]) -> Iterator[Span]:
 
 
 def parts(events: list[Any], name: str, device: torch.device) -> Iterator[Span]:
-    """Yield beginning and end of each named part, such as FORWARD.
-
-    On CUDA they are those of the kernels that the part has started.
-    """
+    """Yield beginning and end of each named part, such as FORWARD, or of its kernels on CUDA."""
     wanted = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
     for event in events:
         if event.name() == name and event.device_type() == wanted:
@@ -65,7 +54,6 @@ def parts(events: list[Any], name: str, device: torch.device) -> Iterator[Span]:
 
 
 def union(spans: Iterable[Span]) -> int:
-    """Return the length that the spans cover together, in ns."""
     covered, reached = 0, 0
     for first, end in sorted(spans):
         covered += max(0, end - max(first, reached))

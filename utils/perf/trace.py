@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
 from utils.config import Bool, Int, StrictModel
@@ -22,7 +22,7 @@ class ProfileConfig(StrictModel):
 
     enabled: Bool
     steps: list[Int]
-    ranks: list[Int] | None
+    ranks: list[Int] | None = Field(min_length=1)
     shapes: Bool
     stacks: Bool
 
@@ -40,15 +40,7 @@ class ProfileConfig(StrictModel):
             raise ValueError(f"{steps} is no range of steps; give the first and the last, such as [4, 6]")
         return steps
 
-    @field_validator("ranks")
-    @classmethod
-    def _some_rank_is_traced(cls, ranks: list[int] | None) -> list[int] | None:
-        if ranks == []:
-            raise ValueError("[] names no rank; give some, such as [0], or null for all")
-        return ranks
-
     def require_ranks(self, num_ranks: int) -> None:
-        """Raise UserError if a rank that is to be traced does not exist."""
         missing = [rank for rank in self.ranks or [] if not 0 <= rank < num_ranks]
         if self.enabled and missing:
             raise UserError(
@@ -60,10 +52,8 @@ class ProfileConfig(StrictModel):
 class StepProfiler:
     """Traces some steps of this process if the config says so for this rank.
 
-    The trace goes into <run>/profile/rank_<n>.<time>.pt.trace.json.gz, the name that TensorBoard
-    looks for. The ten operations that took the most time and memory go into rank_<n>.txt, and rank
-    0 prints its own. On CUDA PyTorch's snapshot of the memory goes into rank_<n>.memory.pickle, for
-    https://pytorch.org/memory_viz. This program never reads it.
+    <run>/profile/ gets rank_<n>.<time>.pt.trace.json.gz, the largest operations in rank_<n>.txt,
+    and on CUDA the memory in rank_<n>.memory.pickle, which this program never reads.
     """
 
     def __init__(self, config: ProfileConfig, run: Path, say: Callable[[str], None], world: World) -> None:
@@ -93,7 +83,6 @@ class StepProfiler:
         self._profile.start()
 
     def step(self) -> None:
-        """Tell the profiler that a training step is over."""
         if self._profile is not None:
             self._profile.step()
 
@@ -111,13 +100,12 @@ class StepProfiler:
         tensorboard_trace_handler(str(self._folder), self._name, use_gzip=True)(finished)
         operations = finished.key_averages()
         of = "device" if self._on_cuda else "cpu"
-        tables = [
+        tables = "\n\n".join(
             operations.table(sort_by=f"self_{of}_{what}", row_limit=_LARGEST, max_name_column_width=56).strip()
             for what in ("time_total", "memory_usage")
-        ]
-        for table in tables:
-            self._say(table)
-        (self._folder / f"{self._name}.txt").write_text("\n\n".join(tables) + "\n", encoding="utf-8")
+        )
+        self._say(tables)
+        (self._folder / f"{self._name}.txt").write_text(tables + "\n", encoding="utf-8")
         memory = ""
         if self._on_cuda:
             snapshot = self._folder / f"{self._name}.memory.pickle"

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -32,11 +32,6 @@ class MeetingConfig(StrictModel):
 
     @staticmethod
     def typed(arguments: list[str]) -> "MeetingConfig":
-        """Read these keys from the command line of this rank.
-
-        Raises:
-            UserError: A value is not allowed.
-        """
         typed = typed_values(arguments, [f"dist.{name}" for name in MeetingConfig.model_fields])
         values = DEFAULT_MEETING.model_dump() | {key.removeprefix("dist."): value for key, value in typed.items()}
         return validate(_Typed, {"dist": values}).dist
@@ -58,24 +53,16 @@ class DistConfig(MeetingConfig):
     backend: Literal["auto", "nccl", "gloo", "mpi"]
     timeout_s: Float = Field(gt=0, le=10**7)
     num_threads: Int | None = Field(gt=0)
-    rank_weights: list[Float]
-
-    @field_validator("rank_weights")
-    @classmethod
-    def _weights_are_positive(cls, values: list[float]) -> list[float]:
-        if any(not 0 < value < float("inf") for value in values):
-            raise ValueError(f"rank_weights is {values}; give a positive number for each rank")
-        return values
+    rank_weights: list[Annotated[Float, Field(gt=0)]]
 
 
 @dataclass(frozen=True)
 class Axes:
     """The sizes of the axes on which ranks are laid out, outermost axis first.
 
-    The product of the sizes is the number of ranks. Each position on `replicate` x `shard` holds
-    slots of its own from the global batch. The ranks along `model` (the parts of a tensor or the
-    stages of a pipeline) share the slots of their position. They communicate the most, so their
-    numbers are consecutive, which puts them on one machine if possible.
+    Each position on `replicate` x `shard` holds slots of its own from the global batch. The ranks
+    along `model` (the parts of a tensor or the stages of a pipeline) share the slots of their
+    position. They communicate the most, so their numbers are consecutive.
     """
 
     replicate: int = 1

@@ -1,9 +1,8 @@
 """Find out from the environment which rank this process is and who started it.
 
-torchrun, Slurm, Open MPI, MPICH and Ray all start many processes, and each tells a process its rank
-in environment variables of its own. This is the only place that reads them. If many processes are
-meant and one of them does not find out which rank it is, it must not train: it would train alone,
-beside others that do the same.
+torchrun, Slurm, Open MPI, MPICH and Ray each tell a process its rank in variables of their own,
+which are read only here. A process of many that does not learn its rank must not train: it would
+train alone, beside others that do the same.
 """
 
 import os
@@ -23,8 +22,6 @@ from utils.errors import UserError
 from utils.terminal import tell
 
 LauncherName = Literal["torchrun", "slurm", "mpi", "single"]
-
-Environment = Mapping[str, str]
 
 # The names of rank, number of ranks, rank on this host and number of ranks there.
 _MPI = (
@@ -78,260 +75,48 @@ class Launch:
 
     @staticmethod
     def from_environment(launcher: LauncherName | Literal["auto"] = "auto") -> "Launch":
-        """Read the environment.
-
-        Args:
-            launcher: whose variables to read (`dist.launcher`); auto: those of the innermost
-                launcher that says that there are several ranks.
+        """Read the environment, of the innermost launcher that says that there are several ranks.
 
         Raises:
-            UserError: The variables say that there are several ranks, but not which one this is, or
-                two launchers contradict one another, or the launcher that was asked for has set no
-                variables. The message says what to set.
+            UserError: The variables are missing, wrong or contradict one another.
         """
-        environment = os.environ
-        launch = _innermost(environment) if launcher == "auto" else _READERS[launcher](environment)
+        launch = _innermost() if launcher == "auto" else _READERS[launcher]()
         if launch is None:
             raise UserError(
                 f"dist.launcher={launcher}, but no {_COMMANDS[launcher]} has started this process; start with "
                 f"{_COMMANDS[launcher]}, or leave dist.launcher out"
             )
-        launch = _with_identity(launch, environment)
-        is_port = launch.port is None or 0 < launch.port < 2**16
-        if not 0 <= launch.rank < launch.size or not is_port:
+        if not 0 <= launch.rank < launch.size or not (launch.port is None or 0 < launch.port < 2**16):
             where = "" if launch.port is None else f", MASTER_PORT {launch.port}"
             raise UserError(
                 f"the environment says rank {launch.rank} of {launch.size}{where}; ranks count from 0 to one less than "
                 "their number, and ports from 1 to 65535"
             )
-        return launch
+        if (job := os.environ.get("SLURM_JOB_ID")) is None:
+            return launch
+        # A job may start several runs one after the other, so the identity has the command line.
+        command = zlib.crc32("\0".join(sys.argv[1:]).encode())
+        identity = f"slurm-{os.environ.get('SLURM_CLUSTER_NAME', 'cluster')}-{job}-{command:08x}"
+        return replace(launch, requeues=int(os.environ.get("SLURM_RESTART_COUNT", 0)), identity=identity)
 
 
 def may_be_first() -> bool:
-    """Return whether the innermost launcher may have made this process rank 0.
-
-    For a message that all ranks would print, before it is known which rank this is.
-    """
+    """Return whether this process may be rank 0, for a message before the launch is read."""
     names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
     return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
 
 
-def without_launcher(environment: Environment) -> dict[str, str]:
-    """Return the environment for a new run, without what a launcher says about this process.
-
-    Otherwise runs that two ranks start would take each other for ranks of one run.
-    """
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     whole = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     begins = ("TORCHELASTIC_", "GROUP_", "ROLE_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL")
     return {name: value for name, value in environment.items() if name not in whole and not name.startswith(begins)}
 
 
-# ---- which launcher counts ----------------------------------------------------------------------
-
-
-def _innermost(environment: Environment) -> Launch:
-    # Inside a job of Slurm, torchrun and mpirun start ranks of their own. Slurm's variables are
-    # then those of its task, which holds several ranks.
-    found = [launch for read in (_by_torchrun, _by_mpi, _by_slurm) if (launch := read(environment)) is not None]
-    for number, launch in enumerate(found):
-        if launch.size != 1 or launch.is_elastic:
-            for outer in found[number + 1 :]:
-                _require_one_run(launch, outer, environment)
-            return launch
-    num_tasks = environment.get("SLURM_NTASKS", "1")
-    if num_tasks != "1" and "SLURM_STEP_ID" not in environment:
-        tell(
-            f"this job of Slurm has {num_tasks} tasks, but the program was started without srun or torchrun: this "
-            "process works alone"
-        )
-    return Launch()
-
-
-def _require_one_run(launch: Launch, outer: Launch, environment: Environment) -> None:
-    """Raise UserError if a launcher started this one several times.
-
-    Each of these launches would train alone, if they know nothing of one another.
-    """
-    command, outer_command = _COMMANDS[launch.launcher], _COMMANDS[outer.launcher]
-    if launch.is_elastic:
-        num_met = int(environment.get("GROUP_WORLD_SIZE", outer.size))
-        remedy = f"give torchrun --nnodes={outer.size} and a common --rdzv-endpoint"
-    elif launch.host == _THIS_HOST:
-        num_met, remedy = 1, "start mpirun alone, without srun"
-    else:  # of several hosts, on each of which the outer launcher may have started a part
-        return
-    if outer.size not in (1, num_met):
-        raise UserError(
-            f"{outer_command} started {outer.size} {command}s, but {num_met} of them met, so that several runs would "
-            f"train side by side; {remedy}, start it with one task for each node, or type "
-            f"dist.launcher={launch.launcher} if they are to train apart"
-        )
-
-
-# ---- each launcher ------------------------------------------------------------------------------
-
-
-def _by_torchrun(environment: Environment) -> Launch | None:
-    """Read RANK and WORLD_SIZE, which torchrun sets, Ray Train, and people who need no launcher."""
-    if "RANK" not in environment and "WORLD_SIZE" not in environment:
-        return None
-    is_elastic = "TORCHELASTIC_RESTART_COUNT" in environment
-    # Static rendezvous has no run id. Rank 0 then stays under the same torchrun process through all
-    # restarts, so that this process can serve as the identity.
-    run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
-    identity = run_id if run_id != "none" else f"{socket.gethostname()}-{os.getppid()}"
-    return Launch(
-        launcher="torchrun",
-        rank=_number(environment, "RANK"),
-        size=_number(environment, "WORLD_SIZE"),
-        local_rank=_number(environment, "LOCAL_RANK") if "LOCAL_RANK" in environment else None,
-        host=environment.get("MASTER_ADDR"),
-        port=_number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else None,
-        is_elastic=is_elastic,
-        restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
-        identity=identity if is_elastic else None,
-    )
-
-
-def _by_mpi(environment: Environment) -> Launch | None:
-    """Read the variables of Open MPI's mpirun, or of PMI, which other launchers of MPI set.
-
-    Hydra, which starts MPICH and Intel MPI, also tells how many ranks are on this host.
-    """
-    names = next((each for each in _MPI if each[0] in environment or each[1] in environment), None)
-    in_step = "SLURM_STEP_ID" in environment
-    if names is None:
-        if "PMIX_RANK" in environment and not in_step:
-            raise UserError(
-                f"PMIX_RANK={environment['PMIX_RANK']} is set, but nothing says how many ranks there are; set RANK and "
-                "WORLD_SIZE for each rank, or type dist.launcher=single for a run of one process"
-            )
-        return None
-    rank, size, local_rank, local_size = names
-    if rank == "PMI_RANK" and local_rank not in environment and in_step:
-        return None  # srun --mpi=pmi2 sets PMI's variables beside its own, which say more
-    num_ranks = _number(environment, size)
-    on_one_host = environment.get(local_size) == environment[size]
-    # MPI tells no host. Without MASTER_ADDR, only ranks on one host or in one job of Slurm know
-    # where to meet.
-    in_slurm = _first_host(environment.get("SLURM_JOB_NODELIST", ""))
-    host = environment.get("MASTER_ADDR") or (_THIS_HOST if on_one_host else in_slurm)
-    # On one host, all ranks have a daemon of MPI above them.
-    job = environment.get("PMIX_NAMESPACE") or (_daemon() if on_one_host else environment.get("SLURM_JOB_ID", host))
-    name = f"mpi {job}"
-    return Launch(
-        launcher="mpi",
-        rank=_number(environment, rank),
-        size=num_ranks,
-        local_rank=_number(environment, local_rank) if local_rank in environment else None,
-        host=host,
-        port=_port(environment, name),
-        name=name,
-    )
-
-
-def _daemon() -> int:
-    """Return the process of MPI that started the ranks of this host.
-
-    It is the parent, unless a script stands between.
-    """
-    process = parent = os.getppid()
-    with suppress(OSError, ValueError):  # systems without /proc
-        while process > 1:
-            _, _, rest = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").partition("(")
-            program, _, fields = rest.rpartition(")")
-            if re.match(r"hydra_pmi|pmi_proxy|orted|prted|mpirun|mpiexec", program):
-                return process
-            process = int(fields.split()[1])
-    return parent
-
-
-def _by_slurm(environment: Environment) -> Launch | None:
-    """Read the variables of a task that srun started.
-
-    The batch script itself and the shell of salloc have SLURM_PROCID or SLURM_NTASKS, too, but no
-    step: there is one process, however many tasks the job has.
-    """
-    if "SLURM_STEP_ID" not in environment:
-        return None
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    name = f"slurm {environment.get('SLURM_JOB_ID')}.{environment['SLURM_STEP_ID']}"
-    return Launch(
-        launcher="slurm",
-        rank=_number(environment, "SLURM_PROCID"),
-        size=_number(environment, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"),
-        local_rank=_number(environment, "SLURM_LOCALID"),
-        host=environment.get("MASTER_ADDR") or _first_host(nodes),
-        port=_port(environment, name),
-        name=name,
-    )
-
-
-_READERS: dict[str, Callable[[Environment], Launch | None]] = {
-    "torchrun": _by_torchrun,
-    "slurm": _by_slurm,
-    "mpi": _by_mpi,
-    "single": lambda environment: Launch(),
-}
-_COMMANDS = {"torchrun": "torchrun", "slurm": "srun", "mpi": "mpirun"}
-
-
-# ---- what they have in common -------------------------------------------------------------------
-
-
-def _number(environment: Environment, name: str) -> int:
-    if name not in environment:
-        raise UserError(
-            f"the launcher did not set {name}, so this process does not know which rank it is; set {name}, or type "
-            "dist.launcher=single for a run of one process"
-        )
-    try:
-        return int(environment[name])
-    except ValueError as error:
-        raise UserError(f"the environment variable {name} is {environment[name]!r}; set it to a number") from error
-
-
-def _port(environment: Environment, name: str) -> int:
-    """Return MASTER_PORT, or a port that follows from the name of the launch.
-
-    All ranks compute the same port, and two launches on one host rarely the same.
-    """
-    if "MASTER_PORT" in environment:
-        return _number(environment, "MASTER_PORT")
-    return _FIRST_PORT + zlib.crc32(name.encode()) % _NUM_PORTS
-
-
-def _first_host(nodes: str) -> str | None:
-    """Return the first host of a list of nodes in Slurm's notation, such as gpu[003-006,9],login1.
-
-    Slurm starts rank 0 there.
-    """
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
-    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else None
-
-
-def _with_identity(launch: Launch, environment: Environment) -> Launch:
-    """Add how often Slurm has requeued the job, and an identity of the launch inside the job.
-
-    A job may start several runs one after the other, so the identity contains the command line. A
-    requeued job has the same number and starts the same commands.
-    """
-    job = environment.get("SLURM_JOB_ID")
-    if job is None:
-        return launch
-    command = zlib.crc32("\0".join(sys.argv[1:]).encode())
-    identity = f"slurm-{environment.get('SLURM_CLUSTER_NAME', 'cluster')}-{job}-{command:08x}"
-    return replace(launch, requeues=int(environment.get("SLURM_RESTART_COUNT", 0)), identity=identity)
-
-
 def end_with_launcher(launch: Launch) -> Callable[[], bool]:
     """End this process within a second after its launcher is gone.
 
-    Otherwise the worker would go on beside the run that somebody starts in its place.
-
-    Returns:
-        A function that tells whether the launcher is gone. A fault during that second is most
-        likely a consequence.
+    Otherwise the worker would go on beside the run that somebody starts in its place. Return a
+    function that tells whether the launcher is gone.
     """
     # Somebody who sets RANK by hand may leave the shell, and the ranks go on.
     if not launch.is_elastic and launch.launcher not in ("slurm", "mpi"):
@@ -349,3 +134,162 @@ def end_with_launcher(launch: Launch) -> Callable[[], bool]:
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()
     return is_gone
+
+
+def _innermost() -> Launch:
+    # Inside a job of Slurm, torchrun and mpirun start ranks of their own. Slurm's variables are
+    # then those of its task, which holds several ranks.
+    found = [launch for read in (_by_torchrun, _by_mpi, _by_slurm) if (launch := read()) is not None]
+    for number, launch in enumerate(found):
+        if launch.size != 1 or launch.is_elastic:
+            for outer in found[number + 1 :]:
+                _require_one_run(launch, outer)
+            return launch
+    num_tasks = os.environ.get("SLURM_NTASKS", "1")
+    if num_tasks != "1" and "SLURM_STEP_ID" not in os.environ:
+        tell(
+            f"this job of Slurm has {num_tasks} tasks, but the program was started without srun or torchrun: this "
+            "process works alone"
+        )
+    return Launch()
+
+
+def _require_one_run(launch: Launch, outer: Launch) -> None:
+    """Raise UserError if a launcher started this one several times, so that each trains alone."""
+    command, outer_command = _COMMANDS[launch.launcher], _COMMANDS[outer.launcher]
+    if launch.is_elastic:
+        num_met = int(os.environ.get("GROUP_WORLD_SIZE", outer.size))
+        remedy = f"give torchrun --nnodes={outer.size} and a common --rdzv-endpoint"
+    elif launch.host == _THIS_HOST:
+        num_met, remedy = 1, "start mpirun alone, without srun"
+    else:  # of several hosts, on each of which the outer launcher may have started a part
+        return
+    if outer.size not in (1, num_met):
+        raise UserError(
+            f"{outer_command} started {outer.size} {command}s, but {num_met} of them met, so that several runs would "
+            f"train side by side; {remedy}, start it with one task for each node, or type "
+            f"dist.launcher={launch.launcher} if they are to train apart"
+        )
+
+
+def _by_torchrun() -> Launch | None:
+    """Read RANK and WORLD_SIZE, which torchrun sets, Ray Train, and people who need no launcher."""
+    if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+        return None
+    is_elastic = "TORCHELASTIC_RESTART_COUNT" in os.environ
+    # Static rendezvous has no run id. Rank 0 then stays under the same torchrun process through all
+    # restarts, so that this process can serve as the identity.
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    identity = run_id if run_id != "none" else f"{socket.gethostname()}-{os.getppid()}"
+    return Launch(
+        launcher="torchrun",
+        rank=_number("RANK"),
+        size=_number("WORLD_SIZE"),
+        local_rank=_number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else None,
+        host=os.environ.get("MASTER_ADDR"),
+        port=_number("MASTER_PORT") if "MASTER_PORT" in os.environ else None,
+        is_elastic=is_elastic,
+        restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        identity=identity if is_elastic else None,
+    )
+
+
+def _by_mpi() -> Launch | None:
+    """Read the variables of Open MPI's mpirun, or of PMI, which other launchers of MPI set."""
+    names = next((each for each in _MPI if each[0] in os.environ or each[1] in os.environ), None)
+    in_step = "SLURM_STEP_ID" in os.environ
+    if names is None:
+        if "PMIX_RANK" in os.environ and not in_step:
+            raise UserError(
+                f"PMIX_RANK={os.environ['PMIX_RANK']} is set, but nothing says how many ranks there are; set RANK and "
+                "WORLD_SIZE for each rank, or type dist.launcher=single for a run of one process"
+            )
+        return None
+    rank, size, local_rank, local_size = names
+    if rank == "PMI_RANK" and local_rank not in os.environ and in_step:
+        return None  # srun --mpi=pmi2 sets PMI's variables beside its own, which say more
+    num_ranks = _number(size)
+    on_one_host = os.environ.get(local_size) == os.environ[size]
+    # MPI tells no host. Without MASTER_ADDR, only ranks on one host or in one job of Slurm know
+    # where to meet.
+    in_slurm = _first_host(os.environ.get("SLURM_JOB_NODELIST", ""))
+    host = os.environ.get("MASTER_ADDR") or (_THIS_HOST if on_one_host else in_slurm)
+    # On one host, all ranks have a daemon of MPI above them.
+    job = os.environ.get("PMIX_NAMESPACE") or (_daemon() if on_one_host else os.environ.get("SLURM_JOB_ID", host))
+    name = f"mpi {job}"
+    return Launch(
+        launcher="mpi",
+        rank=_number(rank),
+        size=num_ranks,
+        local_rank=_number(local_rank) if local_rank in os.environ else None,
+        host=host,
+        port=_port(name),
+        name=name,
+    )
+
+
+def _daemon() -> int:
+    """Return the process of MPI that started the ranks of this host: the parent, or above it."""
+    process = parent = os.getppid()
+    with suppress(OSError, ValueError):  # systems without /proc
+        while process > 1:
+            _, _, rest = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").partition("(")
+            program, _, fields = rest.rpartition(")")
+            if re.match(r"hydra_pmi|pmi_proxy|orted|prted|mpirun|mpiexec", program):
+                return process
+            process = int(fields.split()[1])
+    return parent
+
+
+def _by_slurm() -> Launch | None:
+    """Read the variables of a task that srun started.
+
+    The batch script itself and the shell of salloc have some of them, too, but no step.
+    """
+    if "SLURM_STEP_ID" not in os.environ:
+        return None
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
+    name = f"slurm {os.environ.get('SLURM_JOB_ID')}.{os.environ['SLURM_STEP_ID']}"
+    return Launch(
+        launcher="slurm",
+        rank=_number("SLURM_PROCID"),
+        size=_number("SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"),
+        local_rank=_number("SLURM_LOCALID"),
+        host=os.environ.get("MASTER_ADDR") or _first_host(nodes),
+        port=_port(name),
+        name=name,
+    )
+
+
+_READERS: dict[str, Callable[[], Launch | None]] = {
+    "torchrun": _by_torchrun,
+    "slurm": _by_slurm,
+    "mpi": _by_mpi,
+    "single": Launch,
+}
+_COMMANDS = {"torchrun": "torchrun", "slurm": "srun", "mpi": "mpirun"}
+
+
+def _number(name: str) -> int:
+    if name not in os.environ:
+        raise UserError(
+            f"the launcher did not set {name}, so this process does not know which rank it is; set {name}, or type "
+            "dist.launcher=single for a run of one process"
+        )
+    try:
+        return int(os.environ[name])
+    except ValueError as error:
+        raise UserError(f"the environment variable {name} is {os.environ[name]!r}; set it to a number") from error
+
+
+def _port(name: str) -> int:
+    """Return MASTER_PORT, or a port that follows from the name of the launch."""
+    if "MASTER_PORT" in os.environ:
+        return _number("MASTER_PORT")
+    return _FIRST_PORT + zlib.crc32(name.encode()) % _NUM_PORTS
+
+
+def _first_host(nodes: str) -> str | None:
+    """Return the first host of a list of nodes such as gpu[003-006,9],login1: that of rank 0."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else None

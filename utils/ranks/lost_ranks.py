@@ -20,10 +20,7 @@ T = TypeVar("T")
 
 
 def is_lost_peer(error: Exception) -> bool:
-    """Return whether ranks lost contact; False if something failed on this rank.
-
-    The message of the error decides, because the errors of gloo and NCCL have no class in common.
-    """
+    """Return whether ranks lost contact; the errors of gloo and NCCL have no class in common."""
     return any(word in str(error) for word in ("gloo", "Gloo", "NCCL", "nccl"))
 
 
@@ -33,7 +30,6 @@ def report_first(what: str, world: World) -> bool:
 
 
 def is_reported(what: str, world: World) -> bool:
-    """Return whether a rank called `report_first`."""
     return world.size > 1 and _asked(lambda store: store.check([what])) is True
 
 
@@ -57,19 +53,16 @@ def _asked(question: Callable[[Store], T], limit_s: float = 2.0) -> T | None:
 def silent_ranks(world: World, error: Exception) -> list[str]:
     """Return a line for each rank that lost contact and does not report a fault itself.
 
-    The error of a lost contact holds at most an address, so the ranks call a roll: each writes its
-    fault into the store where the ranks met, and the ranks that write nothing are named. After a
-    fault of another kind the list is empty. docs/reliability.md has more.
+    Each rank writes its fault into the store where the ranks met (docs/reliability.md).
     """
     if world.size == 1:
         return []
-    text = str(error)
-    late = "imed out" in text
+    late = "imed out" in str(error)
     silent: list[int] | None = None
 
     def call_the_roll(store: Store) -> None:
         nonlocal silent
-        store.set(f"fault/{world.rank}", text[:200])
+        store.set(f"fault/{world.rank}", str(error)[:200])
         if not is_lost_peer(error):
             silent = []
             return

@@ -30,10 +30,6 @@ class Patience:
     def left_s(self) -> float:
         return self._until - time.monotonic()
 
-    @property
-    def is_over(self) -> bool:
-        return self.left_s < 0
-
     def __str__(self) -> str:
         return f"within {self.timeout_s:g} s; dist.start_timeout_s sets how long ranks wait"
 
@@ -51,7 +47,6 @@ def agents_store(timeout: timedelta) -> Store | None:
 
 
 def require_meeting_point(launch: Launch, config: MeetingConfig) -> None:
-    """Raise UserError if there are several ranks, and nothing says where they meet."""
     if launch.size > 1 and config.init_method == "env" and not (launch.host and launch.port):
         how = " (Open MPI: mpirun -x MASTER_ADDR=...; MPICH: -genv MASTER_ADDR ...)" if launch.launcher == "mpi" else ""
         raise UserError(
@@ -68,12 +63,7 @@ def meeting_point(launch: Launch, config: MeetingConfig) -> str:
 
 
 def open_store(launch: Launch, config: MeetingConfig, patience: Patience) -> Store:
-    """Open the store of the ranks: rank 0 serves it, and the others wait for it. Every rank.
-
-    Raises:
-        UserError: The port or the name of the host can't be used.
-        MissingRank: Rank 0 did not come in time.
-    """
+    """Open the store of the ranks: rank 0 serves it, and the others wait for it. Every rank."""
     where = meeting_point(launch, config)
     if config.init_method.startswith("file://"):
         with file_errors():
@@ -85,8 +75,24 @@ def open_store(launch: Launch, config: MeetingConfig, patience: Patience) -> Sto
         _await_server(host, int(port), patience)
     else:  # others find out whether the address leads here
         host = "localhost"
+    opened: Future[TCPStore] = Future()
+
+    def open_it() -> None:
+        try:
+            timeout, is_server = timedelta(seconds=patience.timeout_s), launch.rank == 0
+            opened.set_result(TCPStore(host, int(port), is_master=is_server, timeout=timeout, wait_for_workers=False))
+        except Exception as error:
+            opened.set_exception(error)
+
+    # In a thread, because a client never returns if another program answers at the port.
+    threading.Thread(target=open_it, name="meeting point", daemon=True).start()
     try:
-        store = _tcp_store(host, int(port), patience, is_server=launch.rank == 0)
+        store = opened.result(max(1.0, patience.left_s))
+    except TimeoutError as error:
+        raise MissingRank(
+            f"rank 0 did not come within {patience.timeout_s:g} s: another program answers at {host}:{port}; set "
+            "MASTER_PORT to a free port for all ranks"
+        ) from error
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise
@@ -97,41 +103,11 @@ def open_store(launch: Launch, config: MeetingConfig, patience: Patience) -> Sto
     return PrefixStore(launch.name, store) if launch.name else store
 
 
-def _tcp_store(host: str, port: int, patience: Patience, *, is_server: bool) -> TCPStore:
-    """Open the store in a thread: if another program answers at the port, a client never returns.
-
-    Raises:
-        MissingRank: Something answers at the port, but not rank 0.
-    """
-    opened: Future[TCPStore] = Future()
-
-    def open_it() -> None:
-        try:
-            timeout = timedelta(seconds=patience.timeout_s)
-            opened.set_result(TCPStore(host, port, is_master=is_server, timeout=timeout, wait_for_workers=False))
-        except Exception as error:
-            opened.set_exception(error)
-
-    threading.Thread(target=open_it, name="meeting point", daemon=True).start()
-    try:
-        return opened.result(max(1.0, patience.left_s))
-    except TimeoutError as error:
-        raise MissingRank(
-            f"rank 0 did not come within {patience.timeout_s:g} s: another program answers at {host}:{port}; set "
-            "MASTER_PORT to a free port for all ranks"
-        ) from error
-
-
 def _await_server(host: str, port: int, patience: Patience) -> None:
     """Wait until something answers at an address.
 
     TCPStore would wait, too, but it does not let Ctrl-C through, and prints each attempt.
-
-    Raises:
-        UserError: The host is not known here.
-        MissingRank: Nothing answers.
     """
-    last = ""
     while True:
         try:
             socket.create_connection((host, port), timeout=max(0.1, min(5.0, patience.left_s))).close()
@@ -142,9 +118,11 @@ def _await_server(host: str, port: int, patience: Patience) -> None:
                 f"({error.strerror}); set MASTER_ADDR to a name or address of rank 0's host that all hosts know"
             ) from error
         except OSError as error:
-            last = error.strerror or str(error)
-        if patience.is_over:
-            raise MissingRank(f"rank 0 does not answer at {host}:{port} ({last}); it did not come {patience}")
+            if patience.left_s < 0:
+                said = error.strerror or error
+                raise MissingRank(
+                    f"rank 0 does not answer at {host}:{port} ({said}); it did not come {patience}"
+                ) from error
         time.sleep(0.1)
 
 
@@ -156,21 +134,11 @@ def store_of_this_attempt(store: Store, rank: int, size: int, patience: Patience
     names the attempt on all hosts. So rank 0 draws a name, and each rank asks for the name with a
     ticket of its own. A ticket may come from a rank of an earlier attempt, so rank 0 answers
     tickets until all ranks have arrived. Then it lets all of them go on.
-
-    Raises:
-        MissingRank: Not all ranks arrived in time. The message names those that did not.
     """
     own = uuid.uuid4().hex
     if rank == 0:
-        missing = _receive(store, own, size, patience)
-        if not missing:
-            store.set(f"{own}/all here", "")
-            return PrefixStore(own, store)
-        named = ", ".join(f"rank {other}" for other in missing[:20]) + (" and others" if missing[20:] else "")
-        said = f"{named} of {size} did not come {patience}"
-        store.set(f"{own}/missing", said)
-        time.sleep(_TO_READ_S)  # the store may end together with this rank
-        raise MissingRank(said)
+        _receive(store, own, size, patience)
+        return PrefixStore(own, store)
 
     def is_there(key: str) -> bool:
         try:
@@ -180,7 +148,7 @@ def store_of_this_attempt(store: Store, rank: int, size: int, patience: Patience
 
     store.set(f"ticket/{rank}", own)
     while not is_there(f"attempt/{own}"):
-        if patience.is_over:
+        if patience.left_s < 0:
             raise MissingRank(f"rank 0 did not come {patience}")
         time.sleep(0.02)
     name = store.get(f"attempt/{own}").decode()
@@ -194,12 +162,8 @@ def store_of_this_attempt(store: Store, rank: int, size: int, patience: Patience
     return PrefixStore(name, store)
 
 
-def _receive(store: Store, own: str, size: int, patience: Patience) -> list[int]:
-    """Answer tickets with the name of this attempt until all ranks have arrived. For rank 0.
-
-    Returns:
-        The ranks that did not arrive in time.
-    """
+def _receive(store: Store, own: str, size: int, patience: Patience) -> None:
+    """Answer tickets with the name of this attempt until all ranks have arrived. For rank 0."""
     answered: dict[int, str] = {}
 
     def has_come(other: int) -> bool:
@@ -212,7 +176,11 @@ def _receive(store: Store, own: str, size: int, patience: Patience) -> list[int]
         return bool(store.check([f"{own}/arrived/{ticket}"]))
 
     while missing := [other for other in range(1, size) if not has_come(other)]:
-        if patience.is_over:
-            break
+        if patience.left_s < 0:
+            named = ", ".join(f"rank {other}" for other in missing[:20]) + (" and others" if missing[20:] else "")
+            said = f"{named} of {size} did not come {patience}"
+            store.set(f"{own}/missing", said)
+            time.sleep(_TO_READ_S)  # the store may end together with this rank
+            raise MissingRank(said)
         time.sleep(0.02)
-    return missing
+    store.set(f"{own}/all here", "")

@@ -13,17 +13,16 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @torch.no_grad()
 def require_same_replicas(tensors: Mapping[str, Tensor], step: int, world: World) -> None:
-    """Compare a checksum of each tensor among the ranks that hold the tensor. Every rank.
+    """Raise RuntimeError, which names the ranks, where copies of a tensor differ. Every rank.
 
-    The parts of a DTensor are compared one by one. The host waits for the device once.
-
-    Raises:
-        RuntimeError: Some ranks differ. Every rank raises it, and it names those ranks.
+    The parts of a DTensor are compared one by one.
     """
     if world.size == 1 or not tensors:
         return
     # Moved to one device, because offloaded weights lie on the host and all others on the device.
-    sums = torch.stack([_checksum(local_part(tensor)).to(world.device) for tensor in tensors.values()]).tolist()
+    parts = [local_part(tensor).contiguous() for tensor in tensors.values()]
+    bits = [part.view(_INTEGERS[part.element_size()]).sum(dtype=torch.int64).to(world.device) for part in parts]
+    sums = torch.stack(bits).tolist()
     own = {(name, _part(tensor)): value for (name, tensor), value in zip(tensors.items(), sums, strict=True)}
     of_ranks = world.gather_objects(own)
     for key in sorted({key for of_rank in of_ranks for key in of_rank}):
@@ -38,11 +37,6 @@ def require_same_replicas(tensors: Mapping[str, Tensor], step: int, world: World
                 f"{said} in {key[0]} at step {step}, though they are to hold the same: memory, a device or its driver "
                 "is at fault; unlike devices may also round differently (check_replicas_every_n_steps=null)"
             )
-
-
-def _checksum(tensor: Tensor) -> Tensor:
-    """Return the sum of the tensor's bits read as integers, which wraps around; int64 ()."""
-    return tensor.contiguous().view(_INTEGERS[tensor.element_size()]).sum(dtype=torch.int64)
 
 
 def _part(tensor: Tensor) -> tuple[int, ...]:

@@ -13,19 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from utils.errors import UserError
 from utils.ranks.config import DEFAULT_MEETING, Axes, DeviceName, DistConfig, MeetingConfig
 from utils.ranks.launch import Launch
-from utils.ranks.place import Place
 from utils.ranks.rendezvous import Patience, agents_store, open_store, store_of_this_attempt
-from utils.ranks.world import BEGUN, World
+from utils.ranks.world import BEGUN, Place, World
 
 _THREAD_TIMEOUT = timedelta(minutes=30)
 
 
 def join_ranks(launch: Launch | None = None, config: MeetingConfig = DEFAULT_MEETING) -> World:
     """Connect to the other ranks on the host. `connect_devices` connects the devices afterwards.
-
-    Args:
-        launch: what the launcher says; None: read the environment.
-        config: how ranks find one another.
 
     Raises:
         UserError: It is not known where the ranks meet, or they can't meet there.
@@ -84,11 +79,7 @@ def connect_devices(
     """Return this world on a device, with all its process groups. Every rank.
 
     Args:
-        config: None: the defaults, for programs of one process.
         axes: the layout of the ranks for strategies with a mesh; None: each rank has its own slots.
-
-    Raises:
-        UserError: The device or backend is not available, or `config` does not fit the ranks.
     """
     config = config or DistConfig(
         **world.meeting.model_dump(), backend="auto", timeout_s=600, num_threads=None, rank_weights=[]
@@ -102,9 +93,15 @@ def connect_devices(
                     f"on the command line of every rank, or leave dist.{key}={used}"
                 )
         device = _pick_device(name, world.launch.local_rank or 0)
-    cards = world.gather_objects(_card(device))
+    cards = world.gather_objects(str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None)
     with world.shared_errors():
-        _require_own_cards(cards, config.backend, world)
+        sharing = [rank for rank, card in enumerate(cards) if card is not None and cards.index(card) < rank]
+        if sharing and config.backend != "gloo":
+            first = cards.index(cards[sharing[0]])
+            raise UserError(
+                f"ranks {first} and {sharing[0]} share a CUDA device on {world.places[first].host}, which NCCL "
+                "refuses; start fewer ranks there (torchrun --nproc-per-node), or take dist.backend=gloo to share"
+            )
         backend = _pick_backend(config.backend, device)
         weights = pick_weights(config.rank_weights, world.size // (axes or Axes()).model)
     if config.num_threads is not None:
@@ -136,30 +133,34 @@ def _with_groups(world: World, backend: str, axes: Axes) -> World:
     if is_nccl:
         heartbeat_s = max(480, int(device_timeout.total_seconds()) + 60)  # 480 is PyTorch's own value
         os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(heartbeat_s))
-    groups = {
-        "host": dist.new_group(backend="gloo", timeout=timeout),
-        # With a device, NCCL connects all ranks here, where a missing rank is noticed, and not in
-        # the first step. Its other groups connect when they are used, since some never are.
-        "device": dist.new_group(backend=backend, timeout=device_timeout, device_id=device if is_nccl else None),
-        "thread": dist.new_group(backend="gloo", timeout=timeout),
-    }
+    host_group = dist.new_group(backend="gloo", timeout=timeout)
+    # With a device, NCCL connects all ranks here, where a missing rank is noticed, and not in the
+    # first step. Its other groups connect when they are used, since some never are.
+    device_group = dist.new_group(backend=backend, timeout=device_timeout, device_id=device if is_nccl else None)
+    thread_group = dist.new_group(backend="gloo", timeout=timeout)
     # The thread waits for disks, which may take longer than dist.timeout_s.
-    dist.distributed_c10d._set_pg_timeout(_THREAD_TIMEOUT, groups["thread"])
+    dist.distributed_c10d._set_pg_timeout(_THREAD_TIMEOUT, thread_group)
     ranks_RSM = torch.arange(world.size).view(axes.replicate, axes.shard, axes.model)
-    data_ranks = list(ranks_RSM.flatten(0, 1).unbind(1))
+
+    def own_group(lines: Tensor, backend: str, timeout: timedelta) -> dist.ProcessGroup:
+        """Make one group for each line of ranks, and return the group of this rank."""
+        (ranks,) = (line for line in lines.tolist() if world.rank in line)
+        return dist.new_group(ranks, timeout, backend, use_local_synchronization=True)
+
+    data_ranks = ranks_RSM.flatten(0, 1).T
     return replace(
         world,
         backend=backend,
-        host_group=groups["host"],
-        device_group=groups["device"],
-        thread_group=groups["thread"],
-        data_group=_own_group(world, data_ranks, backend, device_timeout),
-        host_data_group=_own_group(world, data_ranks, "gloo", timeout),
+        host_group=host_group,
+        device_group=device_group,
+        thread_group=thread_group,
+        data_group=own_group(data_ranks, backend, device_timeout),
+        host_data_group=own_group(data_ranks, "gloo", timeout),
         data_rank=world.rank // axes.model,
         data_size=world.size // axes.model,
         mesh=DeviceMesh.from_group(
             [
-                _own_group(world, list(lines.flatten(0, 1)), backend, device_timeout)
+                own_group(lines.flatten(0, 1), backend, device_timeout)
                 for lines in (ranks_RSM.permute(1, 2, 0), ranks_RSM.permute(0, 2, 1), ranks_RSM)
             ],
             device.type,
@@ -167,15 +168,6 @@ def _with_groups(world: World, backend: str, axes: Axes) -> World:
             mesh_dim_names=("replicate", "shard", "model"),
         ),
     )
-
-
-def _own_group(world: World, lines: list[Tensor], backend: str, timeout: timedelta) -> dist.ProcessGroup:
-    """Make one group for each line of ranks, and return this rank's. Every rank.
-
-    Each rank is in exactly one line, and waits only for the ranks of that line.
-    """
-    (ranks,) = (line.tolist() for line in lines if world.rank in line)
-    return dist.new_group(ranks, timeout, backend, use_local_synchronization=True)
 
 
 def _pick_device(name: DeviceName, local_rank: int) -> torch.device:
@@ -192,27 +184,7 @@ def _pick_device(name: DeviceName, local_rank: int) -> torch.device:
     return torch.device(name)
 
 
-def _card(device: torch.device) -> str | None:
-    """Return what tells the card of this rank from all others; None without CUDA."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
-
-
-def _require_own_cards(cards: list[str | None], backend: str, world: World) -> None:
-    """Raise UserError if ranks share a card, which only gloo can do."""
-    sharing = [rank for rank, card in enumerate(cards) if card is not None and cards.index(card) < rank]
-    if sharing and backend != "gloo":
-        first = cards.index(cards[sharing[0]])
-        raise UserError(
-            f"ranks {first} and {sharing[0]} share a CUDA device on {world.places[first].host}, which NCCL refuses; "
-            "start fewer ranks there (torchrun --nproc-per-node), or take dist.backend=gloo to share"
-        )
-
-
 def _pick_backend(name: str, device: torch.device) -> str:
-    """Return the backend for tensors, as torch.distributed names it.
-
-    On CUDA it also carries tensors in host memory, because offloaded weights lie there.
-    """
     if name == "nccl" and device.type != "cuda":
         raise UserError(
             f"dist.backend=nccl moves data between CUDA devices, but this run is on {device.type}; use gloo"

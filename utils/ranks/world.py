@@ -1,17 +1,20 @@
 """The ranks of a run, and all collectives by which they communicate.
 
-Each collective does nothing in a world of one, so that callers never branch on the number of ranks.
-All ranks must call a method marked "Every rank": if one rank leaves it out, the run hangs.
+Each collective does nothing in a world of one. All ranks must call a method marked "Every rank": if
+one rank leaves it out, the run hangs.
 """
 
+import os
+import socket
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
@@ -23,7 +26,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from utils.errors import UserError
 from utils.ranks.config import DEFAULT_MEETING, MeetingConfig
 from utils.ranks.launch import Launch
-from utils.ranks.place import Place
 from utils.text import for_a_terminal
 
 if TYPE_CHECKING:
@@ -35,20 +37,50 @@ BEGUN = "begun"  # key in torchrun's store: how often ranks have begun to train 
 
 
 @dataclass(frozen=True)
+class Place:
+    pid: int
+    host: str
+    pid_namespace: str  # containers may share a host name without seeing each other's processes
+    cores: frozenset[int] = frozenset()  # empty if the system does not tell
+
+    @staticmethod
+    def here() -> "Place":
+        namespace = Path("/proc/self/ns/pid")
+        return Place(
+            os.getpid(),
+            socket.gethostname(),
+            os.readlink(namespace) if namespace.is_symlink() else "",
+            frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset(),
+        )
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    def shares_host_with(self, other: "Place") -> bool:
+        """Return whether both processes are on one host, and see each other there."""
+        return (self.host, self.pid_namespace) == (other.host, other.pid_namespace)
+
+    @property
+    def is_near(self) -> bool:
+        return self.shares_host_with(Place.here())
+
+    @property
+    def is_gone(self) -> bool:
+        try:
+            with suppress(PermissionError):  # the process exists and belongs to another user
+                if self.is_near:
+                    os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+
+@dataclass(frozen=True)
 class World:
     """The processes of one run.
 
-    All groups are made before training begins. While ranks make a group, they wait for one another
-    in the store, which does not notice that a rank was killed. A finished group notices it
-    (docs/reliability.md).
-
-    Attributes:
-        host_group: carries objects and flags (gloo).
-        device_group: carries tensors.
-        data_group: carries tensors among the ranks that together hold the global batch once.
-        host_data_group: carries objects among the same ranks (gloo).
-        thread_group: for one thread beside the main thread (gloo). The thread needs a group of its
-            own, because all ranks must start the collectives of a group in the same order.
+    All groups are made before training begins: a rank that is killed while ranks make a group is
+    not noticed (docs/reliability.md).
     """
 
     rank: int = 0
@@ -56,10 +88,12 @@ class World:
     places: tuple[Place, ...] = field(default_factory=lambda: (Place.here(),))  # of each rank
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     backend: str = ""  # what carries tensors between devices; empty without process groups
-    host_group: dist.ProcessGroup | None = None
-    device_group: dist.ProcessGroup | None = None
-    data_group: dist.ProcessGroup | None = None
-    host_data_group: dist.ProcessGroup | None = None
+    host_group: dist.ProcessGroup | None = None  # carries objects and flags (gloo)
+    device_group: dist.ProcessGroup | None = None  # carries tensors
+    data_group: dist.ProcessGroup | None = None  # the ranks that together hold the global batch once
+    host_data_group: dist.ProcessGroup | None = None  # the same ranks, for objects (gloo)
+    # For one thread beside the main thread (gloo). All ranks must start the collectives of a group
+    # in the same order, so the thread needs a group of its own.
     thread_group: dist.ProcessGroup | None = None
     data_rank: int = 0  # the number of this rank's share of the slots
     data_size: int = 1  # the number of shares
@@ -75,10 +109,7 @@ class World:
         return World(device=torch.device(device))
 
     def note_beginning(self) -> None:
-        """Note in torchrun's store that this attempt begins to train. For rank 0.
-
-        A later attempt of the same launch then resumes the run.
-        """
+        """Let a later attempt of the same launch resume the run. For rank 0."""
         if self.launch_store is not None:
             self.launch_store.add(BEGUN, 1)
 
@@ -93,57 +124,35 @@ class World:
 
     @property
     def is_first_of_share(self) -> bool:
-        """Whether this rank is the first of the ranks with its slots.
-
-        The first writes for all of them.
-        """
+        """Whether this rank is the first with its slots, which writes for all of them."""
         return self.rank % self.ranks_per_share == 0
 
     @property
     def ranks_on_my_cores(self) -> int:
-        """How many ranks share the cores of this rank.
-
-        A launcher may bind each rank to cores of its own, as mpirun does.
-        """
+        """How many ranks share the cores of this rank. mpirun binds each rank to its own."""
         own = self.places[self.rank]
         return sum(own.shares_host_with(other) and own.cores == other.cores for other in self.places)
 
     def slice_of(self, num_slots: int) -> slice:
-        """Return this rank's contiguous share of `num_slots`, in proportion to its weight.
-
-        Shares come in the order of ranks. Ranks that hold parts of the same model have the same
-        share.
-        """
+        """Return this rank's contiguous share of `num_slots`, in proportion to its weight."""
         return shares(self.share_weights, num_slots)[self.data_rank]
 
     def to_device(self, tensor: Tensor) -> Tensor:
-        """Copy a tensor from host memory to the device without waiting for the copy.
-
-        On CUDA the tensor is pinned first, because a copy from pageable memory may wait.
-        """
+        # A copy from pageable memory may wait.
         pinned = tensor.pin_memory() if self.device.type == "cuda" else tensor
         return pinned.to(self.device, non_blocking=True)
 
     def enter_thread(self) -> None:
-        """Let a new thread use the device of this rank. Each thread that touches tensors calls it.
-
-        Every thread begins with CUDA's first card. There a rank with another card would open a
-        second context, which takes half a gigabyte.
-        """
+        """Let a new thread use this rank's card. Otherwise it opens a context on the first card."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
     def wait_for_device(self) -> None:
-        """Wait until the device has finished its work, for a clock or a copy."""
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
     def await_peers(self) -> None:
-        """Wait for the other ranks before a wait for a collective on the device. Every rank.
-
-        If a rank is missing, the wait on the host can name it. NCCL's watchdog would end the
-        process without a message.
-        """
+        """Wait on the host, which can name a missing rank, before the device. Every rank."""
         if self.device.type != "cpu":
             self.barrier()
 
@@ -171,8 +180,7 @@ class World:
         """Return the rows of all shares, concatenated in the order of slots. Every rank.
 
         Args:
-            num_rows: the total number of rows, of which each rank holds its `slice_of`; None: each
-                rank holds the same number.
+            num_rows: of which each rank holds its `slice_of`; None: all ranks hold equally many.
         """
         if self.data_size == 1:
             return tensor
@@ -186,10 +194,7 @@ class World:
         return torch.cat([part[:count] for part, count in zip(rows, counts, strict=True)] if counts else rows)
 
     def one_by_one(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the named tensors of rank 0, one after another, in host memory. Every rank.
-
-        Only rank 0 looks at its argument.
-        """
+        """Yield the named tensors of rank 0, one after another, in host memory. Every rank."""
         of_main = iter(tensors)
         while True:
             name, tensor = next(of_main, ("", None)) if self.is_main else ("", None)
@@ -227,10 +232,7 @@ class World:
         return values
 
     def gather_to_main(self, value: T) -> list[T] | None:
-        """Return the value of each share, in order, on rank 0; None on other ranks. Every rank.
-
-        For values that are too large to lie on every rank.
-        """
+        """Return the value of each share, in order, on rank 0; None on other ranks. Every rank."""
         if self.data_size == 1:
             return [value] if self.is_main else None
         values: list[Any] | None = [None] * self.data_size if self.data_rank == 0 else None
@@ -259,10 +261,8 @@ class World:
     def shared_errors(self) -> Iterator[None]:
         """Raise a UserError on all ranks if one rank raises it inside. Every rank.
 
-        Any other error is a fault. It leaves this rank alone, with its traceback, and the others
-        find that they lost a peer.
-
-        No collective may stand inside, because a rank that failed never reaches it.
+        Other errors leave this rank alone. No collective may stand inside, because a rank that
+        failed never reaches it.
         """
         mistake = cause = None
         try:
@@ -280,23 +280,18 @@ class World:
 def is_dtensor(tensor: Tensor) -> "TypeGuard[DTensor]":
     """Return whether each rank holds only a part of the tensor.
 
-    To import DTensor takes half as long as to import torch, and few runs need it. In a process that
-    has not imported it, no tensor can be one.
+    Importing DTensor takes half as long as importing torch, and few runs need it.
     """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor. It shares its memory with the tensor."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 @lru_cache(maxsize=64)  # each step asks for the same few numbers
 def shares(weights: tuple[Fraction, ...], num_slots: int) -> list[slice]:
-    """Divide slots into one contiguous share for each weight, in proportion to the weights.
-
-    The shares of equal weights differ by at most one slot.
-    """
+    """Divide slots into one contiguous share for each weight, in proportion to the weights."""
     ends = [int(part * num_slots / sum(weights)) for part in accumulate(weights, initial=Fraction(0))]
     return [slice(first, end) for first, end in pairwise(ends)]

@@ -140,10 +140,7 @@ def train(
 
 
 def layout_of(world: World, name: str, arch: str = "hrm", num_parts: int = 1, **options: Any) -> tuple[Layout, World]:
-    """Lay out a small model, which gets its values when the ranks have divided it.
-
-    An option that the strategy does not have is an option of the architecture.
-    """
+    """Lay out a small model, which gets its values when the ranks have divided it."""
     config = config_of(name, **{key: options.pop(key) for key in list(options) if key in KEYS[name]})
     world = connect_devices(world, "cpu", DIST, axes=config.axes(world.size))
     whole = model_of(arch, **options)

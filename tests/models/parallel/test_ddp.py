@@ -30,10 +30,7 @@ def _equal(found: Found, expected: Found, steps: slice) -> None:
 
 
 def _check_resume(world: World) -> None:
-    """Train five steps in one layout, and the last two steps again in a second layout.
-
-    The second layout starts from the weights after three steps. Both must end with the same bits.
-    """
+    """Train five steps in one layout, and the last two steps again in a second layout."""
     options: dict[str, Any] = {"bucket_cap_mb": 0.05}  # small enough for several buckets
     layout, world = layout_of(world, "ddp", **options)
     carry, _ = train(layout, world, start(layout.model, world), range(3))
@@ -47,11 +44,7 @@ def _check_resume(world: World) -> None:
 
 
 def test_a_fresh_layout_resumes_bit_for_bit() -> None:
-    """A fresh layout continues a run with the same bits.
-
-    This is not obvious, because DDP rebuilds its buckets after the first backward pass. With 4
-    ranks the order of summation depends on the buckets.
-    """
+    """A fresh layout continues a run with the same bits."""
     run_ranks(_check_resume, 4)
 
 

@@ -19,7 +19,7 @@ from models.losses import act_loss
 from models.parallel.pipeline import PipelineConfig
 from models.parallel.pipeline_puzzles import PuzzlePipelineLayout
 from tests.models.helpers import ARCH_NAMES, RECURRENT, SEQ_LEN, VOCAB_SIZE, random_batch, small_config, small_model
-from tests.models.parallel.helpers import whole, whole_weights
+from tests.models.parallel.helpers import config_of, whole, whole_weights
 from tests.spawn import run_ranks
 from tests.utils.ranks.helpers import dist_config
 from utils.batch import Batch
@@ -39,16 +39,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def _config(**changes: Any) -> PipelineConfig:
-    options = {
-        "name": "pipeline",
-        "puzzle_table": "replicated",
-        "stages": None,
-        "shard": 1,
-        "microbatches": 4,
-        "schedule": "gpipe",
-        "stages_per_rank": None,
-    }
-    return PipelineConfig.model_validate(options | changes)
+    config = config_of("pipeline", **({"microbatches": 4, "schedule": "gpipe"} | changes))
+    assert isinstance(config, PipelineConfig)
+    return config
 
 
 def _stack(**changes: Any) -> RecursiveModel:
@@ -74,11 +67,7 @@ LOSS = small_config("transformer").loss
 
 @dataclass
 class _Step:
-    """The results of one step.
-
-    They are of one process, or of a rank: its slots, the sums over all slots, and the gradients of
-    its stages.
-    """
+    """The results of one step."""
 
     carry: Carry
     sums: Tensor
@@ -357,7 +346,3 @@ def test_a_recurrent_model_is_refused_with_the_reason(name: str) -> None:
 def test_too_few_blocks_are_refused(num_layers: int, schedule: str, num_ranks: int, advice: str) -> None:
     with pytest.raises(ValueError, match=f"arch.num_layers is {num_layers}, .*{advice}"):
         _config(schedule=schedule).require_support(_stack(num_layers=num_layers), World(size=num_ranks))
-
-
-def test_one_block_for_each_stage_is_enough() -> None:
-    _config(schedule="interleaved", stages_per_rank=3).require_support(_stack(num_layers=6), World(size=2))

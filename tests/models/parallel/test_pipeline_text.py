@@ -171,14 +171,3 @@ def test_a_head_with_the_weights_of_the_embedding_is_refused() -> None:
     model = make_model(make_config(GPTConfig, tie_head=True))
     with pytest.raises(UserError, match=r"arch.tie_head=true gives them the same weights; set it to false"):
         _config().require_support(model, World(size=2))
-
-
-def test_too_few_blocks_are_refused() -> None:
-    model = make_model(make_config(GPTConfig, num_layers=3))
-    with pytest.raises(UserError, match=r"arch.num_layers is 3, .* take 4 layers or more, or parallel.stages=2"):
-        _config().require_support(model, World(size=4))
-
-
-def test_microbatches_must_divide_the_rows() -> None:
-    with pytest.raises(UserError, match=r"6 rows of a pipeline .*microbatches=8 .*take 8 rows of rows_per_step"):
-        _config().require_parts(6, 1, key="rows_per_step", slots="rows")

@@ -38,13 +38,6 @@ def test_the_cache_changes_nothing(arch: type[TextConfig], options: dict[str, An
         assert new == expected_TV.argmax(-1).tolist()
 
 
-def test_prompts_do_not_see_one_another() -> None:
-    model = make_model(make_config(HRMTextConfig))
-    together, _ = greedy(model, PROMPTS, NUM_NEW)
-    alone = [greedy(model, [prompt], NUM_NEW)[0][0].tolist() for prompt in PROMPTS]
-    assert together.tolist() == alone
-
-
 def test_the_beginning_of_a_text_is_read_as_in_training_on_text() -> None:
     """A sample of text has a prefix of one token, and the rest sees what is before it."""
     model = make_model(make_config(HRMTextConfig))

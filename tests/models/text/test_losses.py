@@ -74,13 +74,6 @@ def test_the_logits_never_lie_in_memory_whole(monkeypatch: pytest.MonkeyPatch) -
     assert largest.size == 64 * VOCAB_SIZE < NUM_TOKENS * VOCAB_SIZE / 7
 
 
-def test_without_gradient_there_is_nothing_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "MOST_LOGITS", 64 * VOCAB_SIZE)
-    with torch.no_grad(), _Largest() as largest:
-        _loss(*_inputs())
-    assert largest.size == 64 * VOCAB_SIZE
-
-
 def test_sums_count_tokens_and_whole_sequences() -> None:
     packing = Packing([(2, 2), (1, 1), (2, 0), (1, 2)], 12)
     labels_N = torch.tensor([IGNORE, 5, 6, 7, 1, 2, IGNORE, IGNORE, 3, 4, IGNORE, IGNORE])

@@ -94,14 +94,6 @@ def test_the_embedding_has_a_gradient_only_where_a_call_with_gradient_sees_it(
     assert (model.embed_tokens.weight.grad is not None) == has_gradient
 
 
-def test_the_forward_result_does_not_depend_on_the_calls_with_gradient() -> None:
-    model = make_model(make_config(HRMTextConfig))
-    inputs_N, _, positions_N = make_row()
-    packing = Packing(SEQUENCES, NUM_TOKENS)
-    few, many = (model.hidden(inputs_N, positions_N, packing, CallCounts(H=n, L=n)) for n in (1, 2))
-    assert torch.equal(few, many)
-
-
 @pytest.mark.parametrize("arch", ARCHS)
 def test_bfloat16_is_close_to_float32(arch: type[TextConfig]) -> None:
     exact, rounded = (make_model(make_config(arch, forward_dtype=dtype)) for dtype in ("float32", "bfloat16"))

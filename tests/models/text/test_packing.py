@@ -70,10 +70,6 @@ def test_scores_are_only_computed_for_sequences_of_similar_length() -> None:
     assert sum(group.places_BL.numel() for group in batches.groups) <= 2 * 4000
 
 
-def test_the_sequence_of_each_token_is_known() -> None:
-    assert Packing([(2, 1), (1, 0)], 6).sequence_N.tolist() == [0, 0, 0, 1, 2, 2]
-
-
 @both_kernels
 def test_a_copy_of_the_packing_attends_alike(kernel: Kernel) -> None:
     """The loader copies packings to the device; nothing may stay behind or be changed in place."""

@@ -34,22 +34,8 @@ def test_time_of_steps_without_pauses(now: SimpleNamespace) -> None:
     assert rows == [pytest.approx(expected), pytest.approx(expected)]
 
 
-def test_an_exception_in_a_pause_is_passed_on(now: SimpleNamespace) -> None:
-    clock = StepClock()
-    with pytest.raises(KeyError), clock.paused():
-        raise KeyError
-
-
-def test_batches_pass_unchanged() -> None:
-    assert list(StepClock().timing_data(iter("abc"))) == ["a", "b", "c"]
-
-
 def test_evaluations_get_their_share_of_the_time(now: SimpleNamespace) -> None:
-    """The share is a fifth of all time: 20 s after 80 s of training.
-
-    A later evaluation gets a fifth of the time since, less the time that earlier evaluations took
-    too much.
-    """
+    """The share is a fifth of all time: 20 s after 80 s of training."""
     share = TimeShare(0.2)
     now.s += 80
     with share.taking(limited=True) as deadline:
@@ -70,19 +56,14 @@ def test_evaluations_get_their_share_of_the_time(now: SimpleNamespace) -> None:
         assert deadline.is_over
 
 
-def test_without_a_limit_the_share_is_only_measured(now: SimpleNamespace) -> None:
-    share = TimeShare(None)
+@pytest.mark.parametrize(("largest", "limited"), [(None, True), (0.1, False)])
+def test_without_a_limit_the_share_is_only_measured(now: SimpleNamespace, largest: float | None, limited: bool) -> None:
+    share = TimeShare(largest)
     now.s += 1
-    with share.taking(limited=True) as deadline:
+    with share.taking(limited=limited) as deadline:
         now.s += 1e6
         assert not (deadline.is_set or deadline.is_over or deadline.is_near)
     assert share.share == pytest.approx(1e6 / (1e6 + 1))
-
-
-def test_an_unlimited_evaluation_has_no_deadline(now: SimpleNamespace) -> None:
-    with TimeShare(0.1).taking(limited=False) as deadline:
-        now.s += 1e6
-        assert not deadline.is_over
 
 
 def test_a_deadline_is_near_if_the_longest_lap_would_miss_it(now: SimpleNamespace) -> None:

@@ -7,18 +7,10 @@ import pytest
 import torch
 
 from tests.spawn import run_ranks
-from utils.perf.devices import gpu_utilization, max_memory_gb, peak_of, peak_tflops
+from utils.perf.devices import gpu_utilization, peak_of, peak_tflops
 from utils.ranks.world import World
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-
-
-def test_memory_is_that_of_this_process() -> None:
-    before = max_memory_gb(torch.device("cpu"))
-    assert 0.05 < before < 64
-    block = bytearray(300_000_000)
-    assert max_memory_gb(torch.device("cpu")) >= before
-    assert len(block) == 300_000_000
 
 
 @pytest.mark.parametrize(
@@ -26,10 +18,7 @@ def test_memory_is_that_of_this_process() -> None:
     [
         ("NVIDIA H100 80GB HBM3", 989, 67),
         ("NVIDIA H100 PCIe", 756, 51),
-        ("NVIDIA GH200 480GB", 989, 67),
-        ("NVIDIA A100-SXM4-80GB", 312, 19.5),
         ("NVIDIA A10", 125, 31.2),
-        ("NVIDIA GeForce RTX 4090", 165, 82.6),
         ("NVIDIA A10G", None, None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None),
     ],

@@ -15,7 +15,7 @@ from utils.ranks.config import DEFAULT_MEETING, MeetingConfig
         ({"init_method": "udp://here"}, "give env, tcp://host:port or file:///path"),
         ({"init_method": "tcp://here"}, "give env, tcp://host:port or file:///path"),
         ({"init_method": "file://here"}, "give env, tcp://host:port or file:///path"),
-        ({"rank_weights": [1.0, 0.0]}, "give a positive number for each rank"),
+        ({"rank_weights": [1.0, 0.0]}, "greater than 0"),
     ],
 )
 def test_a_wrong_option_is_refused_with_the_possible_values(changes: dict[str, object], expected: str) -> None:

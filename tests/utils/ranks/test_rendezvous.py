@@ -73,11 +73,6 @@ def test_two_launches_on_one_port_do_not_mix() -> None:
             strayed.result()
 
 
-def test_rank_0_need_not_know_its_own_address() -> None:
-    """The others find out whether the address leads to rank 0."""
-    open_store(_launch(0, free_port(), host="no-such-host.invalid"), DEFAULT_MEETING, Patience(5))
-
-
 def test_a_missing_meeting_point_is_named() -> None:
     for host, port in ((None, 29500), ("a", None), (None, None)):
         launch = Launch("torchrun", rank=0, size=2, host=host, port=port)

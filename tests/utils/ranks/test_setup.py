@@ -107,10 +107,7 @@ def _num_threads_of_bound_rank(world: World) -> list[int]:
 
 
 def test_the_number_of_threads() -> None:
-    """num_threads decides, then OMP_NUM_THREADS.
-
-    Otherwise ranks share the cores that they have in common.
-    """
+    """num_threads decides, then OMP_NUM_THREADS."""
     assert run_ranks(_num_threads, 1) == [[3, 4, 4]]
     assert run_ranks(_num_threads, 2) == [[3, 4, 2]] * 2
     assert run_ranks(_num_threads_of_bound_rank, 2) == [[3, 4, 4]] * 2

@@ -1,5 +1,8 @@
 """World: messages between ranks, on real gloo processes."""
 
+import subprocess
+import sys
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -12,7 +15,7 @@ from tests.utils.ranks.helpers import dist_config
 from utils.errors import UserError
 from utils.ranks.config import Axes
 from utils.ranks.setup import connect_devices
-from utils.ranks.world import World, shares
+from utils.ranks.world import Place, World, shares
 
 SIZES = [1, 2, 4]
 
@@ -128,3 +131,11 @@ def test_all_ranks_raise_the_mistake_of_one_rank() -> None:
 def test_agree_does_not_change_a_fault() -> None:
     with pytest.raises(KeyError, match="ours"), World.single().shared_errors():
         raise KeyError("ours")
+
+
+def test_a_process_counts_as_gone_only_if_it_can_be_seen_from_here() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        place = replace(Place.here(), pid=process.pid)
+    assert place.is_gone and not Place.here().is_gone and not replace(place, pid=1).is_gone
+    assert not replace(place, host="another").is_gone
+    assert not replace(place, pid_namespace="of a container").is_gone
