@@ -39,6 +39,7 @@ from training.results import (
     table,
     write_results,
 )
+from training.saved_outputs import SavedOutput
 from training.synonyms import aliases
 from training.target import Target
 from training.trained import Trained, TrainedConfig, open_trained
@@ -53,7 +54,6 @@ from utils.program import run
 from utils.ranks.config import DeviceName, DistConfig
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
-from utils.saved_outputs import SavedOutput
 from utils.terminal import show, tell
 from viewer.curve_pictures import draw_accuracy_over_steps, draw_reliability
 

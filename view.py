@@ -18,16 +18,16 @@ from utils.checkpoint.names import step_named
 from utils.drawing import pyplot
 from utils.errors import UserError
 from utils.overrides import typed_override
-from utils.run.status import find_runs
 from utils.shell import run_command
 from utils.terminal import tell
-from utils.text import for_shell
 from viewer.answers import save_missing_answers
 from viewer.dataset_page import page_of_dataset
+from viewer.outputs import SAVING, older_answers
 from viewer.pages import Page, Settings, write_page
-from viewer.pictures import draw_curves, draw_examples, draw_puzzle
-from viewer.run_page import SAVE_OUTPUTS, older_answers, page_of_run
+from viewer.pictures import draw_examples, draw_run
+from viewer.run_page import page_of_run
 from viewer.runs_page import page_of_runs
+from viewer.status import find_runs
 from viewer.text_page import page_of_text
 
 EXAMPLES = """
@@ -98,41 +98,26 @@ def view(argv: list[str] | None = None) -> str:
         UserError: a folder is neither a run nor a dataset, or a file in it is damaged.
     """
     settings = at_named_step(parse_settings(argv))
-    check_output(settings.output)
+    output = settings.output
+    # What can't be written or drawn is found out now, and not after a model has answered puzzles.
+    if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
+        raise UserError(f"cannot write {output}: {output.parent} is no folder that can be written; choose another one")
     if settings.png:
-        pyplot()  # find out now, and not after a model has answered puzzles, that it is missing
+        pyplot()
     runs = runs_named(settings.paths)
     path = runs[0] if runs else settings.paths[0]
-    if settings.png and not runs and kind_of_data(path) == "text":
-        raise UserError("--png draws puzzles, and a dataset of text has none; leave it out")
+    if settings.png and (len(runs) > 1 or (not runs and kind_of_data(path) == "text")):
+        raise UserError("--png draws one run or puzzles; leave it out (watch.py --plot curves.png draws several runs)")
     page, lines = compared(runs, settings) if len(runs) > 1 else shown(path, settings)
-    write_page(page, settings.output)
+    write_page(page, output)
     if settings.png:
         try:
-            if is_dataset(path):  # beside the page: a builder refuses to replace a dataset with foreign files
-                draw_examples(page, settings.output.with_suffix(".png"))
-                lines.append(f"drew {settings.output.with_suffix('.png')}")
-            else:
-                lines += pictures_of_run(path, page)
+            # Beside the page: a builder refuses to replace a dataset with foreign files.
+            lines += draw_examples(page, output.with_suffix(".png")) if is_dataset(path) else draw_run(path, page)
         except UserError as error:
-            raise UserError(f"wrote {settings.output}, but not all pictures: {error}") from error
-    num = len(page["examples"]) + len(page.get("texts", []))
-    megabytes = settings.output.stat().st_size / 1e6
-    wrote = f"wrote {settings.output} ({megabytes:.1f} MB): {num:,} examples, {page['summary']}"
-    return "\n".join([*lines, wrote])
-
-
-def check_output(output: Path) -> None:
-    """Refuse a page that can't be written, before a model answers puzzles for it.
-
-    Raises:
-        UserError: its folder is missing or read-only.
-    """
-    folder = output.parent
-    if not folder.is_dir():
-        raise UserError(f"cannot write {output}: there is no folder {folder}; create it or choose another --output")
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"cannot write {output}: {folder} is read-only; choose another --output")
+            raise UserError(f"wrote {output}, but not all pictures: {error}") from error
+    num, megabytes = len(page["examples"]) + len(page.get("texts", [])), output.stat().st_size / 1e6
+    return "\n".join([*lines, f"wrote {output} ({megabytes:.1f} MB): {num:,} examples, {page['summary']}"])
 
 
 def at_named_step(settings: Settings) -> Settings:
@@ -144,23 +129,19 @@ def at_named_step(settings: Settings) -> Settings:
     Raises:
         UserError: there is no such step, or --step is given too.
     """
-    named = [_step_in(path) for path in settings.paths]
-    paths = [path if step is None else step.parent for path, step in zip(settings.paths, named, strict=True)]
+    named = [step_named(path) for path in settings.paths]
+    # Saved outputs have such names too.
+    named = [None if step is None or (step / "results.json").exists() else step for step in named]
     steps = {None if step is None else int(step.name[5:]) for step in named}
     if steps == {None}:
         return settings
     if settings.step is not None:
         raise UserError(f"--step={settings.step} and a path such as {settings.paths[0]} name a step; give one of them")
-    if len(steps) > 1:
-        tell("the paths name different steps, and a page compares one: it shows each run's newest checkpoint")
-        return replace(settings, paths=paths)
-    return replace(settings, paths=paths, step=steps.pop())
-
-
-def _step_in(path: Path) -> Path | None:
-    """Return the step folder of a run that a path names; None for any other path."""
-    step = step_named(path)
-    return None if step is None or (step / "results.json").exists() else step  # saved outputs have such names too
+    paths = [path if step is None else step.parent for path, step in zip(settings.paths, named, strict=True)]
+    if len(steps) == 1:
+        return replace(settings, paths=paths, step=steps.pop())
+    tell("the paths name different steps, and a page compares one: it shows each run's newest checkpoint")
+    return replace(settings, paths=paths)
 
 
 def runs_named(paths: list[Path]) -> list[Path]:
@@ -174,16 +155,15 @@ def runs_named(paths: list[Path]) -> list[Path]:
     """
     for path in paths:
         if kind_of(path) == "weights":
-            saving = for_shell([f"save_outputs={SAVE_OUTPUTS}"])
             raise UserError(
                 f"{path} is weights, without curves and answers; python evaluate.py "
-                f"{typed_override('checkpoint', str(path))} out=DIR {saving} saves answers, which view.py DIR shows"
+                f"{typed_override('checkpoint', str(path))} out=DIR '{SAVING}' saves answers, which view.py DIR shows"
             )
         if not path.is_dir():
             raise UserError(f"there is no folder {path}; give the folder of a run or of a dataset")
         if len(paths) > 1 and not find_runs([path]):
             raise UserError(f"{path} is no run, and only runs are compared; give it alone")
-    return [] if len(paths) == 1 and is_dataset(paths[0]) else find_runs(paths)
+    return [] if is_dataset(paths[0]) else find_runs(paths)
 
 
 def is_dataset(path: Path) -> bool:
@@ -191,20 +171,13 @@ def is_dataset(path: Path) -> bool:
 
 
 def compared(runs: list[Path], settings: Settings) -> tuple[Page, list[str]]:
-    """Return the page of several runs, and lines about what was done for it.
-
-    Raises:
-        UserError: an option is for one run, or a file of a run is damaged.
-    """
-    if settings.png:
-        raise UserError("--png draws one run or dataset; watch.py ... --plot curves.png draws the curves of several")
+    """Return the page of several runs, and lines about what was done for it."""
     # A folder may hold many runs, whose answers would take long.
     lines = [line for run in runs if run in settings.paths for line in save_missing_answers(run, settings)]
     page = page_of_runs(runs, settings)
-    silent = [runs[number] for number in page["unanswered"] if runs[number] not in settings.paths]
+    silent = [number for number in page["unanswered"] if runs[number] not in settings.paths]
     if silent:
-        have = "1 run has" if len(silent) == 1 else f"{len(silent)} runs have"
-        lines.append(f"{have} no saved answers; this makes them: {page['command']}")
+        lines.append(f"{len(silent)} of the runs have no saved answers; this makes them: {page['command']}")
     others = [run for run in runs if run not in settings.paths] if settings.step is None else []
     if older := list(filter(None, map(older_answers, others))):
         lines += [*older, f"this makes the answers of the newest checkpoints: {page['command']}"]
@@ -212,35 +185,15 @@ def compared(runs: list[Path], settings: Settings) -> tuple[Page, list[str]]:
 
 
 def shown(path: Path, settings: Settings) -> tuple[Page, list[str]]:
-    """Return the page of one run or dataset, and lines about what was done for it.
-
-    Raises:
-        UserError: the folder is neither a run nor a dataset, or a file in it is damaged.
-    """
+    """Return the page of one run or dataset, and lines about what was done for it."""
     if is_dataset(path):
         if settings.step is not None:
             raise UserError(f"--step is for runs, and {path} is a dataset; leave it out")
-        page_of = page_of_text if kind_of_data(path) == "text" else page_of_dataset
-        return page_of(path, settings), []
+        return (page_of_text if kind_of_data(path) == "text" else page_of_dataset)(path, settings), []
     if not any((path / name).exists() for name in ("metrics.jsonl", "eval_outputs", "results.json")):
         raise UserError(f"{no_checkpoint(path)}; datasets and what evaluate.py saved have pages too")
     lines = save_missing_answers(path, settings)
     return page_of_run(path, settings), lines
-
-
-def pictures_of_run(run: Path, page: Page) -> list[str]:
-    """Draw curve.png and puzzle.png into the run's folder, and return lines that report them.
-
-    Without saved outputs there is no puzzle to draw. The report names the command that saves them.
-    """
-    curve, puzzle = run / "curve.png", run / "puzzle.png"
-    lines = [f"drew {curve}"] if draw_curves(run, curve) else []
-    if page["examples"]:
-        draw_puzzle(page, puzzle)
-        return [*lines, f"drew {puzzle}"]
-    if "texts" in page:
-        return lines
-    return [*lines, f"{puzzle} needs saved outputs; run this, then view.py again: {page['command']}"]
 
 
 if __name__ == "__main__":

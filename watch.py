@@ -9,12 +9,12 @@ import select
 import signal
 import sys
 import termios
-from collections.abc import Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from pathlib import Path
-from types import FrameType
 from typing import Literal, get_args
 
 from rich.console import Console
@@ -23,25 +23,13 @@ from rich.live import Live
 from utils.arguments import Parser, typed_path
 from utils.checkpoint.names import run_folder_of
 from utils.errors import UserError
-from utils.run.status import Watched, find_runs, runs_in
 from utils.shell import run_command
 from utils.text import for_a_terminal
 from viewer.curve_pictures import draw_png
-from viewer.curves import (
-    LoggedRun,
-    Panel,
-    XOf,
-    choose_metrics,
-    for_page,
-    groups_of,
-    panels_of,
-    x_in_epochs,
-    x_in_examples,
-    x_in_seconds,
-    x_in_steps,
-)
+from viewer.curves import LoggedRun, choose_metrics, for_page, groups_of, panels_of
 from viewer.live import counts, read_statuses, screen, table
 from viewer.pages import write_page
+from viewer.status import Watched, find_runs, runs_in
 
 EXAMPLES = """
 examples:
@@ -63,6 +51,7 @@ one file that it names. A .png needs pip install -r requirements-demo.txt.
 X = Literal["steps", "examples", "epochs", "seconds", "flops"]
 
 _WIDEST = 10_000  # columns that suffice for every table
+_LONGEST_WAIT_S = 0.2  # after a signal
 _ESCAPE_SEQUENCE = re.compile(rb"\x1b(\[[0-9;]*[@-~]|O.)?")  # what a terminal sends for keys such as F2
 
 
@@ -100,7 +89,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     settings = Settings(**vars(parser.parse_args(argv)))
     settings = replace(settings, paths=[run_folder_of(path) for path in settings.paths])  # of <run>/best, too
     if settings.plot is None and (settings.metric or settings.x):
-        raise UserError(f"--{'metric' if settings.metric else 'x'} says what --plot draws; give --plot FILE too")
+        raise UserError("--metric and --x say what --plot draws; give --plot FILE too")
     if settings.plot is not None and settings.every is not None:
         raise UserError("--every says how often the screen is drawn, and --plot shows none; leave it out")
     if settings.plot is not None and settings.plot.suffix not in (".png", ".html"):
@@ -117,7 +106,11 @@ def watch(argv: list[str] | None = None) -> str:
         UserError: A folder holds no runs, or a picture can't be drawn.
     """
     settings = parse_settings(argv)
-    require_runs(settings.paths)
+    for path in settings.paths:
+        if not os.path.isdir(path):
+            raise UserError(f"there is no folder {path}; give the folder of a run, or of several runs")
+        if not runs_in(path):
+            raise UserError(f"{path} is no run and holds none; give the folder of a run, a project or a sweep")
     if settings.plot is not None:
         return plot(find_runs(settings.paths), settings.plot, settings.metric or [], settings.x or "steps")
     if isinstance(sys.stdout, TextIOWrapper):
@@ -127,19 +120,12 @@ def watch(argv: list[str] | None = None) -> str:
     if sys.stdout.isatty() and not console.is_dumb_terminal:
         watch_live(settings.paths, settings.every or 1.0, console)
         return ""
-    return snapshot(find_runs(settings.paths))
-
-
-def require_runs(paths: Sequence[Path]) -> None:
-    """Raise UserError if a path is no folder, or if there is no run in it."""
-    for path in paths:
-        if not os.path.isdir(path):
-            raise UserError(f"there is no folder {path}; give the folder of a run, or of several runs")
-        if not runs_in(path):
-            raise UserError(
-                f"{path} is no run and holds none (no config.yaml, no metrics.jsonl); give the folder of a run, a "
-                "project or a sweep"
-            )
+    shown = read_statuses([Watched(path) for path in find_runs(settings.paths)])
+    console = Console(width=_WIDEST, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(table(shown, console.width))
+        console.print(counts(shown))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 # ---- live ----------------------------------------------------------------------------------------
@@ -148,71 +134,51 @@ def require_runs(paths: Sequence[Path]) -> None:
 def watch_live(paths: Sequence[Path], every_s: float, console: Console) -> None:
     """Show the runs until somebody leaves. The terminal is left as it was found."""
     watched: dict[Path, Watched] = {}
-    with QuitRequest() as quitting, Live(console=console, screen=True, auto_refresh=False) as live:
+    with until_quit() as wait, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             watched = {run: watched.get(run) or Watched(run) for run in find_runs(paths)}
             shown = read_statuses(list(watched.values()))
             live.update(screen(shown, console.width, console.height), refresh=True)
-            if quitting.wait(every_s):
+            if wait(every_s):
                 break
 
 
-class QuitRequest:
-    """Waits for q or a signal such as that of Ctrl-C. Leaving the context restores the terminal.
+@contextmanager
+def until_quit() -> Iterator[Callable[[float], bool]]:
+    """Give a function that waits some seconds and returns whether q or a signal asked to leave.
 
     Signals are only noted. They raise nothing, so that they can't interrupt the code that restores
     the terminal.
     """
+    asked = False
 
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    def note(*_: object) -> None:
+        nonlocal asked
+        asked = True
 
-    def __enter__(self) -> "QuitRequest":
-        self._asked = False
-        with ExitStack() as undo:  # takes every step back, in reverse order, also if one of them fails
-            # Python writes a byte here for each signal, which ends `wait`.
-            self._readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-            undo.callback(os.close, writable)
-            undo.callback(os.close, self._readable)
-            undo.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writable, warn_on_full_buffer=False))
-            for number in self._SIGNALS:
-                undo.callback(signal.signal, number, signal.signal(number, self._note))
-            self._keyboard = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
-            if self._keyboard is not None:
-                before = termios.tcgetattr(self._keyboard)
-                changed = termios.tcgetattr(self._keyboard)
-                changed[3] &= ~(termios.ICANON | termios.ECHO)  # a key arrives at once, and is not shown
-                changed[6][termios.VMIN], changed[6][termios.VTIME] = 1, 0
-                changed[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave the terminal as it is now
-                undo.callback(termios.tcsetattr, self._keyboard, termios.TCSAFLUSH, before)
-                termios.tcsetattr(self._keyboard, termios.TCSADRAIN, changed)
-            self._undo = undo.pop_all()
-        return self
+    def wait(seconds: float) -> bool:
+        nonlocal asked
+        end = time.monotonic() + seconds
+        while not asked and (left := end - time.monotonic()) > 0:
+            ready, _, _ = select.select(keyboards, [], [], min(left, _LONGEST_WAIT_S))
+            for keyboard in ready:
+                keys = os.read(keyboard, 1024)
+                typed = _ESCAPE_SEQUENCE.sub(b"", keys)  # F2 sends one that ends with Q
+                asked = asked or not keys or b"q" in typed.lower()  # no keys: the terminal is gone
+        return asked
 
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for at most some seconds, and return whether somebody asked to leave."""
-        sources = [self._readable, *([] if self._keyboard is None else [self._keyboard])]
-        ready, _, _ = select.select(sources, [], [], 0 if self._asked else seconds)
-        if self._keyboard in ready and self._keyboard is not None:
-            keys = os.read(self._keyboard, 1024)
-            typed = _ESCAPE_SEQUENCE.sub(b"", keys)  # F2 sends one that ends with Q
-            self._asked |= not keys or b"q" in typed.lower()  # no keys: the terminal is gone
-        return self._asked
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
-
-
-def snapshot(paths: Sequence[Path]) -> str:
-    """Return a table of the runs at this moment, as wide as it needs to be."""
-    shown = read_statuses([Watched(path) for path in paths])
-    console = Console(width=_WIDEST, color_system=None, force_terminal=False)
-    with console.capture() as captured:
-        console.print(table(shown, console.width))
-        console.print(counts(shown))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    keyboards = [sys.stdin.fileno()] if sys.stdin is not None and sys.stdin.isatty() else []
+    with ExitStack() as undo:  # takes every step back, in reverse order, also if one of them fails
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            undo.callback(signal.signal, number, signal.signal(number, note))
+        for keyboard in keyboards:
+            changed = termios.tcgetattr(keyboard)
+            changed[3] &= ~(termios.ICANON | termios.ECHO)  # a key arrives at once, and is not shown
+            changed[6][termios.VMIN], changed[6][termios.VTIME] = 1, 0
+            changed[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave the terminal as it is now
+            undo.callback(termios.tcsetattr, keyboard, termios.TCSAFLUSH, termios.tcgetattr(keyboard))
+            termios.tcsetattr(keyboard, termios.TCSADRAIN, changed)
+        yield wait
 
 
 # ---- curves --------------------------------------------------------------------------------------
@@ -224,57 +190,35 @@ def plot(paths: Sequence[Path], output: Path, asked: Sequence[str], x: X) -> str
     Raises:
         UserError: No run has logged anything, or the curves can't be drawn.
     """
-    places: dict[X, tuple[str, XOf]] = {
-        "steps": ("steps", x_in_steps),
-        "examples": ("examples", x_in_examples),
-        "epochs": ("epochs", x_in_epochs),
-        "seconds": ("seconds", x_in_seconds),
-        "flops": ("floating-point operations", x_in_flops),
-    }
-    if not os.path.isdir(output.parent):
+
+    def x_of(run: LoggedRun) -> Sequence[float]:
+        if x != "flops":
+            return run.x(x)
+        from training.flops import flops_until  # imports PyTorch, which a table needs not wait for
+
+        return flops_until(run.path, [row["step"] for row in run.rows])
+
+    if not output.parent.is_dir():
         raise UserError(f"there is no folder {output.parent} for {output.name}; create it, or choose another file")
     opened = [LoggedRun.open(path) for path in paths]
     runs = [run for run in opened if run.rows]
     if not runs:
         raise UserError("none of these runs has logged anything yet; train one of them for some steps first")
-    left_out = [f"{run.path} has logged nothing yet, and is left out" for run in opened if not run.rows]
     groups = groups_of(runs)
-    panels = panels_of(groups, choose_metrics(runs, asked), *places[x])
+    x_name = "floating-point operations" if x == "flops" else x
+    panels = panels_of(groups, choose_metrics(runs, asked), x_name, x_of)
     of = f"{len(runs)} {'runs' if len(runs) > 1 else 'run'}"
-    notes = [*left_out, *notes_on(panels)]
     if output.suffix == ".png":
         draw_png(panels, output)
     else:
         title = of if len(runs) > 1 else runs[0].path.resolve().name
         page = {"kind": "curves", "title": title, "facts": {}, "examples": [], "curves": for_page(panels)}
         write_page(page | {"over_steps": []}, output)
+    notes = [f"{run.path} has logged nothing yet, and is left out" for run in opened if not run.rows]
+    notes += dict.fromkeys(series.note for panel in panels for series in panel.series if series.note)
     grouped = f" in {len(groups)} {'groups' if len(groups) > 1 else 'group'}" if len(groups) < len(runs) else ""
     metrics = ", ".join(panel.metric for panel in panels)
-    drew = f"drew {output}: {metrics} of {of}{grouped} over {panels[0].x_name}"
-    return "\n".join(map(for_a_terminal, [*notes, drew]))
-
-
-def x_in_flops(run: LoggedRun) -> Sequence[float]:
-    """Return the floating-point operations that the run had done at each row."""
-    from training.flops import flops_until  # imports PyTorch, which a table needs not wait for
-
-    return flops_until(run.path, run.steps)
-
-
-def notes_on(panels: Sequence[Panel]) -> list[str]:
-    """Return a line for each group whose runs are not shown in full."""
-    notes: dict[str, str] = {}
-    for panel in panels:
-        for series in panel.series:
-            if series.cut_at is not None:
-                end = f"{series.cut_at:,.0f} {panel.x_name}"
-                notes[series.label] = f"{series.label}: the mean ends at {end}, where the shortest run ends"
-            if series.num_left_out:
-                notes[f"{series.label} {panel.metric}"] = (
-                    f"{series.label}: {series.num_left_out} of {series.num_runs + series.num_left_out} runs never "
-                    f"logged {panel.metric}, or ended before the others did, and are left out of its mean"
-                )
-    return list(notes.values())
+    return "\n".join(map(for_a_terminal, [*notes, f"drew {output}: {metrics} of {of}{grouped} over {x_name}"]))
 
 
 if __name__ == "__main__":

@@ -35,12 +35,12 @@ from tests.dataset.shapes import split_of
 from tests.in_process import load_run, train_here, with_identifiers
 from training.config import PretrainConfig
 from training.results import wilson_interval
+from training.saved_outputs import SavedOutput
 from training.target import is_own
 from utils.command_line import read_config, validate
 from utils.errors import UserError
 from utils.out_of_memory import OutOfMemory
 from utils.ranks.world import World
-from utils.saved_outputs import SavedOutput
 from viewer.curve_pictures import draw_accuracy_over_steps, draw_reliability
 
 SINGLE = World.single()

@@ -27,10 +27,10 @@ from tests import fuzz, runs
 from tests.in_process import SINGLE, begin, load_run, mistake, train_here
 from tests.viewer.samples import write_run
 from training.resume import _config_of
+from training.saved_outputs import OutputWriter
 from utils.checkpoint.reader import Checkpoint
 from utils.errors import UserError
 from utils.files import write_atomically
-from utils.saved_outputs import OutputWriter
 from viewer.pages import to_text
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -1,6 +1,5 @@
 """watch.py shows real runs in every state, leaves the terminal as it was, and draws curves."""
 
-import io
 import json
 import math
 import os
@@ -34,18 +33,10 @@ from utils.command_line import read_config
 from utils.errors import UserError
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
-from utils.run.status import Watched, find_runs
 from utils.shell import run_command
-from viewer.curves import (
-    LoggedRun,
-    choose_metrics,
-    groups_of,
-    names_of,
-    panels_of,
-    x_in_seconds,
-    x_in_steps,
-)
-from viewer.live import _COLUMNS, curve, read_statuses, screen
+from viewer.curves import LoggedRun, choose_metrics, groups_of, names_of, panels_of
+from viewer.live import COLUMNS, curve, read_statuses, screen
+from viewer.status import Watched, find_runs
 
 Row = dict[str, Any]
 
@@ -165,7 +156,7 @@ def test_a_screen_fits_into_its_terminal(tmp_path: Path, num: int) -> None:
             assert "40 runs  40 dead" in lines[0] and len(names) == 20 and "and 20 more" in text
             assert len(lines) == 24, "a line of the terminal is empty"
             titles = lines[1].split()
-            assert "ETA" in titles and set(titles) <= {column.title for column in _COLUMNS}, "rich has cut a column"
+            assert "ETA" in titles and set(titles) <= COLUMNS.keys(), "rich has cut a column"
 
 
 def test_a_few_runs_stand_side_by_side(tmp_path: Path) -> None:
@@ -185,7 +176,7 @@ def test_running_runs_come_first_and_then_the_newest(tmp_path: Path) -> None:
     with RunLock() as lock:
         lock.take(tmp_path / "running", print)
         shown = read_statuses([Watched(run) for run in find_runs([tmp_path])])
-    assert [each.name for each in shown] == ["running", "new", "middle", "old"]
+    assert list(shown) == ["running", "new", "middle", "old"]
 
 
 def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
@@ -198,6 +189,7 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
 def test_names_tell_runs_apart_and_reach_the_terminal_clean(tmp_path: Path) -> None:
     paths = [tmp_path / "a" / "run", tmp_path / "b" / "run", tmp_path / "b" / "other"]
     assert names_of(paths) == ["a/run", "b/run", "other"]
+    assert names_of([tmp_path / "x/a/run", tmp_path / "y/a/run"]) == ["x/a/run", "y/a/run"]
     (
         make_run(tmp_path / "p\x1b[2J" / "r\x1b[2J", [{"step": 1, "eval/\x1b[2J/exact_accuracy": 0.5}]) / "stopped"
     ).write_text("\x1b[2J")
@@ -299,9 +291,9 @@ def test_only_q_quits(monkeypatch: pytest.MonkeyPatch, keys: bytes, quits: bool)
     ours, theirs = pty.openpty()
     monkeypatch.setattr(sys, "stdin", os.fdopen(theirs))
     monkeypatch.setattr(os, "read", lambda *_: keys)
-    with program.QuitRequest() as quitting:
+    with program.until_quit() as wait:
         os.write(ours, b"x")
-        assert quitting.wait(5) is quits
+        assert wait(0.1) is quits
     os.close(ours)
 
 
@@ -347,11 +339,11 @@ def test_runs_without_a_config_stay_apart(tmp_path: Path) -> None:
     paths = [make_run(tmp_path / folder / "run", rows_of(3)) for folder in "ab"]
     for path in paths:
         (path / "config.yaml").unlink()
-    assert [group.label for group in groups_of(opened(paths))] == [f"run in {path.parent}" for path in paths]
+    assert [group.label for group in groups_of(opened(paths))] == ["a/run", "b/run"]
 
 
-def series_of(paths: list[Path], metric: str, x_of: Any = x_in_steps) -> Any:
-    (panel,) = panels_of(groups_of(opened(paths)), [metric], "x", x_of)
+def series_of(paths: list[Path], metric: str, axis: str = "steps") -> Any:
+    (panel,) = panels_of(groups_of(opened(paths)), [metric], axis, lambda run: run.x(axis))
     (series,) = panel.series
     return series
 
@@ -363,18 +355,18 @@ def test_mean_and_spread_of_equal_steps(tmp_path: Path) -> None:
     np.testing.assert_allclose(series.mean_P, 1 / steps + 0.2)
     np.testing.assert_allclose(series.low_P, 1 / steps)
     np.testing.assert_allclose(series.high_P, 1 / steps + 0.5)
-    assert (series.num_runs, series.num_left_out, series.cut_at, series.is_interpolated) == (3, 0, None, False)
+    assert (series.num_runs, series.note) == (3, "")
 
 
 def test_unequal_seconds_are_interpolated_where_all_runs_are(tmp_path: Path) -> None:
     """The accuracy is step/50. At second s the runs have done s, s/2 and s/4 steps."""
     paths = seeds(tmp_path / "a", 0, 0, 0, pace=(1.0, 2.0, 4.0))
-    series = series_of(paths, "train/exact_accuracy", x_in_seconds)
+    series = series_of(paths, "train/exact_accuracy", "seconds")
     assert series.x_P[0] == 40 and series.x_P[-1] == 50, "the slowest begins at 40, the fastest ends at 50"
     np.testing.assert_allclose(series.high_P, series.x_P / 50)
     np.testing.assert_allclose(series.low_P, series.x_P / 4 / 50)
     np.testing.assert_allclose(series.mean_P, series.x_P * (1 + 1 / 2 + 1 / 4) / 3 / 50)
-    assert series.is_interpolated and series.cut_at == 50
+    assert "the mean ends at 50 seconds" in series.note
 
 
 def test_a_run_that_ended_early_is_left_out(tmp_path: Path) -> None:
@@ -382,7 +374,7 @@ def test_a_run_that_ended_early_is_left_out(tmp_path: Path) -> None:
     rows = rows_of(5)
     (paths[0] / "metrics.jsonl").write_text(json.dumps(rows[0] | {"step": 5}) + "\n")
     series = series_of(paths, "train/lm_loss")
-    assert (series.num_runs, series.num_left_out, len(series.x_P)) == (2, 1, 5)
+    assert (series.num_runs, len(series.x_P)) == (2, 5)
     done = program.plot(paths, tmp_path / "a.png", ["train/lm_loss"], "steps")
     assert "1 of 3 runs never logged train/lm_loss" in done
     (paths[0] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(20)))
@@ -412,11 +404,9 @@ def test_groups_are_named_by_what_was_typed(tmp_path: Path) -> None:
 
 def test_no_two_groups_have_the_same_label(tmp_path: Path) -> None:
     close = [*seeds(tmp_path / "a", 0, lr=0.1234567), *seeds(tmp_path / "b", 0, lr=0.1234568)]
-    assert [group.label for group in groups_of(opened(close))] == ["lr=0.1234567", "lr=0.1234568"]
-    alike = [*seeds(tmp_path / "c", 0, number=1.0), *seeds(tmp_path / "d", 0, number=1)]
-    assert [group.label for group in groups_of(opened(alike))] == ["number=1 c-0", "number=1 d-0"]
-    same = [make_run(tmp_path / folder / "run", rows_of(3), number=n) for folder, n in (("e", 1.0), ("f", 1))]
-    assert [group.label for group in groups_of(opened(same))] == [f"number=1 run in {path.parent}" for path in same]
+    assert [group.label for group in groups_of(opened(close))] == ["a-0", "b-0"]
+    alike = [*seeds(tmp_path / "c", 0, 1, number=1.0), *seeds(tmp_path / "d", 0, 1, number=1)]
+    assert [group.label for group in groups_of(opened(alike))] == ["2 seeds c-0", "2 seeds d-0"]
 
 
 def test_many_points_are_averaged_and_infinite_ones_left_out(tmp_path: Path) -> None:
@@ -444,12 +434,8 @@ def test_the_loss_of_text_has_another_name(tmp_path: Path) -> None:
     rows[-1]["perf/tokens_per_second"] = 12345.0
     path = make_run(tmp_path / "run", rows)
     assert choose_metrics(opened([path]), []) == ["train/loss", "eval/all/loss"]
-    (shown,) = read_statuses([Watched(path)])
-    assert shown.status.loss == 0.25 and list(shown.status.loss_curve) == [1.0, 0.5, 0.25]
-    console = Console(width=100, file=io.StringIO())
-    console.print(screen([shown], 100, 30))
-    panel = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "loss 0.25" in panel and "12,345 tokens/s" in panel
+    panel = "\n".join(shown_at(path, 100, 30))
+    assert "loss 0.25" in panel and "█" in panel and "12,345 tokens/s" in panel
 
 
 @pytest.mark.parametrize(("x", "first", "last"), [("steps", 10, 50), ("examples", 80, 400), ("seconds", 20, 100)])
@@ -519,8 +505,8 @@ def test_what_a_stranger_named_reaches_the_terminal_clean(
         (["{}/gone"], "there is no folder"),
         (["{}/empty"], "is no run and holds none"),
         (["{}/project", "--every", "0"], "--every is 0; give a number of seconds"),
-        (["{}/project", "--x", "flops"], "--x says what --plot draws; give --plot FILE too"),
-        (["{}/project", "--metric", "lm_loss"], "--metric says what --plot draws"),
+        (["{}/project", "--x", "flops"], "--x say what --plot draws; give --plot FILE too"),
+        (["{}/project", "--metric", "lm_loss"], "--metric and --x say what --plot draws"),
         (["{}/project", "--plot", "a.pdf"], "--plot is a.pdf; give a file that ends in .png or .html"),
         (["{}/project", "--plot", "{}/a.png", "--every", "2"], "leave it out"),
         (["{}/project", "--plot", "{}/a.png", "--x", "hours"], "invalid choice: 'hours'"),

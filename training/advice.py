@@ -10,7 +10,7 @@ from training.flops import FlopsOfRun
 from training.plan import Plan
 from training.precision import multiplies_bfloat16
 from utils.ranks.world import World
-from utils.run.status import in_words
+from utils.text import in_words
 
 # The time of smaller steps is not estimated: they are short on any device, and counting their
 # operations would take longer than they do.

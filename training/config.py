@@ -14,12 +14,12 @@ from optim.build import OptimConfig
 from optim.schedule import BatchScaling
 from sharing.published import PuzzleTable
 from training.run_config import RunConfig
+from training.saved_outputs import SavedOutput
 from training.synonyms import aliases
 from utils.config import Bool, Float, Int, page
 from utils.metrics import WandbConfig
 from utils.perf.trace import ProfileConfig
 from utils.ranks.config import DeviceName, DistConfig
-from utils.saved_outputs import SavedOutput
 
 Positive = Field(gt=0)
 NotNegative = Field(ge=0)

@@ -20,9 +20,9 @@ from models.base import RecursiveModel
 from models.inference import Examples, Finished, Slots, idle_segment
 from models.metric_sums import EvalSums
 from training.laps import Interrupts, run_lap
+from training.saved_outputs import OutputWriter, SavedOutput
 from utils.perf.clocks import Deadline
 from utils.ranks.world import World
-from utils.saved_outputs import OutputWriter, SavedOutput
 
 
 @dataclass(frozen=True)

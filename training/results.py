@@ -15,9 +15,9 @@ from dataset.evaluators import Evaluators
 from models.metric_sums import NUM_BINS
 from training.data import AnySplit
 from training.more_compute import Cost
+from training.saved_outputs import num_saved
 from utils.errors import UserError
 from utils.files import file_errors, plain, refuse_links, write_atomically
-from utils.saved_outputs import num_saved
 from utils.terminal import tell
 
 _IN_OTHER_TABLES = ("/reliability/", "/running/", "exact_accuracy_of/", "segments_of/")

@@ -39,9 +39,8 @@ from utils.ranks.world import World, local_part
 from utils.run.folder import mark_stopped
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
-from utils.run.status import in_words
 from utils.run.stop import StopSignal
-from utils.text import for_shell
+from utils.text import for_shell, in_words
 
 _LONG_EVALUATION_S = 10.0
 
@@ -104,8 +103,12 @@ class Session:
                 config.run_path,
                 config.wandb,
                 config.tensorboard,
-                progress.wandb_run_id,
-                config.model_dump(),
+                {
+                    "id": progress.wandb_run_id,
+                    "project": config.project_name,
+                    "name": config.run_name,
+                    "config": config.model_dump(),
+                },
                 logged,
                 plan.last_step,
             )

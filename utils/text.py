@@ -30,3 +30,16 @@ def for_shell(words: Iterable[str]) -> str:
     return " ".join(
         f'"{word}"' if "'" in word and not re.search(r'["$`!]|\\(?!\')', word) else shlex.quote(word) for word in words
     )
+
+
+def in_words(seconds: float) -> str:
+    """Return a time as text of at most seven characters, such as `3 min`, `2 h 05` or `3.5 d`."""
+    if not seconds < 999 * 86_400:  # also if it is not a number
+        return "> 999 d"
+    minutes = int(seconds // 60)
+    if minutes < 1:
+        return f"{int(seconds)} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60:02d}" if hours < 48 else f"{hours / 24:.1f} d"

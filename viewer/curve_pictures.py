@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from utils.drawing import GREY, pyplot, save_figure
-from viewer.curves import Panel, Series
+from viewer.curves import Panel
 
 # Colours that people with any colour vision tell apart (Okabe and Ito, 2008), the darkest first.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a8f98")
 # When all colours are used, the next lines are dashed.
 _DASHES = ("-", "--", ":", "-.")
-_BAND = 0.18  # opacity
 _PANEL_WIDTH, _PANEL_HEIGHT, _LEGEND_LINE = 5.2, 3.4, 0.2  # inches
 _MOST_COLUMNS = 3
-_NOTE = "lines: means over seeds; bands: lowest to highest seed"
 
 
 def draw_png(panels: Sequence[Panel], path: Path) -> None:
@@ -26,42 +24,45 @@ def draw_png(panels: Sequence[Panel], path: Path) -> None:
         UserError: matplotlib is not installed, or the file can't be written.
     """
     plt = pyplot()
-    labels = list(dict.fromkeys(series.label for panel in panels for series in panel.series))
     num_columns = min(len(panels), _MOST_COLUMNS)
     num_rows = -(-len(panels) // num_columns)
     width = _PANEL_WIDTH * num_columns
-    wrapped = {label: "\n".join(textwrap.wrap(label, int(width * 11))) for label in labels}
+    labels = dict.fromkeys(series.label for panel in panels for series in panel.series)
+    wrapped = {label: textwrap.fill(label, int(width * 11)) for label in labels}
     below = _LEGEND_LINE * sum(text.count("\n") + 1 for text in wrapped.values()) + 0.4
-    figure = plt.figure(figsize=(width, _PANEL_HEIGHT * num_rows + below), constrained_layout=True)
-    top, bottom = figure.subfigures(2, 1, height_ratios=(_PANEL_HEIGHT * num_rows, below))
-    axes = top.subplots(num_rows, num_columns, squeeze=False)
+    figure, axes = plt.subplots(
+        num_rows,
+        num_columns,
+        figsize=(width, _PANEL_HEIGHT * num_rows + below),
+        squeeze=False,
+        constrained_layout=True,
+    )
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
+    places = {label: place for place, label in enumerate(label for label in labels if label != "train")}
     lines: dict[str, Any] = {}
     for axis, panel in zip(axes.flat, panels, strict=False):
         for series in panel.series:
-            lines.setdefault(series.label, _draw_series(axis, series, labels))
+            place = places.get(series.label, 0)
+            colour = COLOURS[place % len(COLOURS)] if series.label in places else GREY
+            look = {"color": colour, "linestyle": _DASHES[place // len(COLOURS) % len(_DASHES)]}
+            marker = {"marker": "o", "markersize": 3.2} if len(series.x_P) <= 30 else {}
+            (line,) = axis.plot(series.x_P, series.mean_P, linewidth=1.6, **look, **marker)
+            lines.setdefault(series.label, line)
+            if series.num_runs > 1:
+                axis.fill_between(series.x_P, series.low_P, series.high_P, color=colour, alpha=0.18, linewidth=0)
         _style_axis(axis, panel)
-    handles = [lines[label] for label in labels]
-    legend = bottom.legend(handles, [wrapped[label] for label in labels], frameon=False, loc="upper center")
+    has_bands = any(series.num_runs > 1 for panel in panels for series in panel.series)
+    legend = figure.legend(
+        [lines[label] for label in labels],
+        wrapped.values(),
+        title="lines: means over seeds; bands: lowest to highest seed" if has_bands else None,
+        frameon=False,
+        loc="outside lower center",
+    )
     for text in legend.get_texts():
         text.set_parse_math(False)
-    if any(series.num_runs > 1 for panel in panels for series in panel.series):
-        bottom.text(0.5, 0.02, _NOTE, fontsize=9, color="#626973", ha="center", va="bottom")
     save_figure(figure, path)
-
-
-def _draw_series(axis: Any, series: Series, labels: Sequence[str]) -> Any:
-    """Draw a line, and the band of several runs. Training is grey."""
-    place = [label for label in labels if label != "train"].index(series.label) if series.label != "train" else None
-    colour = GREY if place is None else COLOURS[place % len(COLOURS)]
-    dash = _DASHES[(place or 0) // len(COLOURS) % len(_DASHES)]
-    # Each logged point is marked only where they are few and lie at the mean.
-    marker = {"marker": "o", "markersize": 3.2} if len(series.x_P) <= 30 and not series.is_interpolated else {}
-    (line,) = axis.plot(series.x_P, series.mean_P, linewidth=1.6, color=colour, linestyle=dash, **marker)
-    if series.num_runs > 1:
-        axis.fill_between(series.x_P, series.low_P, series.high_P, color=colour, alpha=_BAND, linewidth=0)
-    return line
 
 
 def _style_axis(axis: Any, panel: Panel) -> None:
@@ -71,17 +72,14 @@ def _style_axis(axis: Any, panel: Panel) -> None:
     _lighten(axis)
     if "accuracy" in panel.metric:
         axis.set_ylim(-0.02, 1.02)
-    elif _is_logarithmic(panel):
+        return
+    # Losses are logarithmic if they are far enough apart for labelled ticks.
+    low = min((float(series.low_P.min(initial=math.inf)) for series in panel.series), default=0.0)
+    high = max((float(series.high_P.max(initial=0.0)) for series in panel.series), default=0.0)
+    if "loss" in panel.metric and low > 0 and 3 * low < high < math.inf:
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
-
-
-def _is_logarithmic(panel: Panel) -> bool:
-    """Return whether the values are losses above 0 that are far enough apart for labelled ticks."""
-    low = min((float(series.low_P.min(initial=math.inf)) for series in panel.series), default=0.0)
-    high = max((float(series.high_P.max(initial=0.0)) for series in panel.series), default=0.0)
-    return "loss" in panel.metric and low > 0 and 3 * low < high < math.inf
 
 
 def _lighten(axis: Any) -> None:
@@ -96,17 +94,13 @@ def draw_accuracy_over_steps(accuracy: Mapping[str, Sequence[float]], trained_st
     """Draw the share of puzzles that are solved exactly after 1, 2, ... steps, a line per set.
 
     Args:
-        accuracy: for each set the shares after 1, 2, ... steps.
         trained_steps: the number of steps in training, drawn as a vertical line.
-        path: the picture's file.
     """
-    plt = pyplot()
-    figure, axis = plt.subplots(figsize=(5.5, 3.4), constrained_layout=True)
+    figure, axis = pyplot().subplots(figsize=(5.5, 3.4), constrained_layout=True)
     for name, values in accuracy.items():
         steps = range(1, len(values) + 1)
         axis.plot(steps, values, marker="o", markersize=4, label=f"{name}: {values[-1]:.3f} at the last")
-    longest = max(map(len, accuracy.values()), default=0)
-    if trained_steps < longest:
+    if trained_steps < max(map(len, accuracy.values()), default=0):
         axis.axvline(trained_steps, color=GREY, linewidth=1, linestyle="--", label="as many as in training")
     axis.set(xlabel="steps of reasoning", ylabel="puzzles solved exactly", ylim=(-0.02, 1.02))
     _lighten(axis)
@@ -117,15 +111,11 @@ def draw_accuracy_over_steps(accuracy: Mapping[str, Sequence[float]], trained_st
 def draw_reliability(bins: Mapping[str, Sequence[tuple[float, float, int, float, float]]], path: Path) -> None:
     """Draw accuracy over confidence, a line per set, above the number of answers.
 
-    A model whose confidence is its accuracy has its points on the diagonal.
-
     Args:
         bins: for each set the lower and the upper limit of each bin of confidence, and of its
             answers the number, the mean confidence and the accuracy.
-        path: the picture's file.
     """
-    plt = pyplot()
-    figure, (axis, counts) = plt.subplots(
+    figure, (axis, counts) = pyplot().subplots(
         2, 1, figsize=(4.4, 5.2), height_ratios=(4, 1), sharex=True, constrained_layout=True
     )
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--", label="confidence = accuracy")

@@ -1,11 +1,10 @@
-"""The curves of several runs: groups of runs that differ only in their seed, and their spread."""
+"""The data of all curves: what runs have logged, in groups that differ only in their seed."""
 # P = points of a curve, R = runs of a group
 
 import difflib
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,24 +16,16 @@ import numpy as np
 from utils.config import flatten
 from utils.errors import UserError
 from utils.run.history import METRICS_FILE, History, read_run_config
-from utils.run.status import is_number
+from viewer.status import LOSSES, is_number
 
 # No screen shows more points, and a run may have logged a million.
 MAX_POINTS = 1500
 # A person is told if a run goes on after another one of its group has ended, for more than this
 # part of the range that they share.
 _LONG_AFTER = 0.1
-DEFAULT_METRICS = ("train/lm_loss", "train/loss", "train/exact_accuracy")
 # What tells the runs of a group apart: their seeds, and where they are and report to.
 _OF_ONE_RUN = {"seed", "run_name", "project_name", "checkpoint_path", "resume", "allow_changed_data", "started_in"}
 _OF_ONE_RUN |= {"wandb", "tensorboard"}
-
-
-def names_of(folders: Sequence[Path]) -> list[str]:
-    """Return the name of each folder, with that of the folder above where names are equal."""
-    whole = [folder.resolve() for folder in folders]
-    num = Counter(folder.name for folder in whole)
-    return [each.name if num[each.name] == 1 else f"{each.parent.name}/{each.name}" for each in whole]
 
 
 @dataclass(frozen=True)
@@ -55,7 +46,7 @@ class LoggedRun:
         Raises:
             UserError: A file of the run can't be read.
         """
-        # Not at the top: this imports Hydra and PyTorch, and the table of watch.py needs neither.
+        # Not at the top: this imports PyTorch, and the table of watch.py does not need it.
         from sharing.stored_config import completed
 
         stored = read_run_config(path)
@@ -64,97 +55,86 @@ class LoggedRun:
                 stored = completed(stored)
         return LoggedRun(path, dict(flatten(stored)), logged_rows(path))
 
-    @property
-    def steps(self) -> list[int]:
-        return [row["step"] for row in self.rows]
+    def x(self, axis: str) -> list[float]:
+        """Return the place of each row on an axis: steps, examples, epochs or seconds.
+
+        Examples count slots, with the global batch size of the run's last start.
+        """
+        key = {"epochs": "epoch", "seconds": "time_s"}.get(axis, "step")
+        factor: Any = 1
+        if axis == "examples":
+            factor = read_run_config(self.path).get("global_batch_size")  # as stored: a default would be a guess
+            if not isinstance(factor, int):
+                raise UserError(f"{self.path}: config.yaml has no global_batch_size; give --x steps")
+        if not all(is_number(row.get(key)) for row in self.rows):
+            raise UserError(f"{self.path}: metrics.jsonl has rows without {key}; give --x steps")
+        return [float(row[key]) * factor for row in self.rows]
 
 
 def logged_rows(run: Path) -> list[dict[str, Any]]:
-    """Return what a run has logged so far, a dict for each row.
-
-    Raises:
-        UserError: The file can't be read, or a line of it is no row.
-    """
+    """Return what a run has logged so far, a dict for each row."""
     history = History(run / METRICS_FILE)
     history.refresh()
     return history.rows
 
 
-XOf = Callable[[LoggedRun], Sequence[float]]
-"""Returns the place of each row of a run on the x axis, ascending."""
-
-
-def x_in_steps(run: LoggedRun) -> Sequence[float]:
-    return run.steps
-
-
-def x_in_examples(run: LoggedRun) -> Sequence[float]:
-    """Return how many slots were trained, with the global batch size of the run's last start."""
-    batch_size = read_run_config(run.path).get("global_batch_size")  # as stored: a default would be a guess
-    if not isinstance(batch_size, int):
-        raise UserError(f"{run.path}: config.yaml has no global_batch_size; give --x steps")
-    return [step * batch_size for step in run.steps]
-
-
-def x_in_epochs(run: LoggedRun) -> Sequence[float]:
-    """Return the passes over the training groups, parts included."""
-    return _logged_x(run, "epoch")
-
-
-def x_in_seconds(run: LoggedRun) -> Sequence[float]:
-    """Return the seconds since the run began, which go on over resumes."""
-    return _logged_x(run, "time_s")
-
-
-def _logged_x(run: LoggedRun, key: str) -> Sequence[float]:
-    if not all(is_number(row.get(key)) for row in run.rows):
-        raise UserError(f"{run.path}: metrics.jsonl has rows without {key}; give --x steps")
-    return [float(row[key]) for row in run.rows]
-
-
 # ---- metrics -----------------------------------------------------------------------------------
 
 
+def short_name(metric: str) -> str:
+    """Return a metric's name without train/, eval/<set>/ or perf/."""
+    parts = metric.split("/")
+    return "/".join(parts[2:] if parts[0] == "eval" else parts[1:]) or metric
+
+
+def metrics_in(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the full names of the logged metrics, without those of single reasoning steps."""
+    names = (name for row in rows for name, value in row.items() if "/" in name and is_number(value))
+    return [name for name in dict.fromkeys(names) if "_at_step/" not in name]
+
+
 def choose_metrics(runs: Sequence[LoggedRun], asked: Sequence[str]) -> list[str]:
-    """Return the full names of the metrics to draw, in the order in which they were asked for.
+    """Return the full names of the metrics to draw.
 
     Args:
-        asked: full names, or names without train/, eval/<set>/ or perf/, which mean all of these;
-            empty: loss and exact accuracy in training, exact accuracy of every test set, and the
-            loss of test texts.
+        asked: full names, or short ones, which mean all metrics of this name; empty: loss and exact
+            accuracy in training, exact accuracy of every test set, and the loss of test texts.
 
     Raises:
         UserError: No run has logged a metric. The message has the most similar names.
     """
     logged = list(dict.fromkeys(name for run in runs for row in run.rows for name in row if "/" in name))
-    short = {name: _short(name) for name in logged}
     if not asked:
-        of_tests = sorted(
-            name for name in logged if name.startswith("eval/") and short[name] in ("exact_accuracy", "loss")
-        )
-        chosen = [name for name in (*DEFAULT_METRICS, *of_tests) if name in short]
-        if not chosen:
-            raise UserError(f"none of the runs has logged {' or '.join(DEFAULT_METRICS)}; name one with --metric")
-        return chosen
-    found: list[str] = []
+        found = [name for name in (*LOSSES, "train/exact_accuracy") if name in logged]
+        of_tests = [name for name in logged if name.startswith("eval/")]
+        found += sorted(name for name in of_tests if short_name(name) in ("exact_accuracy", "loss"))
+        if not found:
+            raise UserError("none of the runs has logged a loss or an exact accuracy; name a metric with --metric")
+        return found
+    found = []
     for name in asked:
-        places = ("train", "eval", "perf")
-        matching = [full for place in places for full in logged if full.startswith(place) and short[full] == name]
-        if name not in short and not matching:
-            known = [*logged, *dict.fromkeys(short.values())]
-            similar = difflib.get_close_matches(name, known, n=4, cutoff=0.5) or sorted(set(short.values()))[:8]
+        matching = [full for full in logged if name in (full, short_name(full))]
+        if not matching:
+            known = [*logged, *dict.fromkeys(map(short_name, logged))]
+            similar = difflib.get_close_matches(name, known, n=4, cutoff=0.5) or logged[:8]
             raise UserError(f"no run has logged {name!r}; take one of {', '.join(similar)}")
-        found += [name] if name in short else matching
+        found += matching
     return list(dict.fromkeys(found))
 
 
-def _short(name: str) -> str:
-    """Return a metric's name without train/, eval/<set>/ or perf/."""
-    first, _, rest = name.partition("/")
-    return rest.partition("/")[2] or rest if first == "eval" else rest
-
-
 # ---- groups ------------------------------------------------------------------------------------
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """Return for each folder the last parts of its path that tell it from the others."""
+    paths = [folder.resolve().parts for folder in folders]
+    names = []
+    for path in paths:
+        num = 1
+        while num < len(path) and sum(other[-num:] == path[-num:] for other in paths) > 1:
+            num += 1
+        names.append("/".join(path[-num:]))
+    return names
 
 
 @dataclass(frozen=True)
@@ -175,15 +155,23 @@ def groups_of(runs: Sequence[LoggedRun]) -> list[Group]:
     """Return the groups, sorted by their labels."""
     by_config: dict[str, list[LoggedRun]] = {}
     for run in runs:
-        shared = {key: value for key, value in run.config.items() if key.split(".")[0] not in _OF_ONE_RUN}
+        shared = {key: value for key, value in run.config.items() if key.partition(".")[0] not in _OF_ONE_RUN}
         # Nobody knows what a run without a config has in common with others.
         key = json.dumps(shared, sort_keys=True, default=str) if run.config else f"run {run.path}"
         by_config.setdefault(key, []).append(run)
     members = list(by_config.values())
-    marks = _marks([group[0] for group in members])
-    found = [_with_number(" ".join(of_group), group) for of_group, group in zip(marks, members, strict=True)]
-    labels = _told_apart(found, members)
-    groups = [Group(label, tuple(runs), of_group) for label, runs, of_group in zip(labels, members, marks, strict=True)]
+    marks = _marks([group[0].config for group in members])
+    labels = []
+    for group, own in zip(members, marks, strict=True):
+        num_seeds = len({run.config.get("seed") for run in group})
+        number = f"{len(group)} {'seeds' if num_seeds == len(group) else 'runs'}" if len(group) > 1 else ""
+        labels.append(" ".join(own) + f" ({number})" * bool(number) if own else number)
+    names = names_of([group[0].path for group in members])
+    whole = [
+        label if label and labels.count(label) == 1 else f"{label} {name}".lstrip()
+        for label, name in zip(labels, names, strict=True)
+    ]
+    groups = [Group(label, tuple(group), own) for label, group, own in zip(whole, members, marks, strict=True)]
     return sorted(groups, key=lambda group: _sort_key(group.label))
 
 
@@ -193,39 +181,35 @@ def _sort_key(label: str) -> list[tuple[float, str]]:
     return [(float(part), "") if place % 2 else (math.inf, part) for place, part in enumerate(parts)]
 
 
-def _marks(runs: list[LoggedRun]) -> list[tuple[str, ...]]:
-    """Return for one run of each group what one would type to tell it from the other groups.
+def _marks(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Return for each config what one would type to get this one and not another.
 
-    If groups have different architectures, most options of these differ as well. Therefore an
+    If configs have different architectures, most options of these differ as well. Therefore an
     option of a config group, such as arch.H_layers, is compared only among equal choices.
     """
-    if len(runs) == 1:
+    from sharing.recipe import shown_value
+
+    if len(configs) == 1:
         return [()]
-    typed = [_as_typed(run.config) for run in runs]
-    keys = _in_order(key for each in typed for key in each if key.split(".")[0] not in _OF_ONE_RUN)
-    # Under each key that some run would type: its values, among the runs of the same choice.
-    values: dict[tuple[str, object], dict[str, Any]] = {(key, _choice(each, key)): {} for each in typed for key in each}
-    pairs = [
-        [(key, each.get(key, run.config.get(key))) for key in keys if (key, _choice(each, key)) in values]
-        for run, each in zip(runs, typed, strict=True)
-    ]
-    for each, of_run in zip(typed, pairs, strict=True):
-        for key, value in of_run:
-            values[key, _choice(each, key)][json.dumps(value, sort_keys=True, default=str)] = value
-    return [
-        tuple(
-            f"{key}={_apart(value, others.values())}"
-            for key, value in of_run
-            if len(others := values[key, _choice(each, key)]) > 1
-        )
-        for each, of_run in zip(typed, pairs, strict=True)
-    ]
+    typed = [_as_typed(config) for config in configs]
+    marks: list[list[str]] = [[] for _ in configs]
+    for key in _in_order(typed):
+        group, _, option = key.partition(".")
+        alike: dict[str, list[int]] = {}
+        for number, each in enumerate(typed):
+            alike.setdefault(str(each.get(group)) if option else "", []).append(number)
+        for numbers in alike.values():
+            values = {number: shown_value(typed[number].get(key, configs[number].get(key))) for number in numbers}
+            if any(key in typed[number] for number in numbers) and len(set(values.values())) > 1:
+                for number, value in values.items():
+                    marks[number].append(f"{key}={value}")
+    return [tuple(own) for own in marks]
 
 
 def _as_typed(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config with arch=trm_mlp for the options of that file, and without what follows."""
     from sharing.recipe import typed_options
-    from utils.config_files import is_group  # not at the top, as in LoggedRun.open
+    from utils.config_files import is_group
 
     typed: dict[str, Any] = {}
     for group in (key.removesuffix(".name") for key in config if key.endswith(".name")):
@@ -233,68 +217,32 @@ def _as_typed(config: Mapping[str, Any]) -> dict[str, Any]:
             options = {key.partition(".")[2]: value for key, value in config.items() if key.startswith(f"{group}.")}
             typed[group], others = typed_options(group, options)
             typed |= {f"{group}.{key}": value for key, value in others.items() if key != "name"}
-    return typed | {key: value for key, value in config.items() if key.partition(".")[0] not in typed}
+    rest = {key: value for key, value in config.items() if key.partition(".")[0] not in {*typed, *_OF_ONE_RUN}}
+    return typed | rest
 
 
-def _apart(value: object, others: Iterable[object]) -> str:
-    """Return a value with four digits, or with all if one of the others has the same four."""
-    from sharing.recipe import shown_value
-
-    shown = [shown_value(other) for other in others]
-    return _value(value) if len(set(shown)) < len(shown) else shown_value(value)
-
-
-def _in_order(keys: Iterable[str]) -> list[str]:
-    """Return each key once, those of a config group together, behind what was chosen there."""
-    keys = list(dict.fromkeys(keys))
-    tops = list(dict.fromkeys(key.partition(".")[0] for key in keys))
-    return sorted(keys, key=lambda key: (tops.index(key.partition(".")[0]), "." in key and not key.endswith(".name")))
-
-
-def _choice(typed: Mapping[str, Any], key: str) -> object:
-    """Return what was chosen in the config group of an option; None if the key is no option."""
-    group, _, option = key.partition(".")
-    return typed.get(group) if option else None
-
-
-def _told_apart(labels: list[str], groups: Sequence[Sequence[LoggedRun]]) -> list[str]:
-    """Return the labels, with the name of a run where several are equal, and then with its path."""
-    for place in (lambda path: path.name, lambda path: f"in {path.parent}"):
-        num = Counter(labels)
-        marks = [place(group[0].path.resolve()) for group in groups]
-        labels = [
-            label if num[label] == 1 or label == mark else f"{label} {mark}"
-            for label, mark in zip(labels, marks, strict=True)
-        ]
-    return labels
-
-
-def _with_number(label: str, runs: Sequence[LoggedRun]) -> str:
-    if len(runs) == 1:
-        return label or runs[0].path.resolve().name
-    seeds = {run.config.get("seed") for run in runs}
-    number = f"{len(runs)} {'seeds' if len(seeds) == len(runs) else 'runs'}"
-    return f"{label} ({number})" if label else number
+def _in_order(configs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return each key once, those of a config group together."""
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    groups = list(dict.fromkeys(key.partition(".")[0] for key in keys))
+    return sorted(keys, key=lambda key: groups.index(key.partition(".")[0]))
 
 
 def differences_of(runs: Sequence[LoggedRun]) -> dict[str, list[str | None]]:
     """Return for each key in which the configs differ its value in each run, as it is typed.
 
-    None stands for a run whose config lacks the key. Seeds count, names and places do not.
+    None stands for a run whose config lacks the key. Seeds and the run that a run has gone on from
+    count, names and places do not.
     """
-    keys = _in_order(key for run in runs for key in run.config)
-    compared = [key for key in keys if key == "seed" or key.partition(".")[0] not in _OF_ONE_RUN]
-    values = {key: [_value(run.config[key]) if key in run.config else None for run in runs] for key in compared}
-    return {key: of_runs for key, of_runs in values.items() if len(set(of_runs)) > 1}
+    from sharing.recipe import shown_value
 
-
-def _value(value: object) -> str:
-    """Return a value as it is typed on a command line."""
-    if isinstance(value, float):
-        return short if float(short := f"{value:g}") == value else repr(value)
-    if value is None or isinstance(value, bool):
-        return str(value).lower().replace("none", "null")
-    return str(value)
+    found: dict[str, list[str | None]] = {}
+    for key in _in_order(run.config for run in runs):
+        if len({repr(run.config.get(key, ...)) for run in runs}) > 1 and (
+            key in ("seed", "resume") or key.partition(".")[0] not in _OF_ONE_RUN
+        ):
+            found[key] = [shown_value(run.config[key]) if key in run.config else None for run in runs]
+    return found
 
 
 # ---- curves ------------------------------------------------------------------------------------
@@ -308,10 +256,7 @@ class Series:
         x_P, mean_P, low_P, high_P: float64. Low and high are those of the lowest and the highest
             run at each point.
         num_runs: how many runs the mean is over.
-        num_left_out: how many other runs never logged the metric, or ended before these did.
-        cut_at: where the shortest run ends, and with it the mean over all runs, if others go on for
-            long after that; otherwise None.
-        is_interpolated: whether the runs have logged at different places.
+        note: which part of the runs is not shown.
     """
 
     label: str
@@ -320,9 +265,7 @@ class Series:
     low_P: np.ndarray
     high_P: np.ndarray
     num_runs: int = 1
-    num_left_out: int = 0
-    cut_at: float | None = None
-    is_interpolated: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -334,27 +277,24 @@ class Panel:
     series: tuple[Series, ...]
 
 
-def panels_of(groups: Sequence[Group], metrics: Sequence[str], x_name: str, x_of: XOf) -> list[Panel]:
+def panels_of(
+    groups: Sequence[Group], metrics: Sequence[str], x_name: str, x_of: Callable[[LoggedRun], Sequence[float]]
+) -> list[Panel]:
     """Return a panel for each metric.
 
     Args:
         x_name: what is on the x axis, with its unit.
-
-    Raises:
-        UserError: A run does not tell its places on the x axis.
+        x_of: returns the place of each row of a run on the x axis, ascending.
     """
     places = {run.path: np.asarray(x_of(run), dtype=np.float64) for group in groups for run in group.runs}
-    return [
-        Panel(
-            metric,
-            x_name,
-            tuple(found for group in groups if (found := _series(group, metric, places)) is not None),
-        )
-        for metric in metrics
-    ]
+    panels = []
+    for metric in metrics:
+        series = (_series(group, metric, x_name, places) for group in groups)
+        panels.append(Panel(metric, x_name, tuple(each for each in series if each is not None)))
+    return panels
 
 
-def _series(group: Group, metric: str, places: Mapping[Path, np.ndarray]) -> Series | None:
+def _series(group: Group, metric: str, x_name: str, places: Mapping[Path, np.ndarray]) -> Series | None:
     """Return the curve of a group; None if none of its runs has logged the metric.
 
     The runs are interpolated to a common grid: the places of all points in the range that all runs
@@ -372,19 +312,16 @@ def _series(group: Group, metric: str, places: Mapping[Path, np.ndarray]) -> Ser
     if len(grid_P) > MAX_POINTS:
         grid_P = np.linspace(first, last, MAX_POINTS)
     values_RP = np.stack([np.interp(grid_P, x_P, y_P) for x_P, y_P in curves])
-    goes_on = curves[-1][0][-1] - last > _LONG_AFTER * (last - first)
-    is_interpolated = any(np.setdiff1d(grid_P, x_P).size for x_P, _ in curves)
-    return Series(
-        group.label,
-        grid_P,
-        values_RP.mean(axis=0),
-        values_RP.min(axis=0),
-        values_RP.max(axis=0),
-        len(curves),
-        len(group.runs) - len(curves),
-        float(last) if goes_on else None,
-        is_interpolated,
-    )
+    note, num = "", len(group.runs)
+    if len(curves) < num:
+        note = (
+            f"{group.label}: {num - len(curves)} of {num} runs never logged {metric}, or ended before the others did, "
+            "and are left out of its mean"
+        )
+    elif curves[-1][0][-1] - last > _LONG_AFTER * (last - first):
+        note = f"{group.label}: the mean ends at {last:,.0f} {x_name}, where the shortest run ends"
+    ends = values_RP.min(axis=0), values_RP.max(axis=0)
+    return Series(group.label, grid_P, values_RP.mean(axis=0), *ends, len(curves), note)
 
 
 def panels_of_run(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
@@ -392,18 +329,11 @@ def panels_of_run(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
     steps = np.array([row["step"] for row in rows], dtype=np.float64)
     panels: dict[str, list[Series]] = {}
     for name in metrics_in(rows):
-        first, _, rest = name.partition("/")
-        set_name, _, of_set = rest.partition("/")
-        label, metric = (f"eval {set_name}", of_set) if first == "eval" else ("train", rest)
+        first, set_name, *_ = name.split("/")
         x_P, y_P = _points(rows, name, steps)
-        panels.setdefault(name if first == "perf" else metric, []).append(Series(label, x_P, y_P, y_P, y_P))
+        series = Series(f"eval {set_name}" if first == "eval" else "train", x_P, y_P, y_P, y_P)
+        panels.setdefault(name if first == "perf" else short_name(name), []).append(series)
     return [Panel(metric, "step", tuple(series)) for metric, series in panels.items()]
-
-
-def metrics_in(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the full names of the logged metrics, without those of single reasoning steps."""
-    names = (name for row in rows for name, value in row.items() if "/" in name and is_number(value))
-    return [name for name in dict.fromkeys(names) if "_at_step/" not in name]
 
 
 def _points(rows: Sequence[Mapping[str, Any]], metric: str, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -412,14 +342,11 @@ def _points(rows: Sequence[Mapping[str, Any]], metric: str, places: np.ndarray) 
     Values that are not finite leave a point out.
     """
     pairs = [(x, float(row[metric])) for x, row in zip(places, rows, strict=True) if is_number(row.get(metric))]
-    x_P, y_P = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
-    kept_P = np.isfinite(x_P) & np.isfinite(y_P)
-    x_P, y_P = x_P[kept_P], y_P[kept_P]
-    if len(x_P) > MAX_POINTS:
-        begins = np.linspace(0, len(x_P), MAX_POINTS, endpoint=False).astype(np.int64)
-        counts = np.diff(np.append(begins, len(x_P)))
-        x_P, y_P = np.add.reduceat(x_P, begins) / counts, np.add.reduceat(y_P, begins) / counts
-    return x_P, y_P
+    points_P2 = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    points_P2 = points_P2[np.isfinite(points_P2).all(axis=1)]
+    if len(points_P2) > MAX_POINTS:
+        points_P2 = np.array([part.mean(axis=0) for part in np.array_split(points_P2, MAX_POINTS)])
+    return points_P2[:, 0], points_P2[:, 1]
 
 
 def for_page(*over: Sequence[Panel]) -> list[dict[str, Any]]:

@@ -1,8 +1,7 @@
 """What watch.py shows of runs in a terminal: a few runs side by side, or a table of many."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -10,9 +9,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from utils.run.status import RunStatus, Watched, in_words
-from utils.text import for_a_terminal
+from utils.text import for_a_terminal, in_words
 from viewer.curves import names_of
+from viewer.status import LOSSES, RunStatus, Watched, is_number
 
 COLOURS = {
     "running": "green",
@@ -30,27 +29,15 @@ _CURVE_LINES = 3
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-@dataclass(frozen=True)
-class Shown:
-    """The state of a run under the name that tells it from the others."""
-
-    name: str
-    status: RunStatus
-
-
-def read_statuses(runs: Sequence[Watched]) -> list[Shown]:
-    """Return the runs in the order of display: running ones, then the newest."""
-    names = names_of([run.path for run in runs])
-    shown = [Shown(for_a_terminal(name), run.status()) for name, run in zip(names, runs, strict=True)]
-    return sorted(shown, key=lambda each: (each.status.state != "running", -each.status.began_at))
+def read_statuses(runs: Sequence[Watched]) -> dict[str, RunStatus]:
+    """Return the runs by name in the order of display: running ones, then the newest."""
+    names = map(for_a_terminal, names_of([run.path for run in runs]))
+    found = [(name, run.status()) for name, run in zip(names, runs, strict=True)]
+    return dict(sorted(found, key=lambda each: (each[1].state != "running", -each[1].began_at)))
 
 
-def screen(shown: Sequence[Shown], width: int, height: int) -> RenderableType:
-    """Return what fills a screen: panels side by side if all runs fit, otherwise a table.
-
-    Args:
-        width, height: columns and lines of the terminal.
-    """
+def screen(shown: Mapping[str, RunStatus], width: int, height: int) -> RenderableType:
+    """Return what fills a screen of a size: panels side by side if all runs fit, or a table."""
     hint = Text("q or Ctrl-C: leave", style="dim")
     per_row = max(1, min(len(shown), width // _LEAST_PANEL))
     num_rows = -(-len(shown) // per_row)
@@ -59,22 +46,21 @@ def screen(shown: Sequence[Shown], width: int, height: int) -> RenderableType:
         grid = Table.grid(expand=True)
         for _ in range(per_row):
             grid.add_column(ratio=1)
-        inside = width // per_row - 4
-        for first in range(0, len(shown), per_row):
-            grid.add_row(*(panel(each, inside) for each in shown[first : first + per_row]))
+        panels = [panel(name, status, width // per_row - 4) for name, status in shown.items()]
+        for first in range(0, len(panels), per_row):
+            grid.add_row(*panels[first : first + per_row])
         return Group(grid, hint)
     room = height - 3  # without the counts, the titles and the hint
-    if len(shown) > room:
-        room = max(1, room - 1)  # the line that counts the others
-    parts: list[RenderableType] = [counts(shown), table(shown[:room], width)]
-    if len(shown) > room:
-        parts.append(Text(f"and {len(shown) - room} more", style="dim"))
-    return Group(*parts, hint)
+    if len(shown) <= room:
+        return Group(counts(shown), table(shown, width), hint)
+    room = max(1, room - 1)
+    others = Text(f"and {len(shown) - room} more", style="dim")
+    return Group(counts(shown), table(dict(list(shown.items())[:room]), width), others, hint)
 
 
-def counts(shown: Sequence[Shown]) -> Text:
+def counts(shown: Mapping[str, RunStatus]) -> Text:
     """Return a line that counts the runs in each state."""
-    states = [each.status.state for each in shown]
+    states = [status.state for status in shown.values()]
     line = Text(f"{len(shown)} runs" if len(shown) != 1 else "1 run", no_wrap=True, overflow="ellipsis")
     for state, colour in COLOURS.items():
         if state in states:
@@ -84,109 +70,94 @@ def counts(shown: Sequence[Shown]) -> Text:
 
 # ---- a table -----------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class _Column:
-    """A column of the table.
-
-    Attributes:
-        rank: where the width does not suffice, columns of the highest rank are left out first, and
-            those of rank 0 never.
-        least: the characters to which its text may be shortened; None: it is never shortened.
-    """
-
-    title: str
-    rank: int
-    text_of: Callable[[Shown], str]
-    least: int | None = None
-
-
-_COLUMNS = (
-    _Column("run", 0, lambda each: each.name, least=14),
-    _Column("state", 0, lambda each: each.status.state),
-    _Column("step", 0, lambda each: f"{each.status.step:,}"),
-    _Column("of", 3, lambda each: _or_dash(each.status.last_step, ",")),
-    _Column("loss", 0, lambda each: _or_dash(each.status.loss, ".4g")),
-    _Column("exact", 1, lambda each: _or_dash(each.status.train.get("exact_accuracy"), ".3f")),
-    _Column("test", 0, lambda each: _or_dash(_first(each.status.test), ".3f")),
-    _Column("/s", 2, lambda each: _or_dash(each.status.speed and each.status.speed[0], ",.0f")),
-    _Column("ETA", 0, lambda each: "-" if each.status.eta_s is None else in_words(each.status.eta_s)),
-    _Column("saved", 4, lambda each: _or_dash(each.status.checkpoint, ",")),
-    _Column("best", 6, lambda each: _or_dash(each.status.best, ",")),
-    _Column("ranks", 5, lambda each: _machine(each.status)),
-    _Column("note", 0, lambda each: each.status.note, least=12),
-)
+# For each column its rank and its text. Where the width does not suffice, columns of the highest
+# rank are left out first, and those of rank 0 never.
+COLUMNS: dict[str, tuple[int, Callable[[str, RunStatus], str]]] = {
+    "run": (0, lambda name, _: name),
+    "state": (0, lambda _, run: run.state),
+    "step": (0, lambda _, run: f"{run.step:,}"),
+    "of": (3, lambda _, run: _or_dash(run.last_step, ",")),
+    "loss": (0, lambda _, run: _or_dash(run.loss, ".4g")),
+    "exact": (1, lambda _, run: _or_dash(run.exact, ".3f")),
+    "test": (0, lambda _, run: _or_dash(next(iter(run.test.values()), None), ".3f")),
+    "/s": (2, lambda _, run: _or_dash(run.speed and run.speed[0], ",.0f")),
+    "ETA": (0, lambda _, run: "-" if run.eta_s is None else in_words(run.eta_s)),
+    "saved": (4, lambda _, run: _or_dash(run.checkpoint, ",")),
+    "best": (6, lambda _, run: _or_dash(run.best, ",")),
+    "ranks": (5, lambda _, run: _machine(run) or "-"),
+    "note": (0, lambda _, run: run.note),
+}
+# The text of these is shortened to as many characters at least.
+_LEAST = {"run": 14, "note": 12}
 
 
-def table(shown: Sequence[Shown], width: int) -> Table:
-    """Return a table with a line for each run.
-
-    The columns that the width has no room for are left out, the least needed ones first.
-    """
-    texts = {column.title: [column.text_of(each) for each in shown] for column in _COLUMNS}
-    used = [column for column in _COLUMNS if any(texts[column.title]) or column.title != "note"]
-
+def table(shown: Mapping[str, RunStatus], width: int) -> Table:
+    """Return a table with a line for each run, and with the columns that the width has room for."""
+    texts = {title: [text_of(*each) for each in shown.items()] for title, (_, text_of) in COLUMNS.items()}
     longest = {title: max(map(cell_len, [title, *column])) for title, column in texts.items()}
-    widths = {column.title: min(longest[column.title], column.least or width) for column in _COLUMNS}
-
-    def spare() -> int:
-        return width - sum(widths[column.title] + 2 for column in used)
-
-    while spare() < 0 and (rank := max(column.rank for column in used)):
-        used = [column for column in used if column.rank != rank]
-    for title in [column.title for column in used if column.least]:
-        widths[title] = min(longest[title], widths[title] + max(0, spare()))
+    used = [title for title in COLUMNS if title != "note" or any(texts[title])]
+    while (rank := max(COLUMNS[title][0] for title in used)) and width < sum(
+        min(longest[title], _LEAST.get(title, width)) + 2 for title in used
+    ):
+        used = [title for title in used if COLUMNS[title][0] != rank]
     lines = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim", show_edge=False)
-    for column in used:
-        justify: Literal["left", "right"] = "left" if column.least is not None or column.title == "state" else "right"
-        lines.add_column(column.title, justify=justify, no_wrap=True, overflow="ellipsis", width=widths[column.title])
-    for number, each in enumerate(shown):
-        colour = COLOURS[each.status.state]
-        lines.add_row(
-            *(Text(texts[column.title][number], style=colour if column.title == "state" else "") for column in used)
-        )
+    for title in used:
+        if title in _LEAST:  # rich shares out what is left
+            lines.add_column(title, max_width=longest[title])
+        else:
+            justify = "left" if title == "state" else "right"
+            lines.add_column(title, justify=justify, width=longest[title])  # type: ignore[arg-type]
+    for number, status in enumerate(shown.values()):
+        style = {"state": COLOURS[status.state]}
+        cells = [(texts[title][number], style.get(title, "")) for title in used]
+        lines.add_row(*(Text(text, style=look, no_wrap=True, overflow="ellipsis") for text, look in cells))
     return lines
 
 
 # ---- panels ------------------------------------------------------------------------------------
 
 
-def panel(shown: Shown, width: int) -> Panel:
+def panel(name: str, run: RunStatus, width: int) -> Panel:
     """Return a panel of a run, as high as _PANEL_LINES.
 
     Args:
         width: columns inside the border and its padding.
     """
-    status = shown.status
-    colour = COLOURS[status.state]
-    total = status.last_step
-    steps = f"step {status.step:,}" + (f" of {total:,}" if total else "")
-    done = min(width, round(status.step / total * width)) if total else 0
-    right = f"ETA {in_words(status.eta_s)}" if status.eta_s is not None else ""
-    if not right and total:
-        right = f"{status.step / total:.0%}"
-    tests = "  ".join(f"{'test' if len(status.test) == 1 else name} {value:.3f}" for name, value in status.test.items())
-    exact = f"exact {_or_dash(status.train.get('exact_accuracy'), '.3f')}"
-    speed = "" if status.speed is None else f"{status.speed[0]:,.0f} {status.speed[1]}/s"
-    saved = f"saved {_or_dash(status.checkpoint, ',')}" + ("" if status.best is None else f", best {status.best:,}")
+    colour, total, right = COLOURS[run.state], run.last_step, ""
+    share = run.step / total if total else 0.0
+    if run.eta_s is not None:
+        right = f"ETA {in_words(run.eta_s)}"
+    elif total:
+        right = f"{share:.0%}"
+    done = min(width, round(share * width))
+    tests = "  ".join(
+        f"{'test' if len(run.test) == 1 else set_name} {value:.3f}" for set_name, value in run.test.items()
+    )
+    speed = "" if run.speed is None else f"{run.speed[0]:,.0f} {run.speed[1]}/s"
+    best = "" if run.best is None else f", best {run.best:,}"
+    note = run.note
+    if run.launched is not None and (run.state == "dead" or note.startswith("silent")):
+        note = f"{note} on {for_a_terminal(run.launched.host)[:60]}".lstrip()
     lines: list[RenderableType] = [
-        _two_ends(steps, right, width),
+        _two_ends(f"step {run.step:,}" + (f" of {total:,}" if total else ""), right, width),
         Text.assemble(("━" * done, colour), ("─" * (width - done), "dim")),
-        Text(f"loss {_or_dash(status.loss, '.4g')}"),
-        *(Text(line, style="cyan") for line in curve(status.loss_curve, width, _CURVE_LINES)),
-        _two_ends(exact, tests, width),
-        *(
-            Text(line, style="magenta")
-            for line in curve(status.curves["train/exact_accuracy"], width, _CURVE_LINES, least=0, most=1)
-        ),
-        _two_ends(speed, _machine(status) if status.launched else "", width),
-        Text(saved, overflow="ellipsis", no_wrap=True),
-        Text(_note(status), style="yellow" if status.state == "running" else colour, overflow="ellipsis", no_wrap=True),
+        Text(f"loss {_or_dash(run.loss, '.4g')}"),
+        _curve_of(run, LOSSES, width, "cyan"),
+        _two_ends(f"exact {_or_dash(run.exact, '.3f')}", tests, width),
+        _curve_of(run, ("train/exact_accuracy",), width, "magenta", least=0, most=1),
+        _two_ends(speed, _machine(run), width),
+        _two_ends(f"saved {_or_dash(run.checkpoint, ',')}{best}", "", width),
+        Text(note, style="yellow" if run.state == "running" else colour, overflow="ellipsis", no_wrap=True),
     ]
-    room = max(4, width - len(status.state) - 4)
-    name = shown.name if len(shown.name) <= room else f"{shown.name[: room - 1]}…"
-    title = Text.assemble((name, "bold"), " ", (status.state, colour))
+    title = Text.assemble((name[: max(4, width - len(run.state) - 4)], "bold"), " ", (run.state, colour))
     return Panel(Group(*lines), title=title, title_align="left", height=_PANEL_LINES, border_style=colour)
+
+
+def _curve_of(run: RunStatus, metrics: Sequence[str], width: int, style: str, **ends: float) -> Text:
+    values = [row[name] for row in run.rows for name in metrics if is_number(row.get(name))]
+    return Text(
+        "\n".join(curve([value for value in values if math.isfinite(value)], width, _CURVE_LINES, **ends)), style
+    )
 
 
 def curve(
@@ -224,21 +195,10 @@ def _two_ends(left: str, right: str, width: int) -> Text:
     return Text(left if gap < 2 else left + " " * gap + right, overflow="ellipsis", no_wrap=True)
 
 
-def _note(status: RunStatus) -> str:
-    """Return the note, with the host of a run that should be looked after there."""
-    if status.launched is None or (status.state != "dead" and not status.note.startswith("silent")):
-        return status.note
-    return f"{status.note} on {for_a_terminal(status.launched.host)[:60]}".lstrip()
-
-
 def _or_dash(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _first(values: dict[str, float]) -> float | None:
-    return next(iter(values.values()), None)
-
-
-def _machine(status: RunStatus) -> str:
-    launched = status.launched
-    return "-" if launched is None else for_a_terminal(f"{launched.ranks} x {launched.device}")[:20]
+def _machine(run: RunStatus) -> str:
+    launched = run.launched
+    return "" if launched is None else for_a_terminal(f"{launched.ranks} x {launched.device}")[:20]

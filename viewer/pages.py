@@ -43,13 +43,7 @@ class Settings:
 
 
 def write_page(page: Page, output: Path) -> None:
-    """Fill the template with the page's data, and write it to a file.
-
-    Numbers get six digits, more than a curve shows. NaN and infinity become null.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Fill the template with the page's data, and write it to a file."""
     style, script = (FOLDER / "page.css").read_text(encoding="utf-8"), script_of(FOLDER / "main.mjs")
     data = json.dumps(_shortened(page), separators=(",", ":"), allow_nan=False).encode()
     filled_in = {
@@ -85,6 +79,7 @@ def script_of(module: Path, seen: set[Path] | None = None) -> str:
 
 
 def _shortened(value: Any) -> Any:
+    """Give numbers six digits, more than a curve shows. NaN and infinity become null."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -128,11 +123,7 @@ def size_text(megabytes: float) -> str:
 
 
 def read_json(file: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        UserError: The file is missing, or holds no JSON.
-    """
+    """Read a JSON file. Raise UserError if it is missing or holds no JSON."""
     try:
         return json_files.read_json(file, "remove it or write it again")
     except FileNotFoundError:

@@ -36,10 +36,11 @@ def page_of_text(data: Path, settings: Settings) -> Page:
     if not chosen:
         raise UserError(f"{data} has no set {settings.set}; it has {', '.join(splits)}")
     metadata = next(iter(splits.values())).metadata
-    tokenizer = metadata.tokenizer if metadata.tokenizer in (BYTES, UNKNOWN) else metadata.tokenizer[:12]
     facts: dict[str, str] = {
         name: f"{len(split.epochs[0]):,} samples, {len(split.tokens):,} tokens" for name, split in splits.items()
     }
+    # A tokenizer is named by its hash.
+    tokenizer = metadata.tokenizer if metadata.tokenizer in (BYTES, UNKNOWN) else metadata.tokenizer[:12]
     facts |= {"vocabulary": f"{metadata.vocab_size:,}", "tokenizer": tokenizer}
     if len(metadata.tasks) > 1:
         facts["tasks"] = f"{len(metadata.tasks):,}"
@@ -65,34 +66,24 @@ def _texts_of(name: str, split: TextSplit, most: int) -> list[Page]:
     for row, (start, prefix_len, response_start, response_len, task) in zip(
         rows.tolist(), samples.take(rows).tolist(), strict=True
     ):
-        prefix, response = (
-            split.tokens[first : first + length].tolist()
-            for first, length in ((start, prefix_len), (response_start, response_len))
-        )
-        if len(prefix) != prefix_len or len(response) != response_len or not 0 <= task < len(metadata.tasks):
+        prefix = split.tokens[start : start + prefix_len].tolist()
+        response = split.tokens[response_start : response_start + response_len].tolist()
+        if (len(prefix), len(response)) != (prefix_len, response_len) or not 0 <= task < len(metadata.tasks):
             checking = f"python -m dataset.validate {for_shell([str(split.path.parent)])}"
             raise UserError(f"{split.path}: sample {row} is wrong; {checking} says where")
         # The prefix of a text is its first token.
         parts = {"text": prefix + response} if prefix_len == 1 else {"instruction": prefix, "response": response}
-        texts.append(
+        shown = [
             {
-                "set": name,
-                "row": row,
-                "task": metadata.tasks[task],
-                "parts": [_part(title, tokens, tokenizer) for title, tokens in parts.items()],
+                "title": title,
+                "num_tokens": len(tokens),
+                "shown": min(len(tokens), _MOST_TOKENS),
+                "pieces": pieces_of(tokens[:_MOST_TOKENS], tokenizer),
             }
-        )
+            for title, tokens in parts.items()
+        ]
+        texts.append({"set": name, "row": row, "task": metadata.tasks[task], "parts": shown})
     return texts
-
-
-def _part(title: str, tokens: Sequence[int], tokenizer: Tokenizer | None) -> Page:
-    shown = tokens[:_MOST_TOKENS]
-    return {
-        "title": title,
-        "num_tokens": len(tokens),
-        "shown": len(shown),
-        "pieces": pieces_of(shown, tokenizer),
-    }
 
 
 def pieces_of(tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[Piece | Page]:
@@ -106,31 +97,26 @@ def pieces_of(tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[Piece 
     """
     if tokenizer is None:
         return [[str(token), token] for token in tokens]
-    special = {number: name for name, number in tokenizer.special_tokens.model_dump().items()}
+    special = {number: name.replace("_", " ") for name, number in tokenizer.special_tokens.model_dump().items()}
     pieces: list[Piece | Page] = []
     stream, waiting = TextStream(tokenizer.decode), list[int]()
-
-    def add(text: str) -> None:
-        if tokenizer.name == BYTES and pieces and isinstance(pieces[-1], str):
-            pieces[-1] += text
-        elif tokenizer.name == BYTES:
-            pieces.append(text)
-        else:
-            pieces.append([text, *waiting])
-        waiting.clear()
-
-    for token in tokens:
-        if token in special:
-            if waiting:
-                add(stream.end())
+    for token in [*tokens, None]:
+        if token is None or token in special:
+            text = stream.end() if waiting else ""
             stream = TextStream(tokenizer.decode)
-            pieces.append({"special": special[token].replace("_", " ")})
-            continue
-        waiting.append(token)
-        if text := stream.add(token):
-            add(text)
-    if waiting:
-        add(stream.end())
+        else:
+            waiting.append(token)
+            text = stream.add(token)
+        if text and tokenizer.name != BYTES:
+            pieces.append([text, *waiting])
+        elif text and pieces and isinstance(pieces[-1], str):
+            pieces[-1] += text
+        elif text:
+            pieces.append(text)
+        if text:
+            waiting.clear()
+        if token in special:
+            pieces.append({"special": special[token]})
     return pieces
 
 
@@ -139,12 +125,11 @@ def _lengths_of(name: str, split: TextSplit) -> Page:
     lengths_N = split.epochs[0].lengths()
     least, longest = int(lengths_N.min()), int(lengths_N.max())
     width = -(-(longest + 1 - least) // _MOST_BARS) | 1  # odd, so that the middle of a bar is a length
-    counts = np.bincount((lengths_N - least) // width)
     return {
         "set": name,
         "least": least,
         "width": width,
-        "counts": counts.tolist(),
+        "counts": np.bincount((lengths_N - least) // width).tolist(),
         "mean": round(float(lengths_N.mean()), 1),
         "longest": longest,
     }
@@ -173,21 +158,21 @@ def answers_of(run: Path, step: int | None) -> list[Page]:
         has = ", ".join(map(str, sorted(found))) or "none"
         raise UserError(f"{run} has no answers of step {step}, but of: {has}; choose one of them")
     steps = sorted(found) if step is None else [step]
-    chosen = [steps[place] for place in spread(len(steps), _MOST_STEPS)]
     texts: list[Page] = []
-    for each in reversed(chosen):
+    for place in reversed(spread(len(steps), _MOST_STEPS)):
+        file = found[steps[place]]
         try:
-            texts += [_answer_of(each, answer) for answer in read_json(found[each])]
+            texts += [_answer_of(steps[place], answer) for answer in read_json(file)]
         except (KeyError, TypeError):
-            raise UserError(f"{found[each]}: isn't what an evaluation writes; remove it") from None
+            raise UserError(f"{file}: isn't what an evaluation writes; remove it") from None
     return texts
 
 
 def _answer_of(step: int, answer: Page) -> Page:
     is_problem = bool(answer["is_problem"])
-    titles = (
-        ("instruction", "answer", "right answer") if is_problem else ("text", "the model goes on", "the text goes on")
-    )
+    titles = ("instruction", "answer", "right answer")
+    if not is_problem:
+        titles = ("text", "the model goes on", "the text goes on")
     told = [str(answer[key]) for key in ("prompt", "answer", "right")]
     return {
         "set": f"step {step:,}",

@@ -14,7 +14,7 @@ from training.flops import FlopsOfRun, flops_of_step
 from training.plan import Plan
 from utils.command_line import read_config, validate
 from utils.ranks.world import World
-from utils.run.status import in_words
+from utils.text import in_words
 
 SINGLE = World.single()
 SIZES = Sizes(seq_len=36, vocab_size=8, num_puzzle_identifiers=1)

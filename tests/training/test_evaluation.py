@@ -20,11 +20,11 @@ from tests.spawn import run_ranks
 from tests.training.examples import IGNORED, made_split, random_rows
 from training.evaluation import AnswerSample, EvalOptions, evaluate
 from training.laps import Interrupts
+from training.saved_outputs import SavedOutput
 from utils.batch import Batch
 from utils.perf.clocks import Deadline
 from utils.ranks.world import World
 from utils.run.stop import StopSignal
-from utils.saved_outputs import SavedOutput
 
 # N = examples, T = segments, S = tokens
 SINGLE = World.single()

@@ -41,7 +41,8 @@ def _metrics(
     **options: object,
 ) -> Metrics:
     wandb = WandbConfig.model_validate(WANDB | {"mode": mode, **options})
-    return Metrics(world, run, wandb, tensorboard, "abc123", CONFIG, first, last)
+    named = {"id": "abc123", "project": "p", "name": "r", "config": CONFIG}
+    return Metrics(world, run, wandb, tensorboard, named, first, last)
 
 
 def _rows(run: Path) -> list[dict[str, float]]:
@@ -573,7 +574,7 @@ import pretrain
 from utils.ranks.world import World
 from utils.metrics import Metrics, WandbConfig
 config = WandbConfig(mode="disabled", **{WANDB!r})
-metrics = Metrics(World.single(), Path({str(tmp_path)!r}), config, False, "x", {{}}, 0, 1)
+metrics = Metrics(World.single(), Path({str(tmp_path)!r}), config, False, {{}}, 0, 1)
 metrics.write(1, {{"a": 1.0}})
 metrics.close()
 assert not {{"wandb", "tensorboard", "matplotlib"}} & {{name.split(".")[0] for name in sys.modules}}

@@ -29,9 +29,7 @@ class Metrics:
     Args:
         run: the run's folder. Rows of `metrics.jsonl` after `first_step` are removed, because the
             run repeats those steps.
-        tensorboard: also write for TensorBoard.
-        wandb_run_id: lets a resumed run continue the same W&B run.
-        config: the resolved config, for W&B.
+        wandb_run: the id, name, project and config of the W&B run. A resumed run has the same id.
     """
 
     def __init__(
@@ -40,28 +38,25 @@ class Metrics:
         run: Path,
         wandb: WandbConfig,
         tensorboard: bool,
-        wandb_run_id: str,
-        config: dict[str, Any],
+        wandb_run: dict[str, Any],
         first_step: int,
         last_step: int,
     ) -> None:
         self._rows: RowFile | None = None
         self._progress: Progress | None = None
         self._optional: list[Sink] = []
-        self._failed: set[str] = set()  # the names of sinks that get no more rows
-        if not world.is_main:
-            return
-        if tensorboard:
-            self._optional.append(TensorBoard(run / "tensorboard", first_step))
-        self._rows, self._progress = RowFile(run / "metrics.jsonl", first_step), Progress(first_step, last_step)
-        started = start_wandb(wandb, wandb_run_id, run, config, self._rows.kept, say=self.say)
-        if started is not None:
-            self._optional.append(started)
+        if world.is_main:
+            if tensorboard:
+                self._optional.append(TensorBoard(run / "tensorboard", first_step))
+            self._rows, self._progress = RowFile(run / "metrics.jsonl", first_step), Progress(first_step, last_step)
+            if started := start_wandb(wandb, wandb_run, run, self._rows.kept, self.say):
+                self._optional.append(started)
+        self._working = self._optional  # the optional sinks that have taken every row so far
 
     @property
     def num_pictures(self) -> int:
         """How many pictures the sinks of this rank want at each evaluation."""
-        return max([sink.num_pictures for sink in self._working()], default=0)
+        return max([sink.num_pictures for sink in self._working], default=0)
 
     def write(self, step: int, row: Row, *, may_wait: bool = False) -> None:
         """Write the row of a step, which holds all its metrics.
@@ -72,29 +67,30 @@ class Metrics:
         Raises:
             UserError: The row can't be written to metrics.jsonl, and may not wait.
         """
-        if self._rows is not None and self._progress is not None:
-            try:
-                with writing(self._rows.path):
-                    self._rows.write(step, row)
-            except UserError as error:
-                if not may_wait:
-                    raise
-                self.say(f"WARNING: {error}; rows that wait in memory: {self._rows.num_waiting}")
-            self._progress.write(step, row)
-            what = f"step {step}; metrics.jsonl goes on without it"
-            self._failed |= self._try(self._working(), lambda sink: sink.write(step, row), what)
+        if self._rows is None or self._progress is None:
+            return
+        try:
+            with writing(self._rows.path):
+                self._rows.write(step, row)
+        except UserError as error:
+            if not may_wait:
+                raise
+            self.say(f"WARNING: {error}; rows that wait in memory: {self._rows.num_waiting}")
+        self._progress.write(step, row)
+        what = f"step {step}; metrics.jsonl goes on without it"
+        self._working = self._try(self._working, lambda sink: sink.write(step, row), what)
 
     def show(self, step: int, pictures: Sequence[Picture]) -> None:
         """Show the pictures of a step, before its row is written."""
         what = f"the pictures of step {step}"
-        self._try(self._working(), lambda sink: sink.show(step, pictures[: sink.num_pictures]), what)
+        self._try(self._working, lambda sink: sink.show(step, pictures[: sink.num_pictures]), what)
 
     def add_checkpoint(self, folder: Path, *, is_best: bool) -> None:
         """Hand a checkpoint that is whole to the sinks that keep checkpoints.
 
         Called in the thread that wrote it. The folder may be removed as soon as this returns.
         """
-        self._try(self._working(), lambda sink: sink.add_checkpoint(folder, is_best=is_best), folder.name)
+        self._try(self._working, lambda sink: sink.add_checkpoint(folder, is_best=is_best), folder.name)
 
     def write_waiting(self) -> None:
         """Write the rows of metrics.jsonl that the disk has refused so far.
@@ -107,20 +103,16 @@ class Metrics:
         if self._rows is not None:
             self._rows.write_waiting()
 
-    def _working(self) -> list[Sink]:
-        """Return the optional sinks that have taken every row so far."""
-        return [sink for sink in self._optional if sink.name not in self._failed]
-
-    def _try(self, sinks: Sequence[Sink], do: Callable[[Sink], None], what: str) -> set[str]:
-        """Do something with each of the sinks. Say which of them failed, and return their names."""
-        failed = set()
+    def _try(self, sinks: Sequence[Sink], do: Callable[[Sink], None], what: str) -> list[Sink]:
+        """Do something with each of the sinks. Say which of them failed, and return the others."""
+        working = []
         for sink in sinks:
             try:
                 do(sink)
+                working.append(sink)
             except Exception as error:  # no failure of a package, a service or the network may end the run
                 self.say(f"{sink.name} does not take {what} ({type(error).__name__}: {error})")
-                failed.add(sink.name)
-        return failed
+        return working
 
     def advance(self, step: int) -> None:
         """Move the progress bar: this step is done."""

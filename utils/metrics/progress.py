@@ -9,9 +9,19 @@ from tqdm import tqdm
 
 from utils.metrics.sink import Row
 
-# The shortest time between two lines in a redirected log. A log of a whole night stays readable,
-# and someone who follows the log sees that the run goes on.
+# Between two lines in a redirected log. The log of a night stays readable, and shows that the run
+# goes on.
 _LINE_EVERY_S = 10.0
+_TRAINING = (
+    ("loss", "train/lm_loss", ".4f"),
+    ("loss", "train/loss", ".4f"),
+    ("acc", "train/accuracy", ".3f"),
+    ("exact", "train/exact_accuracy", ".3f"),
+    ("ex/s", "perf/examples_per_second", ".0f"),
+    ("tok/s", "perf/tokens_per_second", ".0f"),
+)
+# What evaluations find besides: it would make the line too long.
+_NOT_SHOWN = {"q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss", "num_examples", "num_answers"}
 
 
 class Progress:
@@ -35,18 +45,19 @@ class Progress:
                 self._bar.update(step - self._bar.n)
 
     def write(self, step: int, row: Row) -> None:
-        text = _training(row)
-        if self._bar is not None and text:
-            self._bar.set_postfix_str(text, refresh=False)
+        text = "  ".join(f"{label} {row[name]:{form}}" for label, name, form in _TRAINING if name in row)
         if any(name.startswith("eval/") for name in row):
             self.say(f"step {step}/{self._last_step}  {_evaluation(row)}")
-        if self._bar is None and text:
-            now = time.monotonic()
-            if now - self._last_line >= _LINE_EVERY_S or step == self._last_step:
-                self._last_line = now
-                done = max(1, step - self._first_step)
-                left = (now - self._started) / done * (self._last_step - step)
-                self.say(f"step {step}/{self._last_step}  {text}  ETA {tqdm.format_interval(left)}")
+        if not text:
+            return
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+        elif now - self._last_line >= _LINE_EVERY_S or step == self._last_step:
+            self._last_line = now
+            done = max(1, step - self._first_step)
+            left = (now - self._started) / done * (self._last_step - step)
+            self.say(f"step {step}/{self._last_step}  {text}  ETA {tqdm.format_interval(left)}")
 
     def say(self, text: str) -> None:
         """Show text with the time of day, above the bar if there is one."""
@@ -61,23 +72,6 @@ class Progress:
         if self._bar is not None:
             with suppress(OSError):
                 self._bar.close()
-
-
-def _training(row: Row) -> str:
-    """Return the most important metrics of training in a row as text."""
-    shown = (
-        ("loss", "train/lm_loss", ".4f"),
-        ("loss", "train/loss", ".4f"),
-        ("acc", "train/accuracy", ".3f"),
-        ("exact", "train/exact_accuracy", ".3f"),
-        ("ex/s", "perf/examples_per_second", ".0f"),
-        ("tok/s", "perf/tokens_per_second", ".0f"),
-    )
-    return "  ".join(f"{label} {row[name]:{form}}" for label, name, form in shown if name in row)
-
-
-# What evaluations find besides: it would make the line too long.
-_NOT_SHOWN = {"q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss", "num_examples", "num_answers"}
 
 
 def _evaluation(row: Row) -> str:

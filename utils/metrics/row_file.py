@@ -11,7 +11,7 @@ from utils.metrics.sink import Row
 
 
 class RowFile:
-    """Appends rows to metrics.jsonl.
+    """Appends rows to metrics.jsonl, after removing those after `first_step`.
 
     A line has the step, `time_s` and the row. `time_s` counts the seconds since the run began. A
     resumed run and a branch go on from the `time_s` of the last line that they keep, so that
@@ -21,24 +21,18 @@ class RowFile:
     ends with half a row.
 
     Attributes:
-        path: the file.
         kept: the rows that were there already, each with its `step`.
     """
 
     def __init__(self, path: Path, first_step: int) -> None:
-        """Remove the rows after `first_step`, because the run repeats those steps.
-
-        Raises:
-            UserError: The file can't be written.
-        """
         self.path = path
         with writing(path):
             self.kept = keep_rows(path, first_step)
         self._waiting: list[str] = []
         self._lock = threading.Lock()  # the thread that saves writes the waiting rows, too
         # Rows of older versions have no time.
-        self._before_s = next((row["time_s"] for row in reversed(self.kept) if "time_s" in row), 0.0)
-        self._began = time.monotonic()
+        before_s = next((row["time_s"] for row in reversed(self.kept) if "time_s" in row), 0.0)
+        self._began = time.monotonic() - before_s
 
     def write(self, step: int, row: Row) -> None:
         """Append a row. It survives the end of the process, but perhaps not a loss of power.
@@ -46,7 +40,7 @@ class RowFile:
         Raises:
             OSError: The disk refuses the row, which waits now.
         """
-        time_s = round(self._before_s + time.monotonic() - self._began, 3)
+        time_s = round(time.monotonic() - self._began, 3)
         with self._lock:
             self._waiting.append(json.dumps({"step": step, "time_s": time_s, **row}) + "\n")
         self.write_waiting()
@@ -81,11 +75,10 @@ def keep_rows(path: Path, last_step: int) -> list[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):
+            if row["step"] <= last_step:
+                kept.append(row)
+                lines.append(line + "\n")
+        except (ValueError, RecursionError, TypeError, KeyError):  # cut off while it was written
             continue
-        logged = row.get("step") if isinstance(row, dict) else None
-        if isinstance(logged, int) and logged <= last_step:
-            kept.append(row)
-            lines.append(line + "\n")
     write_atomically(path, "".join(lines))
     return kept

@@ -1,6 +1,5 @@
-"""The interface of optional sinks, such as TensorBoard, and what is handed to them."""
+"""What is handed to optional sinks, such as TensorBoard."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,46 +10,26 @@ Row = dict[str, float]
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that a sink may show.
-
-    Attributes:
-        caption: a few words below the picture.
-        draw: draws the picture into a PNG file with this path.
-    """
+    """A picture with its caption, and a function that draws it into a PNG file."""
 
     caption: str
     draw: Callable[[Path], None]
 
 
-class Sink(ABC):
-    """Takes the metrics of a run. A sink that can't show pictures or keep checkpoints ignores them.
-
-    Attributes:
-        name: the name in messages.
-        num_pictures: how many pictures the sink wants at each evaluation.
-    """
+class Sink:
+    """Takes what Metrics hands on. By default it ignores pictures and checkpoints."""
 
     name: str
     num_pictures: int = 0
 
-    @abstractmethod
     def write(self, step: int, row: Row) -> None:
-        """Take the row of a step, which holds all its metrics."""
+        raise NotImplementedError
 
-    def show(self, step: int, pictures: Sequence[Picture]) -> None:  # noqa: B027
-        """Show pictures that belong to a step. Called before the row of the step is written."""
+    def show(self, step: int, pictures: Sequence[Picture]) -> None:
+        pass
 
-    def add_checkpoint(self, folder: Path, *, is_best: bool) -> None:  # noqa: B027
-        """Take a checkpoint that is whole. Called in the thread that wrote it.
+    def add_checkpoint(self, folder: Path, *, is_best: bool) -> None:
+        pass
 
-        The folder may be removed as soon as this returns.
-        """
-
-    @abstractmethod
     def close(self, *, failed: bool, at_most_s: float | None) -> None:
-        """Finish what is under way.
-
-        Args:
-            failed: the run ends with a mistake.
-            at_most_s: how long to wait for a service; None: as long as it takes.
-        """
+        raise NotImplementedError

@@ -18,11 +18,6 @@ class TensorBoard(Sink):
     name = "TensorBoard"
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        """Open a file.
-
-        Raises:
-            UserError: The package is not installed, or the folder can't be written.
-        """
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -31,7 +26,11 @@ class TensorBoard(Sink):
                 "or tensorboard=false"
             ) from error
         with writing(folder):
-            _wait_for_next_second(folder)
+            # A name has the second and then the process's number. TensorBoard reads files in the
+            # order of their names, so a resumed run's file must be of a later second.
+            seconds = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
+            while f"{int(time.time()):010d}" in seconds:
+                time.sleep(0.02)
             self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)
 
     def write(self, step: int, row: Row) -> None:
@@ -41,15 +40,3 @@ class TensorBoard(Sink):
 
     def close(self, *, failed: bool, at_most_s: float | None) -> None:
         self._writer.close()
-
-
-def _wait_for_next_second(folder: Path) -> None:
-    """Wait until a new file's name sorts behind the names of the files that are there.
-
-    A name has the second and then the process's number: events.out.tfevents.SECOND.HOST.PROCESS.
-    TensorBoard reads files in the order of their names. If it read a resumed run's file first, it
-    would show the repeated steps twice, or drop the new ones.
-    """
-    seconds = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
-    while f"{int(time.time()):010d}" in seconds:
-        time.sleep(0.02)

@@ -10,47 +10,37 @@ CHECKPOINTS = Path("checkpoints")
 
 
 def require_folder_name(name: str | None, key_of_path: str) -> str | None:
-    """Return the name.
-
-    Raises:
-        ValueError: No folder can have this name. The message names the key that takes paths.
-    """
+    """Return the name. Raise ValueError if no folder can have it."""
     if name is not None and (name in ("", ".", "..") or "/" in name or "\0" in name or len(name) > 200):
         raise ValueError(f"{name[:80]!r} can't name a folder; give a name without / ({key_of_path} is for paths)")
     return name
 
 
-def located(path: str, started_in: str | None) -> str:
+def located(path: str, started_in: object) -> str:
     """Return where a path of a run's config leads from the current directory.
 
     A relative path is relative to where the run was started. If nothing is there, because the run
     or its data were moved, the path is relative to the current directory.
 
     Args:
-        started_in: None for a run of an older version, which did not store it.
+        started_in: as stored in the config; no text in the config of an older version.
     """
-    if started_in is None or "://" in path or os.path.isabs(path) or started_in == os.getcwd():
+    if not isinstance(started_in, str) or "://" in path or os.path.isabs(path) or started_in == os.getcwd():
         return path
     there = os.path.join(started_in, path)
     return there if os.path.exists(there) else path
 
 
 def located_paths(started_in: object, paths: Iterable[object]) -> list[str]:
-    """Return where paths lead that stand in the stored config of a run. Empty paths are left out.
-
-    Args:
-        started_in: as it was read from a file, which may be damaged or of an older version.
-    """
-    return [located(str(path), started_in if isinstance(started_in, str) else None) for path in paths if path]
+    """Return where the paths of a stored config lead. Empty paths are left out."""
+    return [located(str(path), started_in) for path in paths if path]
 
 
 def same_folder(one: Path, other: Path) -> bool:
-    """Return whether two paths, relative or absolute, are the same folder."""
     return one.resolve() == other.resolve()
 
 
 def clear_stopped(run: Path) -> None:
-    """Remove the marker of a graceful stop: the run goes on or is finished."""
     (run / "stopped").unlink(missing_ok=True)
 
 

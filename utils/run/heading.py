@@ -19,6 +19,7 @@ _GIT_TIMEOUT_S = 10
 class _Seat(NamedTuple):
     """Where a rank computes."""
 
+    rank: int
     host: str
     device: str  # cpu, mps, or the name of a GPU
     gpu: int | None
@@ -34,94 +35,73 @@ def heading(arguments: list[str], run: Path, world: World) -> list[str]:
     Returns:
         No lines on ranks other than 0, which does not need them.
     """
-    seats = world.gather_objects(_own_seat(world))
+    device = world.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    host = world.places[world.rank].host
+    seats = world.gather_objects(_Seat(world.rank, host, name, device.index, torch.get_num_threads()))
     if not world.is_main:
         return []
+    ranks = str(world.size)
+    if world.size > 1:
+        where = meeting_point(world.launch, world.meeting)
+        ranks += f", as told by {world.launch.teller}, met at {where}, connected by {world.backend}"
+    cuda = f" with CUDA {torch.version.cuda}" if torch.version.cuda else ""
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}{cuda}, {platform.system()}"
     program = "hrm-train" if PACKAGE else Path(arguments[0]).name
     lines = [
         f"command: {for_shell([program, *arguments[1:]])}",
-        f"code: {_git_state()}; {_versions()}",
-        f"ranks: {_ranks(world)}",
+        f"code: {_git_state()}; {versions}",
+        f"ranks: {ranks}",
     ]
     for host in dict.fromkeys(seat.host for seat in seats):
-        lines.append(f"  {host}: {_on_host([(rank, seat) for rank, seat in enumerate(seats) if seat.host == host])}")
+        lines.append(f"  {host}: {_on_host([seat for seat in seats if seat.host == host])}")
     lines.append(f"folder: {run.absolute()}")
     return ["  " * line.startswith("  ") + for_a_terminal(line) for line in lines]
 
 
-def _own_seat(world: World) -> _Seat:
-    device, host, threads = world.device, world.places[world.rank].host, torch.get_num_threads()
-    if device.type == "cuda":
-        return _Seat(host, torch.cuda.get_device_name(device), device.index, threads)
-    return _Seat(host, device.type, None, threads)
-
-
-def _on_host(seats: list[tuple[int, _Seat]]) -> str:
+def _on_host(seats: list[_Seat]) -> str:
     """Return a phrase for all ranks of a host that have the same device and number of threads."""
     phrases = []
-    for (device, threads), group in groupby(seats, key=lambda entry: (entry[1].device, entry[1].threads)):
-        members = list(group)
-        gpus = [seat.gpu for _, seat in members if seat.gpu is not None]
-        where = f"cuda:{_numbers(gpus)} ({device})" if gpus else device
-        ranks = [rank for rank, _ in members]
-        phrases.append(
-            f"rank{'s' * (len(ranks) > 1)} {_numbers(ranks)} on {where}, {threads} thread{'s' * (threads > 1)}"
-            f"{' each' * (len(ranks) > 1)}"
-        )
+    for (device, threads), group in groupby(seats, key=lambda seat: (seat.device, seat.threads)):
+        ranks, gpus = zip(*((seat.rank, seat.gpu) for seat in group), strict=True)
+        where = device if gpus[0] is None else f"cuda:{_numbers(gpus)} ({device})"
+        plural, each = ("s", " each") if len(ranks) > 1 else ("", "")
+        phrases.append(f"rank{plural} {_numbers(ranks)} on {where}, {threads} thread{'s' * (threads > 1)}{each}")
     return "; ".join(phrases)
 
 
-def _numbers(numbers: list[int]) -> str:
-    """Return numbers as 0-3,6: the first and the last of each row without a gap."""
-    rows: list[list[int]] = []
-    for number in numbers:
-        if rows and number == rows[-1][-1] + 1:
-            rows[-1].append(number)
-        else:
-            rows.append([number])
-    return ",".join(f"{row[0]}-{row[-1]}" if len(row) > 1 else str(row[0]) for row in rows)
-
-
-def _ranks(world: World) -> str:
-    if world.size == 1:
-        return "1"
-    where = meeting_point(world.launch, world.meeting)
-    return f"{world.size}, as told by {world.launch.teller}, met at {where}, connected by {world.backend}"
-
-
-def _versions() -> str:
-    cuda = f" with CUDA {torch.version.cuda}" if torch.version.cuda else ""
-    return f"Python {platform.python_version()}, torch {torch.__version__}{cuda}, {platform.system()}"
+def _numbers(numbers: tuple[int, ...]) -> str:
+    """Return numbers as 0-3, or as 0,2,5 if there are gaps."""
+    first, last = numbers[0], numbers[-1]
+    return f"{first}-{last}" if last - first == len(numbers) - 1 > 0 else ",".join(map(str, numbers))
 
 
 def _git_state() -> str:
     """Return the commit of this code, and how many of its files differ from it or are new."""
     if PACKAGE:
         return f"{PACKAGE} {VERSION}"
+    git = ["git", "-C", str(ROOT), "--no-optional-locks"]
+    told = []
     try:
-        if Path(_git("rev-parse", "--show-toplevel")).resolve() != ROOT:
-            return _noted_commit()
-        commit = _git("log", "-1", "--format=%h of %cs")
-        num_changed = len(_git("status", "--porcelain", "--untracked-files=no").splitlines())
-        # Only code of the repository's own folders counts. Untracked data and results are no code.
-        within = ["", *(f"{folder}/**/" for folder in _git("ls-tree", "-d", "--name-only", "HEAD").splitlines())]
-        code = [f":(glob){folder}*.{end}" for folder in within for end in ("py", "yaml")]
-        num_new = len(_git("ls-files", "--others", "--exclude-standard", "--", *code).splitlines())
+        for words in (
+            ["rev-parse", "--show-toplevel"],
+            ["log", "-1", "--format=%h of %cs"],
+            ["status", "--porcelain", "--untracked-files=normal"],
+        ):
+            done = subprocess.run(
+                [*git, *words], capture_output=True, encoding="utf-8", check=True, timeout=_GIT_TIMEOUT_S
+            )
+            told.append(done.stdout.rstrip())
+        if Path(told[0]).resolve() == ROOT:
+            lines = told[2].splitlines()
+            num_changed = sum(not line.startswith("??") for line in lines)
+            # Untracked folders, such as those of data and results, are no code.
+            num_new = sum(line.startswith("??") and line.endswith((".py", ".yaml")) for line in lines)
+            counted = {"changed": num_changed, "new": num_new}
+            return f"commit {told[1]}" + "".join(f", {num} {what}" for what, num in counted.items() if num)
     except (OSError, subprocess.SubprocessError):
-        return _noted_commit()
-    changed = f", {num_changed} file{'s' * (num_changed > 1)} changed" if num_changed else ""
-    new = f", {num_new} new{'' if num_changed else ' file' + 's' * (num_new > 1)}" if num_new else ""
-    return f"commit {commit}{changed}{new}"
-
-
-def _noted_commit() -> str:
-    """Return the commit that the build of an image has written into the file COMMIT."""
+        pass
+    # The build of an image has written its commit into a file.
     file = ROOT / "COMMIT"
     noted = file.read_text(encoding="utf-8", errors="replace").strip() if file.is_file() else ""
     return f"commit {noted}" if noted else "not under git"
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(ROOT), "--no-optional-locks", *arguments]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=_GIT_TIMEOUT_S)
-    return done.stdout.strip()

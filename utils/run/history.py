@@ -45,42 +45,32 @@ class History:
         """
         rows, num_bytes, num_lines, last_line = self.rows, self._num_bytes, self._num_lines, self._last_line
         try:
-            text, replaced = self._new_text()
-            if replaced:  # a resumed run drops the rows of the steps that it repeats
-                rows, num_bytes, num_lines, last_line = [], 0, 0, b""
-            added = [line + b"\n" for line in text.split(b"\n")[:-1]]
-            numbered = enumerate(added, start=num_lines + 1)
-            new_rows = [self._row(line.decode("utf-8"), number) for number, line in numbered if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
+            with open(plain(self.file), "rb") as file:
+                file.seek(num_bytes - len(last_line))
+                replaced = file.read(len(last_line)) != last_line
+                if replaced:  # a resumed run drops the rows of the steps that it repeats
+                    file.seek(0)
+                text = file.read()
+        except FileNotFoundError:
+            text, replaced = b"", bool(last_line)
+        except OSError as error:
             raise UserError(f"{self.file}: cannot be read ({one_line(error)}); get the file again") from None
-        rows += new_rows
+        if replaced:
+            rows, num_bytes, num_lines, last_line = [], 0, 0, b""
+        added = [line + b"\n" for line in text.split(b"\n")[:-1]]
+        rows += [self._row(line, number) for number, line in enumerate(added, num_lines + 1) if line.strip()]
         self.rows, self._num_lines, self._num_bytes = rows, num_lines + len(added), num_bytes + sum(map(len, added))
         self._last_line = added[-1] if added else last_line
         return replaced or bool(added)
 
-    def _new_text(self) -> tuple[bytes, bool]:
-        """Return what follows the last line that was read, or the whole file if it was replaced."""
-        try:
-            with open(plain(self.file), "rb") as file:
-                file.seek(self._num_bytes - len(self._last_line))
-                if file.read(len(self._last_line)) == self._last_line:
-                    return file.read(), False
-                file.seek(0)
-                return file.read(), True
-        except FileNotFoundError:
-            return b"", bool(self._last_line)
-
-    def _row(self, line: str, number: int) -> dict[str, Any]:
+    def _row(self, line: bytes, number: int) -> dict[str, Any]:
         fix = "correct or remove the line"
         # A stranger's integer may be too large for a float.
         row = parse_json(line, f"{self.file}:{number}", fix, parse_int=float)
-        try:
-            step = row["step"]
-            if isinstance(step, float) and 0 <= step < _MOST_STEPS and step.is_integer():
-                return row | {"step": int(step)}
-        except (TypeError, KeyError):
-            pass
-        raise UserError(f"{self.file}:{number}: is no JSON object with a step; {fix}")
+        step = row.get("step") if isinstance(row, dict) else None
+        if not (isinstance(step, float) and 0 <= step < _MOST_STEPS and step.is_integer()):
+            raise UserError(f"{self.file}:{number}: is no JSON object with a step; {fix}")
+        return row | {"step": int(step)}
 
 
 def read_run_config(run: Path) -> dict[str, Any]:

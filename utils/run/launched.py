@@ -25,9 +25,16 @@ class Launched(BaseModel):
     launch: str | None = None  # what all attempts of this launch have in common
 
     def write(self, run: Path) -> None:
-        """Write the file into the run's folder. Raise UserError if the disk refuses it."""
         with writing(run / LAUNCH_FILE):
             write_atomically(run / LAUNCH_FILE, self.model_dump_json(indent=1) + "\n")
+
+    @staticmethod
+    def read(run: Path) -> "Launched | None":
+        """Return what the run noted; None if the file is missing or holds something else."""
+        try:
+            return Launched.model_validate_json(plain(run / LAUNCH_FILE).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, ValidationError):
+            return None
 
     @staticmethod
     def began(run: Path, launch: Launch) -> bool:
@@ -44,23 +51,7 @@ class Launched(BaseModel):
         """Note that a run is finished at this step, if its file plans another last step.
 
         The plan itself stays: the depths of the steps that were done follow it.
-
-        Raises:
-            UserError: The disk refuses the file.
         """
         before = Launched.read(run)
         if before is not None and before.last_step != last_step:
             before.model_copy(update={"finished_at": step}).write(run)
-
-    @staticmethod
-    def read(run: Path) -> "Launched | None":
-        """Return what the run noted.
-
-        Returns:
-            None if there is no such file, as in the folder of an older version, or if it holds
-            something else. The run does not need the file, so nobody has to mend it.
-        """
-        try:
-            return Launched.model_validate_json(plain(run / LAUNCH_FILE).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, ValidationError):
-            return None

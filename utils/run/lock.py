@@ -3,7 +3,6 @@
 Rank 0 holds the lock for all ranks: the others write only into step folders that are not finished.
 """
 
-import errno
 import fcntl
 import os
 import socket
@@ -15,10 +14,8 @@ from typing import TextIO
 
 from utils.errors import UserError
 
-# Long enough to resume a run right after its launcher was killed: its workers end within two
-# seconds.
+# A run may be resumed right after its launcher was killed, whose workers end within two seconds.
 _PATIENCE_S = 5.0
-_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class RunLock:
@@ -53,24 +50,16 @@ class RunLock:
         descriptor = os.open(run / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         file = os.fdopen(descriptor, "r+", errors="replace")
         end = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() < end:
-                    time.sleep(0.1)
-                    continue
+        while (locked := _flock(descriptor, fcntl.LOCK_EX)) is False:
+            if time.monotonic() >= end:
                 holder = " ".join(file.read(200).split()) or "another process"
                 file.close()
                 raise UserError(
                     f"{run} is in use by {holder}; wait for its end or stop it, or give another checkpoint_path"
-                ) from None
-            except OSError as error:
-                if error.errno not in _WITHOUT_LOCKS:
-                    raise
-                warn(f"{run} lies on a file system without locks: nothing keeps a second run out of it")
-                break
+                )
+            time.sleep(0.1)
+        if locked is None:
+            warn(f"{run} lies on a file system without locks: nothing keeps a second run out of it")
         with suppress(OSError):  # on a full disk the lock holds without a name in the file
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
@@ -78,24 +67,28 @@ class RunLock:
 
 
 def is_locked(run: Path) -> bool | None:
-    """Return whether a process holds the lock of a folder. Nothing in the folder changes.
+    """Return whether a process holds the lock of a folder; None on a file system without locks.
 
     The lock is tried for an instant, in a way that does not disturb others who look. A run that
     begins in this instant tries again (see `_PATIENCE_S`).
-
-    Returns:
-        None on a file system without locks, where nobody can tell.
     """
     try:
         descriptor = os.open(run / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:  # no run has begun here, or the folder is not for this user to look into
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        return None if error.errno in _WITHOUT_LOCKS else False
+        taken = _flock(descriptor, fcntl.LOCK_SH)
+        return None if taken is None else not taken
     finally:
         os.close(descriptor)  # which releases the lock
-    return False
+
+
+def _flock(descriptor: int, kind: int) -> bool | None:
+    """Return whether a lock was taken; None on a file system without locks."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None

@@ -16,11 +16,10 @@ _ONE_REQUEST_S = 1.0
 class StopSignal:
     """A context manager that notes SIGTERM, SIGINT and SIGUSR1 instead of ending the process.
 
-    A second signal changes nothing, not even between the loop and the end of the process. Launchers
-    may send a signal twice, and the terminal and torchrun may send one each. Only a person's second
-    Ctrl-C (SIGINT) ends the process, while nothing would be lost. A signal after a fault changes
-    nothing either. A launcher that saw one rank die sends SIGTERM to all others, which would end
-    them before they have printed their reports.
+    A second signal changes nothing, because launchers may send a signal twice. Only a person's
+    second Ctrl-C (SIGINT) ends the process, while nothing would be lost. A signal after a fault
+    changes nothing either, because a launcher that saw one rank die sends SIGTERM to all others,
+    which have to print their reports.
 
     Args:
         answer: the line that answers the first signal at once; empty: this rank says nothing.

@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests.spawn import run_ranks
-from utils import saved_outputs
+from training import saved_outputs
+from training.saved_outputs import OutputWriter
 from utils.errors import UserError
 from utils.ranks.world import World
-from utils.saved_outputs import OutputWriter
 
 SINGLE = World.single()
 

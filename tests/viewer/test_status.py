@@ -18,8 +18,9 @@ import pytest
 from tests.runs import contents
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
-from utils.run.status import CURVES, RunStatus, Watched, in_words, runs_in, seconds_per_step
-from viewer.live import Shown, panel, table
+from utils.text import in_words
+from viewer.live import panel, table
+from viewer.status import LOSSES, RunStatus, Watched, runs_in
 
 Row = dict[str, Any]
 
@@ -121,10 +122,10 @@ def test_a_folder_that_vanished_is_no_error(run: Path) -> None:
     watched.status()
     run.rename(run.parent / "elsewhere")
     status = watched.status()
-    assert (status.state, status.step, status.train) == ("not begun", 0, {})
+    assert (status.state, status.step, status.loss) == ("not begun", 0, None)
 
 
-def test_a_run_out_of_patience_is_finished(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_out_of_patience_is_finished(run: Path) -> None:
     config = {"early_stop_patience": 2}
     state = {"step": 20, "draws": 0, "wandb_run_id": "", "fingerprint": {}, "task": {}, "config": config}
     (run / "step_00000020").mkdir()
@@ -132,10 +133,7 @@ def test_a_run_out_of_patience_is_finished(run: Path, monkeypatch: pytest.Monkey
     file.write_text(json.dumps(state | {"evaluations_since_best": 1}))
     assert _status(run).state == "dead"
     file.write_text(json.dumps(state | {"evaluations_since_best": 2}))
-    watched = Watched(run)
-    assert (watched.status().state, watched.status().note) == ("finished", "out of patience")
-    monkeypatch.setattr("utils.run.status.read_state", lambda _: pytest.fail("an unchanged file is read again"))
-    assert watched.status().state == "finished"
+    assert (_status(run).state, _status(run).note) == ("finished", "out of patience")
 
 
 def test_what_a_stranger_wrote_reaches_no_terminal(run: Path) -> None:
@@ -160,31 +158,31 @@ def test_the_newest_value_of_each_metric(run: Path) -> None:
     _log(run, rows)
     (run / "best").write_text("step_00000010\n")
     status = _status(run)
-    assert status.train == {"exact_accuracy": 0.4, "lm_loss": 0.7}
+    assert (status.exact, status.loss) == (0.4, 0.7)
     assert status.test == {"a": 0.5, "b": 0.3}
     assert (status.step, status.last_step, status.checkpoint, status.best) == (30, 100, 20, 10)
     assert status.speed == (6.0, "examples")
     assert status.launched is not None and status.launched.ranks == 2
 
 
-def test_curves_and_values_follow_the_rows(run: Path) -> None:
-    loss, of_text, exact = CURVES
+def test_values_follow_the_rows(run: Path) -> None:
     watched = Watched(run)
-    _log(run, [_row(1, **{loss: 4.0}), _row(2, **{loss: math.inf}), _row(3, **{exact: 0.25})])
-    assert watched.status().curves == {loss: [4.0], exact: [0.25], of_text: []}
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write(json.dumps(_row(4, **{loss: 2.0})) + "\n")
-    assert watched.status().curves == {loss: [4.0, 2.0], exact: [0.25], of_text: []}
-    assert watched.status().train == {"lm_loss": 2.0, "exact_accuracy": 0.25}
-    _log(run, [_row(1, **{loss: 3.0})])  # resumed
-    assert watched.status().curves == {loss: [3.0], exact: [], of_text: []} and watched.status().train == {
-        "lm_loss": 3.0
-    }
+    for rows, loss in (([4.0, 3.0], 3.0), ([4.0, 3.0, 2.0], 2.0), ([5.0], 5.0)):  # the run goes on, and is resumed
+        _log(run, [_row(step, **{LOSSES[0]: value}) for step, value in enumerate(rows)])
+        status = watched.status()
+        assert status.loss == loss and [row[LOSSES[0]] for row in status.rows] == rows
 
 
 @pytest.mark.parametrize("huge", ["1e18", "-Infinity", "NaN"])
 def test_numbers_that_no_program_computes_with_are_no_error(run: Path, huge: str) -> None:
-    names = ["time_s", "perf/step_ms", "perf/examples_per_second", *CURVES, "eval/all/exact_accuracy"]
+    names = [
+        "time_s",
+        "perf/step_ms",
+        "perf/examples_per_second",
+        *LOSSES,
+        "train/exact_accuracy",
+        "eval/all/exact_accuracy",
+    ]
     for name in names:
         rows = "".join(f'{{"step": {step}, "{name}": {step % 2 and huge}}}\n' for step in range(1, 30))
         (run / "metrics.jsonl").write_text(rows)
@@ -192,8 +190,8 @@ def test_numbers_that_no_program_computes_with_are_no_error(run: Path, huge: str
             lock.take(run, print)
             status = _status(run)
             assert status.state == "running"
-            panel(Shown("a", status), 40)
-            table([Shown("a", status)], 80)
+            panel("a", status, 40)
+            table({"a": status}, 80)
 
 
 @pytest.mark.parametrize("seconds_ago", [0, 10])
@@ -218,11 +216,6 @@ def test_a_run_is_silent_after_three_of_its_longest_waits(run: Path) -> None:
 def _set_age(run: Path, seconds: float) -> None:
     for name in ("metrics.jsonl", "launch.json"):
         os.utime(run / name, (time.time() - seconds,) * 2)
-
-
-def test_the_speed_counts_what_happens_between_steps() -> None:
-    assert seconds_per_step([_row(1), _row(11) | {"perf/step_ms": 1.0}]) == pytest.approx(2.0)
-    assert seconds_per_step([{"step": 1}, {"step": 2}]) is None, "rows of older versions have no time"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,188 @@
+"""Tell how a run is doing from its folder, without changing anything there.
+
+The run may be on another machine: only its files are read. The lock of the folder tells whether the
+run is alive, because the operating system releases the lock when the process ends, even if it was
+killed.
+"""
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, TypeGuard
+
+from utils.checkpoint.format import read_name, read_state
+from utils.checkpoint.names import is_run
+from utils.errors import UserError
+from utils.files import plain
+from utils.run.history import METRICS_FILE, History
+from utils.run.launched import LAUNCH_FILE, Launched
+from utils.run.lock import is_locked
+from utils.text import for_a_terminal, in_words, one_line
+
+State = Literal["running", "stopped", "finished", "dead", "ended", "not begun", "damaged"]
+
+LOSSES = ("train/lm_loss", "train/loss")  # of puzzles and of text
+_SPEEDS = {"perf/tokens_per_second": "tokens", "perf/examples_per_second": "examples"}
+# How many of the newest rows tell the speed of a run, and its usual time between two rows.
+_RECENT = 20
+# A run is silent after this many of its longest recent waits for a row, at the earliest after a
+# minute.
+_LONG_WAITS, _LEAST_SILENCE_S = 3, 60.0
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """The state of a run, read from its folder. A field is None if no file holds it.
+
+    Attributes:
+        state: running: a process holds the lock. stopped: asked to stop, and it saved. finished: at
+            its last step, or out of patience. dead: killed or failed. ended: finished or dead; a
+            run of an older version does not tell which. not begun: nothing logged, and nobody at
+            work. damaged: a file can't be read; `note` says which.
+        note: what else a person should know, in a few words; "" for nothing.
+        step: the last step that was logged or saved; 0 before the first.
+        test: the newest exact accuracy of each test set.
+        speed: how many examples, or tokens of text, a second trains on, and which of them.
+        checkpoint, best: the steps that these files name.
+        rows: what was logged.
+        began_at: when the run was started last, in seconds since the epoch.
+    """
+
+    state: State
+    note: str
+    step: int
+    last_step: int | None
+    loss: float | None
+    exact: float | None
+    test: dict[str, float]
+    speed: tuple[float, str] | None
+    eta_s: float | None
+    checkpoint: int | None
+    best: int | None
+    rows: Sequence[Mapping[str, Any]]
+    launched: Launched | None
+    began_at: float
+
+
+class Watched:
+    """A run that is looked at again and again. Each look reads only the rows that are new."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._history = History(path / METRICS_FILE)
+        self._values: dict[str, float] = {}  # the newest of each metric
+
+    def status(self) -> RunStatus:
+        """Look at the run. Nothing in its folder is an error: it may vanish or be half written."""
+        run, note, eta_s = self.path, "", None
+        state: State | None = None
+        try:
+            if self._history.refresh():
+                newest: dict[str, Any] = {}
+                for row in self._history.rows:
+                    newest |= row
+                self._values = {name: value for name, value in newest.items() if is_number(value)}
+        except UserError as error:
+            state, note = "damaged", one_line(error).replace(f"{run}{os.sep}", "")
+        rows, values, launched = self._history.rows, self._values, Launched.read(run)
+        latest, best = _step_named(run / "latest"), _step_named(run / "best")
+        step = max(rows[-1]["step"] if rows else 0, latest or 0)
+        last_step = (launched.finished_at or launched.last_step) if launched else None
+        if state is None:
+            state, note = _state(run, step, latest, last_step)
+        if state == "running":
+            waits = _waits(rows[-_RECENT:])
+            waited_s = max(0.0, time.time() - max(_changed_at(run / METRICS_FILE), _changed_at(run / LAUNCH_FILE)))
+            if waited_s > max(_LEAST_SILENCE_S, _LONG_WAITS * max((seconds for _, seconds in waits), default=0.0)):
+                note = f"silent {in_words(waited_s)}"
+            elif last_step is not None and waits:
+                step_s = sum(seconds for _, seconds in waits) / sum(steps for steps, _ in waits)
+                eta_s = max(0.0, (last_step - step) * step_s - waited_s)
+        tests = [name for name in values if name.startswith("eval/") and name.endswith("/exact_accuracy")]
+        return RunStatus(
+            state=state,
+            note=for_a_terminal(note),
+            step=step,
+            last_step=last_step,
+            loss=next((values[name] for name in LOSSES if name in values), None),
+            exact=values.get("train/exact_accuracy"),
+            test={for_a_terminal(name.split("/")[1]): values[name] for name in tests},
+            speed=next(((values[name], unit) for name, unit in _SPEEDS.items() if name in values), None),
+            eta_s=eta_s,
+            checkpoint=latest,
+            best=best,
+            rows=rows,
+            launched=launched,
+            began_at=_changed_at(run / "config.yaml") or _changed_at(run / METRICS_FILE),
+        )
+
+
+def _state(run: Path, step: int, latest: int | None, last_step: int | None) -> tuple[State, str]:
+    """Return the state, and a note on it."""
+    locked = is_locked(run)
+    if locked:
+        return "running", ""
+    with suppress(OSError), open(plain(run / "stopped"), "rb") as reason:
+        return "stopped", " ".join(reason.read(200).decode(errors="replace").split())[:40]
+    if last_step is not None and step >= last_step:
+        return "finished", ""
+    with suppress(UserError):
+        saved = None if latest is None else read_state(run / f"step_{latest:08d}")
+        patience = saved and saved.config.get("early_stop_patience")
+        if saved and is_number(patience) and saved.evaluations_since_best >= patience:
+            return "finished", "out of patience"
+    if locked is None:  # without locks, nobody can tell
+        return "running", ""
+    if last_step is None:
+        return ("ended", "") if step > 0 else ("not begun", "")
+    return "dead", ""
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the runs directly in a folder, sorted by name. A run is its own only run."""
+    if is_run(folder):
+        return [folder]
+    paths: list[Path] = []
+    with suppress(OSError):  # the folder has vanished, or it may not be read
+        paths = sorted(folder.iterdir())
+    return [path for path in paths if not path.name.startswith(".") and is_run(path)]
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Return the runs that the paths name: themselves, or those in their folders. Each once."""
+    found: dict[Path, Path] = {}
+    for run in (run for path in paths for run in runs_in(path)):
+        found.setdefault(run.resolve(), run)
+    return list(found.values())
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _waits(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """Return for each pair of neighbouring rows the steps and the seconds between them."""
+    timed = [row for row in rows if is_number(row.get("time_s"))]  # rows of older versions have no time
+    pairs = [(after["step"] - before["step"], after["time_s"] - before["time_s"]) for before, after in pairwise(timed)]
+    return [(steps, seconds) for steps, seconds in pairs if steps > 0 and 0 <= seconds < math.inf]
+
+
+def _step_named(file: Path) -> int | None:
+    try:
+        name = read_name(file)
+    except UserError:  # may not be read
+        return None
+    return int(name[5:]) if name and len(name) < 25 else None  # a stranger may have written it
+
+
+def _changed_at(file: Path) -> float:
+    """Return when a file was changed, in seconds since the epoch; 0 if there is none."""
+    try:
+        return os.stat(file).st_mtime
+    except OSError:
+        return 0.0
