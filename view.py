@@ -22,7 +22,7 @@ from utils.shell import run_command
 from utils.terminal import tell
 from viewer.answers import save_missing_answers
 from viewer.dataset_page import page_of_dataset
-from viewer.outputs import SAVING, older_answers
+from viewer.outputs import SAVING
 from viewer.pages import Page, Settings, write_page
 from viewer.pictures import draw_examples, draw_run
 from viewer.run_page import page_of_run
@@ -32,40 +32,29 @@ from viewer.text_page import page_of_text
 
 EXAMPLES = """
 examples:
-  # a dataset: browse its puzzles, their solutions and their augmentations
+  # a dataset: its puzzles, their solutions and their augmentations, or its texts by token
   python view.py data/sudoku-extreme-1k-aug-1000 -o sudoku.html
 
-  # a dataset of text: its samples by token, and how long they are
-  python view.py data/book -o book.html
-
   # a run: its curves, and the model's answer to test puzzles after every reasoning step
-  python view.py checkpoints/my-project/my-run
-
-  # draw curve.png and puzzle.png into the run's folder too (pip install -r requirements-demo.txt)
+  # --png: draw curve.png and puzzle.png into the run's folder too (pip install -r requirements-demo.txt)
   python view.py checkpoints/my-project/my-run --png
 
   # compare runs: configs, curves, numbers, and which of them solves a puzzle
   python view.py checkpoints/my-project/my-run checkpoints/my-project/other-run
-  python view.py checkpoints/my-project
 
   # answers to every test puzzle, or to other data than the run's own: evaluate.py saves them
   python evaluate.py checkpoint=checkpoints/my-project/my-run \\
       "save_outputs=[inputs,labels,puzzle_identifiers,predictions_at_step,q_halt_at_step]"
   python view.py checkpoints/my-project/my-run/eval_outputs/step_00001000_other
 
-The page is one file, which any current browser opens without a network. Press `?` in it for a list of
-keys. The answers of a run are those of its newest checkpoint. If those of a run that you name are not
-saved, evaluate.py first lets its model answer --max-examples puzzles of each test set. At most
---max-examples examples are shown of each set, spread evenly over it.
+Press `?` in the page for a list of keys. The answers of a run are those of its newest checkpoint. If
+those of a run that you name are not saved, evaluate.py first lets its model answer --max-examples puzzles
+of each test set.
 """
 
 
 def parse_settings(argv: list[str] | None = None) -> Settings:
-    """Read the command line.
-
-    Raises:
-        UserError: an option is unknown or malformed.
-    """
+    """Read the command line."""
     parser = Parser(
         "view.py",
         "Write one HTML page of a dataset's puzzles, of a run and its answers, or of several runs.",
@@ -92,11 +81,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 
 
 def view(argv: list[str] | None = None) -> str:
-    """Write the page, draw the pictures that were asked for, and return a summary.
-
-    Raises:
-        UserError: a folder is neither a run nor a dataset, or a file in it is damaged.
-    """
+    """Write the page, draw the pictures that were asked for, and return a summary."""
     settings = at_named_step(parse_settings(argv))
     output = settings.output
     # What can't be written or drawn is found out now, and not after a model has answered puzzles.
@@ -108,7 +93,10 @@ def view(argv: list[str] | None = None) -> str:
     path = runs[0] if runs else settings.paths[0]
     if settings.png and (len(runs) > 1 or (not runs and kind_of_data(path) == "text")):
         raise UserError("--png draws one run or puzzles; leave it out (watch.py --plot curves.png draws several runs)")
-    page, lines = compared(runs, settings) if len(runs) > 1 else shown(path, settings)
+    # A folder may hold many runs, whose answers would take long.
+    asked = [run for run in runs if len(runs) == 1 or run in settings.paths]
+    lines = [line for run in asked for line in save_missing_answers(run, settings)]
+    page = page_of_runs(runs, settings) if len(runs) > 1 else page_of(path, settings)
     write_page(page, output)
     if settings.png:
         try:
@@ -125,9 +113,6 @@ def at_named_step(settings: Settings) -> Settings:
 
     A page shows the same step of all runs. If the names are of different steps, it shows the
     answers of each run's newest checkpoint, and a line says so.
-
-    Raises:
-        UserError: there is no such step, or --step is given too.
     """
     named = [step_named(path) for path in settings.paths]
     # Saved outputs have such names too.
@@ -145,14 +130,7 @@ def at_named_step(settings: Settings) -> Settings:
 
 
 def runs_named(paths: list[Path]) -> list[Path]:
-    """Return the runs that the paths name: themselves, or those in their folders.
-
-    Returns:
-        An empty list if the only path is a dataset, or a folder of saved outputs.
-
-    Raises:
-        UserError: a path is no folder, or one of several paths holds no run.
-    """
+    """Return the runs that the paths name; none if the path is a dataset or of saved outputs."""
     for path in paths:
         if kind_of(path) == "weights":
             raise UserError(
@@ -170,30 +148,15 @@ def is_dataset(path: Path) -> bool:
     return any((path / split).is_dir() for split in SPLITS) or kind_of_data(path) is not None
 
 
-def compared(runs: list[Path], settings: Settings) -> tuple[Page, list[str]]:
-    """Return the page of several runs, and lines about what was done for it."""
-    # A folder may hold many runs, whose answers would take long.
-    lines = [line for run in runs if run in settings.paths for line in save_missing_answers(run, settings)]
-    page = page_of_runs(runs, settings)
-    silent = [number for number in page["unanswered"] if runs[number] not in settings.paths]
-    if silent:
-        lines.append(f"{len(silent)} of the runs have no saved answers; this makes them: {page['command']}")
-    others = [run for run in runs if run not in settings.paths] if settings.step is None else []
-    if older := list(filter(None, map(older_answers, others))):
-        lines += [*older, f"this makes the answers of the newest checkpoints: {page['command']}"]
-    return page, lines
-
-
-def shown(path: Path, settings: Settings) -> tuple[Page, list[str]]:
-    """Return the page of one run or dataset, and lines about what was done for it."""
+def page_of(path: Path, settings: Settings) -> Page:
+    """Return the page of one run or dataset."""
     if is_dataset(path):
         if settings.step is not None:
             raise UserError(f"--step is for runs, and {path} is a dataset; leave it out")
-        return (page_of_text if kind_of_data(path) == "text" else page_of_dataset)(path, settings), []
+        return (page_of_text if kind_of_data(path) == "text" else page_of_dataset)(path, settings)
     if not any((path / name).exists() for name in ("metrics.jsonl", "eval_outputs", "results.json")):
         raise UserError(f"{no_checkpoint(path)}; datasets and what evaluate.py saved have pages too")
-    lines = save_missing_answers(path, settings)
-    return page_of_run(path, settings), lines
+    return page_of_run(path, settings)
 
 
 if __name__ == "__main__":

@@ -67,13 +67,9 @@ class Settings:
 
 
 def parse_settings(argv: list[str] | None = None) -> Settings:
-    """Read the command line.
-
-    Raises:
-        UserError: An option is unknown, malformed or out of place.
-    """
-    description = "Show runs while they train, or draw their curves."
-    parser = Parser("watch.py", description, EXAMPLES, path_keys=("checkpoint", "run"))
+    """Read the command line."""
+    about = "Show runs while they train, or draw their curves."
+    parser = Parser("watch.py", about, EXAMPLES, path_keys=("checkpoint", "run"))
     add = parser.add_argument
     add("paths", type=typed_path, nargs="+", metavar="RUN_OR_FOLDER", help="folder of a run, or of several runs")
     add("--every", type=float, metavar="SECONDS", help="seconds between two looks (default: 1)")
@@ -100,11 +96,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 
 
 def watch(argv: list[str] | None = None) -> str:
-    """Show or draw the runs, and return what remains to be said.
-
-    Raises:
-        UserError: A folder holds no runs, or a picture can't be drawn.
-    """
+    """Show or draw the runs, and return what remains to be said."""
     settings = parse_settings(argv)
     for path in settings.paths:
         if not os.path.isdir(path):
@@ -185,11 +177,7 @@ def until_quit() -> Iterator[Callable[[float], bool]]:
 
 
 def plot(paths: Sequence[Path], output: Path, asked: Sequence[str], x: X) -> str:
-    """Draw the curves of runs, and return a summary.
-
-    Raises:
-        UserError: No run has logged anything, or the curves can't be drawn.
-    """
+    """Draw the curves of runs, and return a summary."""
 
     def x_of(run: LoggedRun) -> Sequence[float]:
         if x != "flops":

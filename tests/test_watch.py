@@ -34,6 +34,7 @@ from utils.errors import UserError
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
 from utils.shell import run_command
+from viewer.curve_pictures import draw_png
 from viewer.curves import LoggedRun, choose_metrics, groups_of, names_of, panels_of
 from viewer.live import COLUMNS, curve, read_statuses, screen
 from viewer.status import Watched, find_runs
@@ -159,33 +160,6 @@ def test_a_screen_fits_into_its_terminal(tmp_path: Path, num: int) -> None:
             assert "ETA" in titles and set(titles) <= COLUMNS.keys(), "rich has cut a column"
 
 
-def test_a_few_runs_stand_side_by_side(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        make_run(tmp_path / name, rows_of(9))
-    lines = shown_at(tmp_path, 80, 24)
-    assert "one dead" in lines[0] and "two dead" in lines[0]
-    text = "\n".join(lines)
-    for part in ("step 90 of 100", "90%", "loss 0.01111", "exact 1.000", "test 0.500", "1,234 examples/s", "2 x cuda"):
-        assert text.count(part) == 2, part
-
-
-def test_running_runs_come_first_and_then_the_newest(tmp_path: Path) -> None:
-    for index, name in enumerate(("old", "middle", "new", "running")):
-        run = make_run(tmp_path / name, rows_of(3))
-        os.utime(run / "config.yaml", (1000 - 1000 * (name == "running") + index,) * 2)
-    with RunLock() as lock:
-        lock.take(tmp_path / "running", print)
-        shown = read_statuses([Watched(run) for run in find_runs([tmp_path])])
-    assert list(shown) == ["running", "new", "middle", "old"]
-
-
-def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
-    (make_run(tmp_path / "bad", []) / "metrics.jsonl").write_text("[1]\n")
-    make_run(tmp_path / "good", rows_of(3))
-    text = "\n".join(shown_at(tmp_path, 120, 24))
-    assert "bad damaged" in text and "metrics.jsonl:1: is no JSON" in text and "good dead" in text
-
-
 def test_names_tell_runs_apart_and_reach_the_terminal_clean(tmp_path: Path) -> None:
     paths = [tmp_path / "a" / "run", tmp_path / "b" / "run", tmp_path / "b" / "other"]
     assert names_of(paths) == ["a/run", "b/run", "other"]
@@ -195,6 +169,25 @@ def test_names_tell_runs_apart_and_reach_the_terminal_clean(tmp_path: Path) -> N
     ).write_text("\x1b[2J")
     for width in (50, 300):
         assert "\x1b" not in "".join(shown_at(tmp_path / "p\x1b[2J", width, 24))
+
+
+def test_running_runs_come_first_and_then_the_newest(tmp_path: Path) -> None:
+    """A damaged run does not hide the others."""
+    for index, name in enumerate(("old", "bad", "new", "running")):
+        run = make_run(tmp_path / name, rows_of(9))
+        os.utime(run / "config.yaml", (1000 - 1000 * (name == "running") + index,) * 2)
+    (tmp_path / "bad" / "metrics.jsonl").write_text("[1]\n")
+    with RunLock() as lock:
+        lock.take(tmp_path / "running", print)
+        lines = shown_at(tmp_path, 400, 24)
+    assert re.findall(r"(\w+) (running|dead|damaged)", lines[0]) == [
+        *[("running", "running"), ("new", "dead"), ("bad", "damaged"), ("old", "dead")]
+    ]
+    text = "\n".join(lines)
+    assert "metrics.jsonl:1: is no JSON" in text
+    for part in ("step 90 of 100", "loss 0.01111", "exact 1.000", "test 0.500", "1,234 examples/s"):
+        assert text.count(part) == 3, part
+    assert text.count("2 x cuda") == 4
 
 
 def test_a_curve_of_blocks() -> None:
@@ -333,13 +326,12 @@ def test_runs_that_differ_in_the_seed_form_a_group(tmp_path: Path) -> None:
     ]
     assert [group.label for group in groups_of(opened(paths[:2]))] == ["2 seeds"]
     assert [group.label for group in groups_of(opened(paths[:1]))] == ["a-0"]
-
-
-def test_runs_without_a_config_stay_apart(tmp_path: Path) -> None:
-    paths = [make_run(tmp_path / folder / "run", rows_of(3)) for folder in "ab"]
-    for path in paths:
+    alike = [*seeds(tmp_path / "e", 0, 1, number=1.0), *seeds(tmp_path / "f", 0, 1, number=1)]
+    assert [group.label for group in groups_of(opened(alike))] == ["2 seeds e-0", "2 seeds f-0"]
+    strange = [make_run(tmp_path / folder / "run", rows_of(3)) for folder in "gh"]
+    for path in strange:
         (path / "config.yaml").unlink()
-    assert [group.label for group in groups_of(opened(paths))] == ["a/run", "b/run"]
+    assert [group.label for group in groups_of(opened(strange))] == ["g/run", "h/run"]
 
 
 def series_of(paths: list[Path], metric: str, axis: str = "steps") -> Any:
@@ -402,13 +394,6 @@ def test_groups_are_named_by_what_was_typed(tmp_path: Path) -> None:
     ]
 
 
-def test_no_two_groups_have_the_same_label(tmp_path: Path) -> None:
-    close = [*seeds(tmp_path / "a", 0, lr=0.1234567), *seeds(tmp_path / "b", 0, lr=0.1234568)]
-    assert [group.label for group in groups_of(opened(close))] == ["a-0", "b-0"]
-    alike = [*seeds(tmp_path / "c", 0, 1, number=1.0), *seeds(tmp_path / "d", 0, 1, number=1)]
-    assert [group.label for group in groups_of(opened(alike))] == ["2 seeds c-0", "2 seeds d-0"]
-
-
 def test_many_points_are_averaged_and_infinite_ones_left_out(tmp_path: Path) -> None:
     rows: list[Row] = [{"step": step, "train/lm_loss": float(step)} for step in range(1, 6001)]
     rows[99]["train/lm_loss"] = math.inf
@@ -438,30 +423,33 @@ def test_the_loss_of_text_has_another_name(tmp_path: Path) -> None:
     assert "loss 0.25" in panel and "█" in panel and "12,345 tokens/s" in panel
 
 
-@pytest.mark.parametrize(("x", "first", "last"), [("steps", 10, 50), ("examples", 80, 400), ("seconds", 20, 100)])
-def test_the_x_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: Any, first: float, last: float) -> None:
-    drawn: list[Any] = []
-    monkeypatch.setattr(program, "draw_png", lambda panels, path: drawn.extend(panels))
-    program.plot(seeds(tmp_path / "a", 0, pace=(2.0,)), tmp_path / "a.png", [], x)
-    for panel in drawn:
-        assert (panel.series[0].x_P[0], panel.series[0].x_P[-1]) == (first, last)
-
-
 # ---- pictures ----------------------------------------------------------------------------------
 
 
-def draw(tmp_path: Path, name: str, *options: str) -> str:
-    return program.watch([str(tmp_path / "project"), "--plot", str(tmp_path / name), *options])
+@pytest.mark.parametrize(("x", "first", "last"), [("steps", 10, 50), ("examples", 80, 400), ("seconds", 20, 100)])
+def test_a_picture_over_each_axis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: str, first: float, last: float
+) -> None:
+    """A run that has logged nothing is left out."""
+    drawn: list[Any] = []
 
+    def draw(panels: list[Any], path: Path) -> None:
+        drawn.extend(panels)
+        draw_png(panels, path)
 
-def test_a_picture(tmp_path: Path) -> None:
+    monkeypatch.setattr(program, "draw_png", draw)
+    nothing = make_run(tmp_path / "nothing", [], global_batch_size=8)
+    typed = [str(nothing), "--plot", str(tmp_path / "c.png"), "--x", x]
+    with pytest.raises(UserError, match="none of these runs has logged anything yet"):
+        program.watch(typed)
     for group, lr in (("a", 1e-3), ("b", 1e-4)):
-        seeds(tmp_path / "project" / group, 0, 0.1, 0.2, lr=lr)
-    done = program.watch([*(str(tmp_path / "project" / group) for group in "ab"), "--plot", str(tmp_path / "c.png")])
-    assert done == (
+        seeds(tmp_path / group, 0, 0.1, 0.2, lr=lr, pace=(2.0, 2.0, 2.0))
+    assert program.watch([str(tmp_path / "a"), str(tmp_path / "b"), *typed]).splitlines() == [
+        f"{nothing} has logged nothing yet, and is left out",
         f"drew {tmp_path / 'c.png'}: train/lm_loss, train/exact_accuracy, eval/all/exact_accuracy "
-        "of 6 runs in 2 groups over steps"
-    )
+        f"of 6 runs in 2 groups over {x}",
+    ]
+    assert {(series.x_P[0], series.x_P[-1]) for panel in drawn for series in panel.series} == {(first, last)}
     picture = (tmp_path / "c.png").read_bytes()
     assert picture.startswith(b"\x89PNG\r\n\x1a\n") and len(picture) > 10_000
 
@@ -521,11 +509,3 @@ def test_mistakes(tmp_path: Path, options: list[str], mistake: str) -> None:
     with pytest.raises(UserError) as error:
         program.watch([option.format(tmp_path) for option in options])
     assert mistake in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_run_that_has_logged_nothing_is_left_out(tmp_path: Path) -> None:
-    nothing = make_run(tmp_path / "project" / "nothing", [])
-    with pytest.raises(UserError, match="none of these runs has logged anything yet"):
-        draw(tmp_path, "a.png")
-    make_run(tmp_path / "project" / "run", rows_of(3))
-    assert draw(tmp_path, "a.png").startswith(f"{nothing} has logged nothing yet, and is left out\ndrew ")

@@ -13,11 +13,7 @@ _DPI = 130
 
 
 def pyplot() -> Any:
-    """Import matplotlib, with the backend that draws into files and needs no screen.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
+    """Import matplotlib, with the backend that draws into files and needs no screen."""
     try:
         import matplotlib
     except ImportError as error:
@@ -30,11 +26,7 @@ def pyplot() -> Any:
 
 
 def plotly() -> tuple[Any, Any]:
-    """Import plotly, and return its modules graph_objects and subplots.
-
-    Raises:
-        UserError: plotly is not installed.
-    """
+    """Import plotly, and return its modules graph_objects and subplots."""
     try:
         from plotly import graph_objects, subplots
     except ImportError as error:
@@ -43,11 +35,7 @@ def plotly() -> tuple[Any, Any]:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Save and close a figure.
-
-    Raises:
-        UserError: the path is a link or cannot be written.
-    """
+    """Save and close a figure."""
     refuse_links([path])
     picture = BytesIO()
     try:

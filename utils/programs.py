@@ -1,7 +1,7 @@
 """The names of the programs: files in a clone, commands where the package is installed.
 
-A clone has top-level modules such as `utils`. The installed package holds the same modules below
-`hrm_trainer`. release/build.py makes the package, and names commands in all messages.
+The package holds the modules of a clone below `hrm_trainer`. release/build.py makes it, and
+names commands in all messages.
 """
 
 import sys
@@ -39,11 +39,7 @@ PRETRAIN = ROOT / f"{COMMANDS['hrm-train']}.py"
 
 
 def command_words(command: str) -> list[str]:
-    """Return the words with which a user starts a program.
-
-    Args:
-        command: the command of the package, such as hrm-train.
-    """
+    """Return the words with which a user starts a program of COMMANDS."""
     if PACKAGE:
         return [command]
     module = COMMANDS[command]

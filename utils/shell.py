@@ -24,9 +24,9 @@ def tell_mistake(error: UserError) -> None:
 
 def memory_report(error: OutOfMemory, where: str = "") -> str:
     """Return the two lines about a lack of memory, after the traceback if DEBUG=1 is set."""
-    lines = wanted_traceback(error)  # the advice frees the frames
+    traceback_lines = wanted_traceback(error)  # the advice frees the frames
     what, change = error.lines()
-    return f"{lines}fault{where}: {what}\n{change}"
+    return f"{traceback_lines}fault{where}: {what}\n{change}"
 
 
 def wanted_traceback(error: Exception) -> str:
@@ -36,14 +36,10 @@ def wanted_traceback(error: Exception) -> str:
 
 @contextmanager
 def known_errors(less_memory: str = LESS_AT_A_TIME) -> Iterator[None]:
-    """Tell mistakes of the user and a lack of memory from faults.
+    """Raise UserError or OutOfMemory for what is no fault of the program.
 
     Args:
         less_memory: what needs less memory.
-
-    Raises:
-        UserError: A path in a stored config can't be written in this locale.
-        OutOfMemory: Memory ran out.
     """
     try:
         with advising(lambda: less_memory):
@@ -59,18 +55,13 @@ def run_command(
     interrupted: str = "interrupted; nothing was written",
     less_memory: str = LESS_AT_A_TIME,
 ) -> int:
-    """Run a program and print what it returns.
+    """Run a program, print the summary that it returns, and return its exit status.
+
+    The status is 2 after a mistake of the user, 1 where memory ran out, and 130 after Ctrl-C.
 
     Args:
-        program: takes the arguments and returns a summary to print, perhaps with an exit status; an
-            empty summary is not printed.
         argv: the arguments; None: those of the process.
-        interrupted: the message after Ctrl-C.
         less_memory: the second line where memory runs out: what needs less.
-
-    Returns:
-        The exit status: the program's or 0; 2 after a mistake of the user, 1 where memory ran out,
-        130 after Ctrl-C.
     """
     try:
         require_utf8(sys.argv[1:] if argv is None else argv)

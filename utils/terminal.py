@@ -10,19 +10,13 @@ from utils.errors import UserError
 
 
 def tell(text: str) -> None:
-    """Print a line on stderr.
-
-    The line is lost if stderr is a closed terminal, a pipe without a reader or a file on a full
-    disk.
-    """
+    """Print a line on stderr. It is lost if nobody can read it."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def show(text: str) -> None:
-    """Print a page on stdout.
-
-    A reader that leaves early, such as `head`, is no fault.
+    """Print a page on stdout. A reader that leaves early, such as `head`, is no fault.
 
     Raises:
         UserError: stdout can't be written, for instance because its disk is full.
@@ -57,8 +51,6 @@ def write(text: str, end: str = "\n") -> None:
 def leave(status: int, *, finalize: bool = True) -> NoReturn:
     """Exit with a status, even if the rest of the output can't be written.
 
-    Python would exit with status 120 in that case.
-
     Args:
         finalize: whether Python frees its objects before the process ends. Without it, only the
             functions that were registered with `atexit` run.
@@ -76,8 +68,5 @@ def leave(status: int, *, finalize: bool = True) -> NoReturn:
 
 
 def _close(stream: TextIO) -> None:
-    """Lead the rest of a stream nowhere.
-
-    Otherwise Python would fail again when it flushes the stream at exit.
-    """
+    """Lead the rest of a stream nowhere, where Python can flush it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -15,7 +15,6 @@ from viewer.outputs import (
     SAVING,
     holds_answers,
     newest_checkpoint,
-    older_answers,
     outputs_folder,
     shards_of,
     step_of,
@@ -25,17 +24,12 @@ from viewer.text_page import is_text_run
 
 
 def save_missing_answers(run: Path, settings: Settings) -> list[str]:
-    """Save the answers of a step as evaluate.py does, unless it has some.
+    """Save the answers of the chosen step, or of the newest checkpoint, unless it has some.
 
-    The step is the newest checkpoint, unless the settings name another one. A run without
-    checkpoints keeps what it has. So does a run that is read-only, or whose saved outputs lack the
-    answers: they may be the work of hours, and are not replaced. Ctrl-C leaves the answers out.
+    Saved outputs that lack the answers may be the work of hours, and are not replaced.
 
     Returns:
-        Lines that say why there are no answers, or that those of an older step are shown.
-
-    Raises:
-        UserError: a file of saved outputs is damaged.
+        Lines that say why there are no answers. The page shows those of an older step, if any.
     """
     if is_text_run(read_run_config(run)):
         return []  # its evaluations write answers
@@ -53,7 +47,7 @@ def save_missing_answers(run: Path, settings: Settings) -> list[str]:
         f"max_examples={settings.max_examples}",
     ]
     command = f"python evaluate.py {for_shell(typed)}"
-    nothing = (older_answers(run) if settings.step is None else None) or f"{run} has no answers on its page"
+    nothing = f"{run} has no saved answers of step {step_of(step)}"
     elsewhere = f"this saves answers in another folder, for view.py: {command} out=answers"
     kept = outputs / step.name
     if shards_of(kept):
@@ -64,10 +58,8 @@ def save_missing_answers(run: Path, settings: Settings) -> list[str]:
         temporary = tempfile.TemporaryDirectory(dir=to, prefix=".view-")
     except OSError as error:
         return [f"{nothing}: {to} can't be written ({error.strerror}); {elsewhere}"]
-    tell(
-        f"{run} has no saved answers of step {step_of(step)}; its model answers up to {settings.max_examples} puzzles "
-        f"of each test set now\n(Ctrl-C leaves them out): {command}"
-    )
+    tell(f"{nothing}; its model answers up to {settings.max_examples} puzzles of each test set now")
+    tell(f"(Ctrl-C leaves them out): {command}")
     with temporary as folder:
         if failed := _evaluate([*typed, f"out={as_override(str(folder))}"]):
             return [f"{nothing}: {failed}"]
@@ -80,10 +72,9 @@ def save_missing_answers(run: Path, settings: Settings) -> list[str]:
 
 
 def _evaluate(typed: Sequence[str]) -> str | None:
-    """Run evaluate.py in a process of its own, and return why it failed; None if it did not.
+    """Run evaluate.py, and return why it failed; None if it did not.
 
-    The page itself needs no PyTorch, whose import takes seconds. The page holds what evaluate.py
-    prints on stdout.
+    In a process of its own, because the page itself needs no PyTorch, whose import takes seconds.
     """
     try:
         status = subprocess.run([*started("hrm-evaluate"), *typed], stdout=subprocess.DEVNULL).returncode

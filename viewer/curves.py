@@ -41,11 +41,7 @@ class LoggedRun:
 
     @staticmethod
     def open(path: Path) -> "LoggedRun":
-        """Read a run, which may still be training.
-
-        Raises:
-            UserError: A file of the run can't be read.
-        """
+        """Read a run, which may still be training."""
         # Not at the top: this imports PyTorch, and the table of watch.py does not need it.
         from sharing.stored_config import completed
 
@@ -99,9 +95,6 @@ def choose_metrics(runs: Sequence[LoggedRun], asked: Sequence[str]) -> list[str]
     Args:
         asked: full names, or short ones, which mean all metrics of this name; empty: loss and exact
             accuracy in training, exact accuracy of every test set, and the loss of test texts.
-
-    Raises:
-        UserError: No run has logged a metric. The message has the most similar names.
     """
     logged = list(dict.fromkeys(name for run in runs for row in run.rows for name in row if "/" in name))
     if not asked:
@@ -141,9 +134,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 class Group:
     """Runs whose configs differ in nothing but the seed and names.
 
-    Attributes:
-        label: what tells the group from the others, and how many seeds it has.
-        marks: the keys and values of the label, key=value.
+    The label says with `marks`, key=value, what tells the group from the others.
     """
 
     label: str

@@ -29,7 +29,7 @@ _OF_TOKENS = ("inputs", "labels", "predictions", "predictions_at_step")
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    """Return the step folder that evaluate.py takes for a run; None if there is none."""
+    """Return the step folder that evaluate.py takes for a run."""
     steps = step_folders(run)
     named = run / read_name(run / "latest")
     return named if named in steps else next(reversed(steps), None)
@@ -52,7 +52,7 @@ def outputs_folder(run: Path, step: int | None) -> Path | None:
             that has answers, and if none has, the newest outputs.
 
     Raises:
-        UserError: nothing was saved at this step, or a file of outputs is damaged.
+        UserError: nothing was saved at this step.
     """
     if (run / "results.json").exists():
         if step is not None:
@@ -71,26 +71,11 @@ def outputs_folder(run: Path, step: int | None) -> Path | None:
     return found[step]
 
 
-def older_answers(run: Path) -> str | None:
-    """Return a line if a run's page shows answers of another step than its newest checkpoint."""
-    newest, outputs = newest_checkpoint(run), outputs_folder(run, None)
-    if newest is None or outputs is None or not holds_answers(outputs) or step_of(outputs) == step_of(newest):
-        return None
-    return (
-        f"the page shows the answers of {run} at step {step_of(outputs)}, but its newest checkpoint is step "
-        f"{step_of(newest)}"
-    )
-
-
 # ---- results -------------------------------------------------------------------------------------
 
 
 def read_results(outputs: Path | None) -> Page | None:
-    """Read results.json as a table; return None if there is no such file.
-
-    Raises:
-        UserError: evaluate.py did not write this file.
-    """
+    """Read results.json as tables; return None if there is no such file."""
     if outputs is None or not (outputs / "results.json").exists():
         return None
     file = outputs / "results.json"
@@ -149,9 +134,7 @@ def rows_of(files: Sequence[Path]) -> np.ndarray:
 def read_examples(
     outputs: Path, settings: Settings, names: list[str], shared: Mapping[str, np.ndarray] | None = None
 ) -> tuple[list[Page], dict[str, int], str | None]:
-    """Read examples that are spread evenly over each set.
-
-    At any time, memory holds only the chosen examples and one shard.
+    """Read examples that are spread evenly over each set, one shard at a time.
 
     Args:
         shared: the rows of each set from which examples are chosen; None: all that were saved.
@@ -159,9 +142,6 @@ def read_examples(
     Returns:
         The examples, the number of saved examples by set, and a note on what was not saved if the
         examples cannot be shown without it.
-
-    Raises:
-        UserError: a shard is damaged, or there is no set of the chosen name.
     """
     shards = shards_of(outputs)
     if shards and settings.set is not None and settings.set not in shards:

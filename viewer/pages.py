@@ -32,7 +32,7 @@ Page = dict[str, Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of the command line."""
+    """The options of view.py."""
 
     paths: list[Path]
     output: Path
@@ -44,18 +44,12 @@ class Settings:
 
 def write_page(page: Page, output: Path) -> None:
     """Fill the template with the page's data, and write it to a file."""
-    style, script = (FOLDER / "page.css").read_text(encoding="utf-8"), script_of(FOLDER / "main.mjs")
     data = json.dumps(_shortened(page), separators=(",", ":"), allow_nan=False).encode()
-    filled_in = {
-        "TITLE": html.escape(page["title"]),
-        # The content security policy allows what has these hashes: no script in a name runs.
-        "STYLE_HASH": _digest(style),
-        "SCRIPT_HASH": _digest(script),
-        "STYLE": style,
-        "SCRIPT": script,
-        # Compression leaves a tenth of the data. No character of base64 has a meaning in HTML.
-        "DATA": base64.b64encode(zlib.compress(data, 9)).decode(),
-    }
+    code = {"STYLE": (FOLDER / "page.css").read_text(encoding="utf-8"), "SCRIPT": script_of(FOLDER / "main.mjs")}
+    # The content security policy allows what has these hashes: no script in a name runs.
+    hashes = {f"{name}_HASH": _base64(hashlib.sha256(text.encode()).digest()) for name, text in code.items()}
+    # Compression leaves a tenth of the data. No character of base64 has a meaning in HTML.
+    filled_in = {"TITLE": html.escape(page["title"]), "DATA": _base64(zlib.compress(data, 9)), **code, **hashes}
     # One pass replaces everything, because a title may look like a placeholder.
     template = (FOLDER / "page.html").read_text(encoding="utf-8")
     text = re.sub("@@([A-Z_]+)@@", lambda match: filled_in[match[1]], template)
@@ -89,8 +83,8 @@ def _shortened(value: Any) -> Any:
     return value
 
 
-def _digest(body: str) -> str:
-    return base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def to_text(tokens_S: np.ndarray) -> str | list[int]:

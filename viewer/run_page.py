@@ -32,9 +32,6 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
 
     Args:
         shared: the rows of each set from which examples are chosen; None: all that were saved.
-
-    Raises:
-        UserError: a file in the folder is damaged.
     """
     config, resolved = read_run_config(run_folder), run_folder.resolve()
     arch = config.get("arch")
@@ -43,7 +40,9 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
     texts = {"texts": answers_of(run_folder, settings.step)} if is_text_run(config) else {}
     outputs = outputs_folder(run_folder, None if texts else settings.step)
     results = read_results(outputs)
-    data = _data_of(config, results)
+    folders = data_folders(config, results)
+    # Datasets that are scored together share one numbering of puzzles: names would be wrong.
+    data = folders[0] if len(folders) == 1 and (folders[0] / "test" / "dataset.json").is_file() else None
     examples: list[Page] = []
     sets: dict[str, int] = {}
     note = None
@@ -88,11 +87,7 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
 
 
 def panels_of_page(run: Path) -> tuple[list[dict[str, Any]], list[Panel]]:
-    """Return what a run has logged, and its curves, those first that a reader looks for first.
-
-    Raises:
-        UserError: metrics.jsonl is empty, or a line of it (which the message names) is no row.
-    """
+    """Return what a run has logged, and its curves, those first that a reader looks for first."""
     rows = logged_rows(run)
     if not rows and (run / METRICS_FILE).exists():
         raise UserError(f"{run / METRICS_FILE}: is empty, so the run has logged nothing; train it for some steps first")
@@ -152,30 +147,14 @@ def data_folders(config: Page, results: Page | None) -> list[Path]:
     return list(dict.fromkeys(path.parent if path.name in SPLITS else path for path in found))
 
 
-def _data_of(config: Page, results: Page | None) -> Path | None:
-    """Return the dataset that the outputs belong to; None for several datasets or a missing one."""
-    folders = data_folders(config, results)
-    # Datasets that are scored together share one numbering of puzzles: names would be wrong.
-    return folders[0] if len(folders) == 1 and (folders[0] / "test" / "dataset.json").is_file() else None
-
-
 def _task_of(examples: list[Page], data: Path | None) -> BoardTask | None:
     """Return the task that the dataset's metadata tells, or the examples' tokens if it is gone.
 
     Args:
         examples: of one set.
-        data: None for several datasets, which may have boards of several sizes.
-
-    Raises:
-        UserError: The dataset is damaged, and there are examples, which need its names.
     """
     if data is not None:
-        try:
-            metadata = open_split(data, "test").metadata
-        except UserError:
-            if examples:
-                raise
-            return None
+        metadata = open_split(data, "test").metadata
         if not examples or metadata.seq_len == len(examples[0]["input"]):
             return task_of_shape(metadata.seq_len, metadata.vocab_size)
     if not examples:

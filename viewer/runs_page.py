@@ -11,6 +11,7 @@ from utils.errors import UserError
 from utils.run.history import read_run_config
 from utils.text import for_shell
 from viewer.curves import (
+    Group,
     LoggedRun,
     differences_of,
     for_page,
@@ -29,17 +30,16 @@ _MOST_KEYS = 3  # below the name of a run: "What differs" has all
 
 
 def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
-    """Return the data for the page.
-
-    Raises:
-        UserError: a file of a run is damaged, or none of the runs has logged anything.
-    """
+    """Return the data for the page."""
     runs = [LoggedRun.open(folder) for folder in folders]
     names = names_of(folders)
     with_rows = [run for run in runs if run.rows]
     if not with_rows:
         raise UserError("none of these runs has logged anything yet; train one of them for some steps first")
-    data = [_data_name(folder, settings) for folder in folders]
+    data = []  # the name of what each run's answers are to: rows of other data don't compare
+    for folder in folders:
+        results = read_results(outputs_folder(folder, settings.step))
+        data.append(", ".join(path.name for path in data_folders(read_run_config(folder), results)))
     shared = _shared_rows(folders, data, settings)
     pages = [
         page_of_run(folder, settings, shared[name]) if run.rows else None
@@ -48,25 +48,12 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
     answered = {number: page for number, page in enumerate(pages) if page and page["examples"]}
     boards = next(map(_boards, answered.values()), {"board": None})
     examples = {number: page["examples"] for number, page in answered.items() if _boards(page) == boards}
-    notes = [f"{name} has logged nothing yet." for name, run in zip(names, runs, strict=True) if not run.rows]
-    notes += [
-        f"{names[number]} has answers to puzzles of another task, which are not compared."
-        for number in answered
-        if number not in examples
-    ]
-    steps = {name: page["step"] for name, page in zip(names, pages, strict=True) if page and page["step"] is not None}
-    if len(set(steps.values())) > 1:
-        listed = ", ".join(f"{name} at {step:,}" for name, step in steps.items())
-        notes.append(f"The answers and the evaluations are of different training steps: {listed}.")
     puzzles = _merged(examples)
     facts = [page["facts"] for page in pages if page]
     groups = groups_of(with_rows)
-    labels: dict[Path, str] = {}
-    for group in groups:
-        for run in group.runs:
-            seed = f", seed {run.config.get('seed')}" if len(group.runs) > 1 else ""
-            labels[run.path] = (" ".join(group.marks[:_MOST_KEYS]) + seed).removeprefix(", ")
-    metrics = sorted(metrics_in(row for run in runs for row in run.rows), key=_place)
+    labels = {run.path: _label(group, run) for group in groups for run in group.runs}
+    logged = metrics_in(row for run in runs for row in run.rows)
+    metrics = sorted(logged, key=lambda name: (rank_of(name), not name.startswith("eval/"), name))
     panels = [panels_of(groups, metrics, "step", lambda run: run.x("steps"))]
     if all(is_number(row.get("time_s")) for run in runs for row in run.rows):
         panels.append(panels_of(groups, metrics, "seconds", lambda run: run.x("seconds")))
@@ -75,7 +62,7 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         "title": f"{len(folders)} runs",
         **boards,
         "facts": {name: value for name, value in facts[0].items() if all(each.get(name) == value for each in facts)},
-        "notes": notes,
+        "notes": _notes(names, pages, answered.keys() - examples.keys()),
         "runs": [
             {
                 "name": name,
@@ -109,15 +96,26 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
     }
 
 
+def _label(group: Group, run: LoggedRun) -> str:
+    """Return what stands below the name of a run."""
+    seed = f"seed {run.config.get('seed')}" if len(group.runs) > 1 else ""
+    return ", ".join(filter(None, (" ".join(group.marks[:_MOST_KEYS]), seed)))
+
+
+def _notes(names: Sequence[str], pages: Sequence[Page | None], others: set[int]) -> list[str]:
+    """Return what keeps the runs from being compared. `others` have puzzles of another task."""
+    notes = [f"{name} has logged nothing yet." for name, page in zip(names, pages, strict=True) if page is None]
+    notes += [f"{names[n]} has answers to puzzles of another task, which are not compared." for n in sorted(others)]
+    steps = {name: page["step"] for name, page in zip(names, pages, strict=True) if page and page["step"] is not None}
+    if len(set(steps.values())) > 1:
+        listed = ", ".join(f"{name} at {step:,}" for name, step in steps.items())
+        notes.append(f"The answers and the evaluations are of different training steps: {listed}.")
+    return notes
+
+
 def _boards(page: Page) -> Page:
     """Return how a page draws its examples."""
     return {key: page[key] for key in ("board", "boards") if key in page}
-
-
-def _data_name(folder: Path, settings: Settings) -> str:
-    """Return the name of the data that a run's answers are to: rows of other data don't compare."""
-    results = read_results(outputs_folder(folder, settings.step))
-    return ", ".join(path.name for path in data_folders(read_run_config(folder), results))
 
 
 def _shared_rows(folders: Sequence[Path], data: Sequence[str], settings: Settings) -> dict[str, dict[str, np.ndarray]]:
@@ -146,11 +144,6 @@ def _merged(examples: dict[int, list[Page]]) -> list[Page]:
 
 
 # ---- numbers -------------------------------------------------------------------------------------
-
-
-def _place(metric: str) -> tuple[int, bool, str]:
-    """Return a key by which those metrics come first that a reader looks for first."""
-    return rank_of(metric), not metric.startswith("eval/"), metric
 
 
 def _better(metric: str) -> str | None:

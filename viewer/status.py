@@ -1,8 +1,6 @@
 """Tell how a run is doing from its folder, without changing anything there.
 
-The run may be on another machine: only its files are read. The lock of the folder tells whether the
-run is alive, because the operating system releases the lock when the process ends, even if it was
-killed.
+The run may be on another machine: only its files are read, and the lock of the folder.
 """
 
 import math
@@ -40,15 +38,12 @@ class RunStatus:
     """The state of a run, read from its folder. A field is None if no file holds it.
 
     Attributes:
-        state: running: a process holds the lock. stopped: asked to stop, and it saved. finished: at
-            its last step, or out of patience. dead: killed or failed. ended: finished or dead; a
-            run of an older version does not tell which. not begun: nothing logged, and nobody at
-            work. damaged: a file can't be read; `note` says which.
+        state: see docs/watching.md.
         note: what else a person should know, in a few words; "" for nothing.
         step: the last step that was logged or saved; 0 before the first.
         test: the newest exact accuracy of each test set.
         speed: how many examples, or tokens of text, a second trains on, and which of them.
-        checkpoint, best: the steps that these files name.
+        checkpoint, best: the steps that `latest` and `best` name.
         rows: what was logged.
         began_at: when the run was started last, in seconds since the epoch.
     """

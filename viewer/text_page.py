@@ -26,11 +26,7 @@ Piece = str | list[str | int]
 
 
 def page_of_text(data: Path, settings: Settings) -> Page:
-    """Return the data for the page.
-
-    Raises:
-        UserError: the dataset is damaged, or has no split of the chosen name.
-    """
+    """Return the data for the page."""
     splits = {name: open_text_split(data, name) for name in SPLITS if has_split(data, name)}
     chosen = {name: split for name, split in splits.items() if settings.set in (None, name)}
     if not chosen:
@@ -149,9 +145,6 @@ def answers_of(run: Path, step: int | None) -> list[Page]:
 
     Args:
         step: only those of this step; None: those of a few steps, evenly spread.
-
-    Raises:
-        UserError: There are none of this step, or a file is not what an evaluation writes.
     """
     found = {int(match[1]): file for file in (run / "samples").glob("*") if (match := _SAMPLES.fullmatch(file.name))}
     if step is not None and step not in found:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -45,15 +44,6 @@ def _metrics(
     return Metrics(world, run, wandb, tensorboard, named, first, last)
 
 
-def _rows(run: Path) -> list[dict[str, float]]:
-    return runs.rows(run)
-
-
-def _times(run: Path) -> list[float]:
-    """Return time_s of every row, in seconds."""
-    return [json.loads(line)["time_s"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     now = SimpleNamespace(s=100.0)
@@ -69,11 +59,11 @@ def test_resuming_drops_later_rows_and_a_torn_last_line(tmp_path: Path, torn: st
     whole = "".join(json.dumps({"step": step, "train/lm_loss": step / 2}) + "\n" for step in (1, 2, 3, 4))
     (tmp_path / "metrics.jsonl").write_text(whole + torn)
     metrics = _metrics(tmp_path, first=2)
-    assert [row["step"] for row in _rows(tmp_path)] == [1, 2]
+    assert [row["step"] for row in runs.rows(tmp_path)] == [1, 2]
     for step in (3, 4, 5):
         metrics.write(step, {"train/lm_loss": 0.0})
-    assert [row["step"] for row in _rows(tmp_path)] == [1, 2, 3, 4, 5]
-    assert _rows(tmp_path)[1]["train/lm_loss"] == 1.0
+    assert [row["step"] for row in runs.rows(tmp_path)] == [1, 2, 3, 4, 5]
+    assert runs.rows(tmp_path)[1]["train/lm_loss"] == 1.0
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
     metrics.close()
 
@@ -86,20 +76,8 @@ def test_the_time_of_a_resumed_run_goes_on_without_the_pause(tmp_path: Path, clo
             clock.s += 10
             metrics.write(step, {"a": 1.0})
     # Steps 3 and 4 were computed twice. The first time is gone with its rows.
-    assert _times(tmp_path) == [10.0, 20.0, 30.0, 40.0, 50.0]
-
-
-@pytest.mark.parametrize(("before", "before_s"), [(', "time_s": 7.5', 7.5), ("", 0)])
-def test_the_time_goes_on_from_the_last_row_that_has_one(
-    before: str, before_s: float, tmp_path: Path, clock: SimpleNamespace
-) -> None:
-    """Rows of older versions have none."""
-    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1{before}}}\n{{"step": 2}}\n')
-    metrics = _metrics(tmp_path, first=2)
-    clock.s += 1
-    metrics.write(3, {"a": 1.0})
-    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["time_s"] == before_s + 1
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["time_s"] for line in lines] == [10.0, 20.0, 30.0, 40.0, 50.0]
 
 
 def test_other_ranks_write_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -168,39 +146,24 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_a_progress_bar() -> None:
+def test_a_progress_bar_outlives_its_terminal() -> None:
     stream = _Terminal()
     progress = Progress(5, 20, stream)
-    progress.advance(10)
-    progress.write(10, _train_row(1.5))
-    progress.say("a line")
-    progress.advance(20)
+    for goes_away in (False, True):
+        if goes_away:
+            stream.close = lambda: None  # type: ignore[method-assign]
+            stream.write = _refuse  # type: ignore[method-assign]
+        progress.advance(10)
+        progress.write(10, _train_row(1.5) | {"eval/all/exact_accuracy": 0.5})
+        progress.say("a line")
+        progress.advance(20)
     progress.close()
     text = stream.getvalue()
     assert "\r" in text and "20/20" in text and "loss 1.5000" in text and "ex/s 1234" in text and "a line\n" in text
 
 
-class _GoesAway(io.StringIO):
-    gone = False
-
-    def write(self, text: str) -> int:
-        if self.gone:
-            raise BrokenPipeError(32, "Broken pipe")
-        return super().write(text)
-
-
-class _TerminalThatGoesAway(_GoesAway, _Terminal):
-    pass
-
-
-def test_a_closed_terminal_does_not_end_the_run() -> None:
-    for stream in (_GoesAway(), _TerminalThatGoesAway()):
-        progress = Progress(0, 20, stream)
-        stream.gone = True
-        progress.advance(10)
-        progress.write(10, _train_row(1.5) | {"eval/all/exact_accuracy": 0.5})
-        progress.say("a line")
-        progress.close()
+def _refuse(text: str) -> int:
+    raise BrokenPipeError(32, "Broken pipe")
 
 
 # ---- W&B ---------------------------------------------------------------------------------------
@@ -263,18 +226,6 @@ def _install(monkeypatch: pytest.MonkeyPatch, fake: Any) -> Any:
     return fake
 
 
-def test_auto_with_an_account_goes_online_under_the_run_s_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = _install(monkeypatch, _FakeWandb())
-    metrics = _metrics(tmp_path, mode="auto")
-    metrics.write(3, {"train/lm_loss": 1.0})
-    metrics.close()
-    (options,) = fake.inits
-    assert (options["mode"], options["id"], options["resume"]) == ("online", "abc123", "allow")
-    assert (options["project"], options["name"], options["config"]) == ("p", "r", CONFIG)
-    assert fake.logins == [{"prompt": False, "verify": False}]
-    assert fake.logged == [(3, {"train/lm_loss": 1.0}), ("finish", 0)]
-
-
 def test_a_failed_run_of_a_wandb_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent waits for the run that it has named."""
     fake = _install(monkeypatch, _FakeWandb())
@@ -283,28 +234,22 @@ def test_a_failed_run_of_a_wandb_agent(tmp_path: Path, monkeypatch: pytest.Monke
     assert fake.inits[0]["id"] is None and fake.logged == [("finish", 1)]
 
 
-class _TakesNoRows(list[Any]):
-    def append(self, item: Any) -> None:
-        if item[0] != "finish":
-            raise OSError("no network")
-        super().append(item)
-
-
 def test_a_service_that_fails_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fake = _install(monkeypatch, _FakeWandb())
     metrics = _metrics(tmp_path, mode="online", pictures=1)
-    fake.logged = _TakesNoRows()
-    for step in (1, 2):
-        metrics.write(step, {"a": 1.0})
+    with monkeypatch.context() as broken:
+        broken.setattr(fake, "logged", None)
+        for step in (1, 2):
+            metrics.write(step, {"a": 1.0})
     assert metrics.num_pictures == 0
     metrics.close()
     assert fake.logged == [("finish", 0)], "a run that W&B knows must end there"
     said = capfd.readouterr().err
     assert said.count("W&B does not take") == 1, said
-    assert "W&B does not take step 1; metrics.jsonl goes on without it (OSError: no network)" in said, said
-    assert [row["step"] for row in _rows(tmp_path)] == [1, 2]
+    assert "W&B does not take step 1; metrics.jsonl goes on without it (AttributeError: " in said, said
+    assert [row["step"] for row in runs.rows(tmp_path)] == [1, 2]
 
 
 @pytest.mark.parametrize("fake", [_FakeWandb(account=False), _FakeWandb(login_raises=True)], ids=["none", "raises"])
@@ -315,7 +260,7 @@ def test_auto_without_an_account_disables_wandb(
     metrics = _metrics(tmp_path, mode="auto")
     metrics.write(1, {"a": 1.0})
     metrics.close()
-    assert fake.inits == [] and len(_rows(tmp_path)) == 1
+    assert fake.inits == [] and len(runs.rows(tmp_path)) == 1
     assert "no account found; metrics go to metrics.jsonl only" in capfd.readouterr().err
 
 
@@ -372,12 +317,20 @@ def _scores(step: int) -> dict[str, float]:
 
 
 def test_the_table_has_a_line_for_each_set_of_each_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run has those that it kept."""
     fake = _install(monkeypatch, _FakeWandb())
-    metrics = _metrics(tmp_path, mode="online")
+    metrics = _metrics(tmp_path, mode="auto")
     metrics.write(1, _scores(1) | {"train/lm_loss": 1.0})
     metrics.write(2, {"train/lm_loss": 1.0})
-    metrics.write(3, _scores(3) | {"eval/all/pass@2": 0.25})
-    (_, first), (_, between), (_, last) = fake.logged
+    metrics.write(3, _scores(3))
+    metrics.close()
+    _metrics(tmp_path, mode="auto", first=2).write(3, _scores(3) | {"eval/all/pass@2": 0.25})
+    for options in fake.inits:
+        assert (options["mode"], options["id"], options["resume"]) == ("online", "abc123", "allow")
+        assert (options["project"], options["name"], options["config"]) == ("p", "r", CONFIG)
+    assert fake.logins == [{"prompt": False, "verify": False}] * 2
+    (_, first), (_, between), _, finish, (_, last) = fake.logged
+    assert finish == ("finish", 0)
     assert "evaluations" not in between and first["eval/all/accuracy"] == 0.1 and first["train/lm_loss"] == 1.0
     assert first["evaluations"] == [
         {"step": 1, "set": "all", "accuracy": 0.1, "exact_accuracy_at_step/2": 0.5},
@@ -391,18 +344,6 @@ def test_the_table_has_a_line_for_each_set_of_each_evaluation(tmp_path: Path, mo
     ]
 
 
-def test_the_table_of_a_resumed_run_has_the_evaluations_that_it_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake = _install(monkeypatch, _FakeWandb())
-    metrics = _metrics(tmp_path)
-    for step in (1, 2, 3):
-        metrics.write(step, _scores(step))
-    _metrics(tmp_path, mode="online", first=2).write(3, _scores(3))
-    (_, sent) = fake.logged[-1]
-    assert [line["step"] for line in sent["evaluations"]] == [1, 1, 2, 2, 3, 3]
-
-
 def _pictures(drawn: list[str], count: int = 3) -> list[Picture]:
     def draw(file: Path, text: str) -> None:
         drawn.append(text)
@@ -411,7 +352,9 @@ def _pictures(drawn: list[str], count: int = 3) -> list[Picture]:
     return [Picture(f"puzzle {n}", partial(draw, text=f"drawing {n}")) for n in range(count)]
 
 
-def test_pictures_go_to_wandb_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_go_to_wandb_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     drawn: list[str] = []
     off = _metrics(tmp_path)
     off.show(5, _pictures(drawn))
@@ -424,16 +367,8 @@ def test_pictures_go_to_wandb_only(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     metrics.show(5, _pictures(drawn))
     expected = [(b"drawing 0", "puzzle 0"), (b"drawing 1", "puzzle 1")]
     assert fake.logged == [(5, {"puzzles": expected})]
-
-
-def test_without_matplotlib_a_line_says_that_there_are_no_pictures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    fake = _install(monkeypatch, _FakeWandb())
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    metrics = _metrics(tmp_path, mode="online", pictures=2)
-    metrics.write(1, {"a": 1.0})
-    assert metrics.num_pictures == 0 and fake.logged == [(1, {"a": 1.0})]
+    assert _metrics(tmp_path, mode="online", pictures=2).num_pictures == 0
     assert "pip install -r requirements-demo.txt" in capfd.readouterr().err
 
 
@@ -513,16 +448,6 @@ def _curves(run: Path) -> dict[str, dict[int, float]]:
     return found
 
 
-def test_tensorboard_shows_repeated_steps_once(tmp_path: Path) -> None:
-    for first, steps in ((0, (1, 2, 3, 4)), (2, (3, 4)), (4, (5,)), (0, (1, 2))):
-        metrics = _metrics(tmp_path, first=first, tensorboard=True)
-        for step in steps:
-            metrics.write(step, {"a": 10.0 * first + step})
-        if (first, steps) == (4, (5,)):
-            assert _curves(tmp_path)["a"] == {1: 1.0, 2: 2.0, 3: 23.0, 4: 24.0, 5: 45.0}
-    assert _curves(tmp_path)["a"] == {1: 1.0, 2: 2.0}, "the run began afresh"
-
-
 def test_tensorboard_reads_a_run_that_is_resumed_at_once_in_order(tmp_path: Path) -> None:
     """The resuming process may have the smaller number, which sorts first within a second."""
     first = _metrics(tmp_path, tensorboard=True)
@@ -540,26 +465,18 @@ def test_tensorboard_reads_a_run_that_is_resumed_at_once_in_order(tmp_path: Path
     assert _curves(tmp_path)["a"] == {1: 1.0, 2: 20.0}
 
 
+def test_a_run_writes_for_tensorboard(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train_here(runs.settings(data, run, tensorboard="true", log_interval=1, max_steps=2))
+    assert _curves(run)["train/lm_loss"] == pytest.approx({row["step"]: row["train/lm_loss"] for row in runs.rows(run)})
+
+
 def test_without_the_package_tensorboard_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     expected = r"^tensorboard=true, but tensorboard isn't installed; pip install -r requirements-tensorboard.txt, or"
     with pytest.raises(UserError, match=expected):
         _metrics(tmp_path, tensorboard=True)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_killed_and_resumed_run_has_every_step_once_in_tensorboard(data: Path, tmp_path: Path, log: Path) -> None:
-    run = tmp_path / "run"
-    often = {"tensorboard": "true", "log_interval": 1, "checkpoint_every_n_steps": 5, "eval_every_n_steps": 6}
-    running = runs.start(runs.settings(data, run, **often), log, hook=runs.slowly)
-    runs.until(lambda: runs.latest(run) >= 5 and _rows(run)[-1]["step"] > runs.latest(run), running)
-    running.signal(signal.SIGKILL)
-    running.wait().killed()
-    train_here(runs.settings(data, run, resume="auto", **often))
-    found, logged = _curves(run), _rows(run)
-    assert found["train/lm_loss"].keys() == set(range(1, 13)) and len(list((run / "tensorboard").iterdir())) == 2
-    for name in ("train/lm_loss", "eval/all/accuracy"):
-        assert found[name] == pytest.approx({row["step"]: row[name] for row in logged if name in row}, rel=1e-6), name
 
 
 # ---- the real packages -------------------------------------------------------------------------
@@ -595,7 +512,7 @@ def test_offline_needs_neither_an_account_nor_a_network(
     options = {"wandb.mode": "offline", "wandb.artifacts": "best", "wandb.pictures": 2, "wandb.group": "1_0"}
     often = {"max_steps": 4, "log_interval": 1, "eval_every_n_steps": 2, "checkpoint_every_n_steps": 1}
     runs.train([*runs.settings(data, run, **options, **often), "run_name=1e3"], log, hook=hook).ok()
-    assert [row["step"] for row in _rows(run)] == [1, 2, 3, 4]
+    assert [row["step"] for row in runs.rows(run)] == [1, 2, 3, 4]
     (file,) = run.glob("wandb/offline-run-*/run-*.wandb")
     records = list(_records(file))
     named = [(record.run.display_name, record.run.run_group) for record in records if record.HasField("run")]
@@ -603,7 +520,7 @@ def test_offline_needs_neither_an_account_nor_a_network(
 
     history = [_logged(record.history) for record in records if record.HasField("history")]
     assert [row["_step"] for row in history] == [1, 2, 3, 4]
-    for row, logged in zip(history, _rows(run), strict=True):
+    for row, logged in zip(history, runs.rows(run), strict=True):
         assert row["train/lm_loss"] == logged["train/lm_loss"] and "time_s" not in row
     evaluated = [row for row in history if "eval/all/accuracy" in row]
     assert [row["_step"] for row in evaluated] == [2, 4]
@@ -618,11 +535,6 @@ def test_offline_needs_neither_an_account_nor_a_network(
     uploaded = [record.artifact for record in records if record.HasField("artifact")]
     (checkpoint, *_) = best = [artifact for artifact in uploaded if artifact.type == "checkpoint"]
     assert {"best", "step_00000002"} <= set(checkpoint.aliases) and len(best) < 4, "only the best checkpoints"
-    staged = {entry.path: Path(entry.local_path) for entry in checkpoint.manifest.contents}
-    step = run / "step_00000002"
-    assert staged.keys() == {str(path.relative_to(step)) for path in step.rglob("*") if path.is_file()}
-    for name, path in staged.items():
-        assert not path.is_relative_to(run) and path.read_bytes() == (step / name).read_bytes()
 
 
 def _records(file: Path) -> Iterator[Any]:

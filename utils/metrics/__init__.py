@@ -62,10 +62,8 @@ class Metrics:
         """Write the row of a step, which holds all its metrics.
 
         Args:
-            may_wait: if the disk refuses the row, keep it until the next row or `write_waiting`.
-
-        Raises:
-            UserError: The row can't be written to metrics.jsonl, and may not wait.
+            may_wait: if the disk refuses the row, keep it until the next row or `write_waiting`,
+                and raise no UserError.
         """
         if self._rows is None or self._progress is None:
             return
@@ -86,19 +84,16 @@ class Metrics:
         self._try(self._working, lambda sink: sink.show(step, pictures[: sink.num_pictures]), what)
 
     def add_checkpoint(self, folder: Path, *, is_best: bool) -> None:
-        """Hand a checkpoint that is whole to the sinks that keep checkpoints.
+        """Hand a whole checkpoint to the sinks that keep checkpoints, in the thread that wrote it.
 
-        Called in the thread that wrote it. The folder may be removed as soon as this returns.
+        The folder may be removed as soon as this returns.
         """
         self._try(self._working, lambda sink: sink.add_checkpoint(folder, is_best=is_best), folder.name)
 
     def write_waiting(self) -> None:
-        """Write the rows of metrics.jsonl that the disk has refused so far.
+        """Write the rows that the disk has refused so far. Raise OSError if it refuses them still.
 
         Called in the thread that saves, because a checkpoint without its rows would lose them.
-
-        Raises:
-            OSError: The disk refuses them still.
         """
         if self._rows is not None:
             self._rows.write_waiting()
@@ -129,8 +124,7 @@ class Metrics:
 
         Args:
             failed: the run ends with a mistake.
-            at_most_s: how long to wait for W&B, whose server may be slow while the other ranks
-                wait; None: as long as it takes.
+            at_most_s: how long to wait for W&B; None: as long as it takes.
         """
         if self._rows is not None and self._progress is not None:
             with suppress(OSError):  # a failed save has said so; these rows are of steps after the last good one

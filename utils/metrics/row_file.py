@@ -35,11 +35,7 @@ class RowFile:
         self._began = time.monotonic() - before_s
 
     def write(self, step: int, row: Row) -> None:
-        """Append a row. It survives the end of the process, but perhaps not a loss of power.
-
-        Raises:
-            OSError: The disk refuses the row, which waits now.
-        """
+        """Append a row. Raise OSError if the disk refuses the row, which waits now."""
         time_s = round(time.monotonic() - self._began, 3)
         with self._lock:
             self._waiting.append(json.dumps({"step": step, "time_s": time_s, **row}) + "\n")

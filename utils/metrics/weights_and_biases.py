@@ -41,9 +41,6 @@ def start_wandb(
     Args:
         named: the id, name, project and config of the W&B run.
         rows: what a resumed run has logged already.
-
-    Raises:
-        UserError: The mode is online or offline, and W&B can't be started in it.
     """
 
     def give_up(reason: str, fix: str, error: Exception | None = None) -> "Wandb | None":

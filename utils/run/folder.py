@@ -21,9 +21,6 @@ def located(path: str, started_in: object) -> str:
 
     A relative path is relative to where the run was started. If nothing is there, because the run
     or its data were moved, the path is relative to the current directory.
-
-    Args:
-        started_in: as stored in the config; no text in the config of an older version.
     """
     if not isinstance(started_in, str) or "://" in path or os.path.isabs(path) or started_in == os.getcwd():
         return path

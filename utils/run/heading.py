@@ -27,13 +27,10 @@ class _Seat(NamedTuple):
 
 
 def heading(arguments: list[str], run: Path, world: World) -> list[str]:
-    """Return lines about the command, the code, the ranks and the folder. Every rank.
+    """Return lines about the command, the code, the ranks and the folder, on rank 0. Every rank.
 
     Args:
         arguments: the program and its overrides, as typed.
-
-    Returns:
-        No lines on ranks other than 0, which does not need them.
     """
     device = world.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

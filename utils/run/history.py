@@ -74,11 +74,7 @@ class History:
 
 
 def read_run_config(run: Path) -> dict[str, Any]:
-    """Return the run's config.yaml as it stands there. A run without the file has an empty config.
-
-    Raises:
-        UserError: The file can't be read, or it is no config.
-    """
+    """Return the run's config.yaml as it stands there; {} if there is no such file."""
     file = run / "config.yaml"
     if not file.exists():
         return {}

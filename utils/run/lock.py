@@ -37,9 +37,7 @@ class RunLock:
             self._file.close()
 
     def take(self, run: Path, warn: Callable[[str], None]) -> None:
-        """Lock an existing folder, unless this run has locked it already.
-
-        On a file system without locks this only warns.
+        """Lock an existing folder. On a file system without locks this only warns.
 
         Raises:
             UserError: Another process holds the lock; the message names the process.

@@ -1,8 +1,8 @@
 /** The view of the curves of a run, or of several runs. */
 
 import { colours } from "./boards.mjs";
-import { $, breakable, button, clamp, make, numberText, option, span, svg } from "./dom.mjs";
-import { pathOf, plot, plotKeys, smoothed } from "./plot.mjs";
+import { $, breakable, button, clamp, make, numberText, option, span } from "./dom.mjs";
+import { plot, plotKeys, smoothed } from "./plot.mjs";
 
 const DASHES = ["none", "7 4", "2 4", "9 4 2 4"];
 
@@ -83,28 +83,9 @@ export class Curves {
       const { name, values } = this.isOneRun ? metric.over[x].at(-1) : {};
       const newest = this.isOneRun ? [make("b", {}, numberText(values.at(-1))), " ", span("small quiet", name)] : [];
       this.minis[i].setAttribute("aria-current", String(metric === chosen));
-      this.minis[i].replaceChildren(span("quiet", ...breakable(metric.metric)), ...newest, this.mini(metric));
+      this.minis[i].replaceChildren(span("quiet", ...breakable(metric.metric)), ...newest);
     });
     if (!$("over-steps-card").hidden) this.drawOverSteps();
-  }
-
-  /** Make the small picture of a metric, which has no axes. */
-  mini(metric) {
-    const root = svg("svg", { viewBox: "0 0 200 44", preserveAspectRatio: "none", "aria-hidden": "true" });
-    const lines = this.series(metric).filter((one) => !one.faint);
-    for (const line of lines) line.points = line.points.filter(([, y]) => y !== null);
-    const ends = (axis) => {
-      const values = lines.flatMap(({ points }) => points.map((point) => point[axis])).sort((a, b) => a - b);
-      return [values[0], values.at(-1)];
-    };
-    const [[x0, x1], [y0, y1]] = [ends(0), ends(1)];
-    const toX = (x) => ((x - x0) / (x1 - x0 || 1)) * 196 + 2;
-    const toY = (y) => 40 - ((y - y0) / (y1 - y0 || 1)) * 36;
-    for (const { points, colour } of lines) {
-      const look = { stroke: colour, "stroke-width": 1.75, "vector-effect": "non-scaling-stroke" };
-      root.append(svg("path", { d: pathOf(points, toX, toY), ...look }));
-    }
-    return root;
   }
 
   /** Draw the accuracy after each reasoning step. Only the last evaluation has a colour. */

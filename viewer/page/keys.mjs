@@ -24,22 +24,17 @@ const KEYS = {
 };
 
 /** Show the keys of the open view. */
-export function showHelp(page, tabs) {
+export function showHelp(tabs) {
   const keys = [...(KEYS[tabs.open.name] ?? []), ["t", "dark or light theme"], ["?", "this list of keys"]];
   const symbols = (key) => key.split(" ").flatMap((one) => [make("kbd", {}, one.replace(",", "")), " "]);
   $("keys-table").replaceChildren(
     ...keys.map(([key, text]) => make("tr", {}, make("td", {}, ...symbols(key)), make("td", {}, text))),
   );
-  $("keys-note").textContent = page.texts
-    ? "The samples are spread evenly over the data. A token has a ground of its own, unless tokens are bytes."
-    : page.kind !== "dataset"
-      ? "The model writes the whole board anew in every step."
-      : "The puzzles are spread evenly over the dataset. A group is a puzzle and its augmentations.";
   $("keys").showModal();
 }
 
 /** Hand a key to the page or to the open view, unless the focused element needs the key itself. */
-export function pressKey(event, page, tabs) {
+export function pressKey(event, tabs) {
   if (event.ctrlKey || event.metaKey || event.altKey || $("keys").open) return;
   const on = event.target;
   // The slider needs no keys of its own: its arrow keys would do what those of the player do.
@@ -48,7 +43,7 @@ export function pressKey(event, page, tabs) {
     return;
   }
   if (on.matches("select") || (on.matches("button, a, [role=tab]") && [" ", "Enter"].includes(event.key))) return;
-  if (event.key === "?") showHelp(page, tabs);
+  if (event.key === "?") showHelp(tabs);
   else if (event.key === "t") toggleTheme(tabs);
   else if (!tabs.open.view?.key?.(event)) return;
   event.preventDefault();

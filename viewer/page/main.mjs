@@ -27,9 +27,9 @@ async function start() {
     applyTheme(chosenTheme());
     tabs.restyle();
   });
-  $("help").addEventListener("click", () => showHelp(page, tabs));
+  $("help").addEventListener("click", () => showHelp(tabs));
   $("close").addEventListener("click", () => $("keys").close());
-  document.addEventListener("keydown", (event) => pressKey(event, page, tabs));
+  document.addEventListener("keydown", (event) => pressKey(event, tabs));
   let waiting = 0;
   window.addEventListener("resize", () => {
     cancelAnimationFrame(waiting);

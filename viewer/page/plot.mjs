@@ -132,7 +132,7 @@ function drawSeries(root, { toX, toY }, { points, band, colour, dash, dots, fain
 }
 
 /** Return the line through points as the data of an SVG path. */
-export const pathOf = (points, toX, toY) =>
+const pathOf = (points, toX, toY) =>
   points.map(([x, y], i) => `${i ? "L" : "M"}${toX(x).toFixed(1)} ${toY(y).toFixed(1)}`).join("");
 
 /** Show the values under the pointer. In a focused plot, the arrow keys choose the values. */

@@ -2,7 +2,7 @@
 // In arrays: T reasoning steps, S cells of a board.
 
 import { boardOf, cellSide, colours, draw, drawingOf, namesFit, tokenName } from "./boards.mjs";
-import { $, button, clamp, make, plural, span, svg } from "./dom.mjs";
+import { $, button, clamp, make, plural, span } from "./dom.mjs";
 import { plot } from "./plot.mjs";
 import { augmentationText, groupText, sameGroup, usedTokens } from "./puzzles.mjs";
 
@@ -351,9 +351,8 @@ export class Stage {
 
   showPlaying() {
     const playing = this.timer !== null;
-    const d = playing ? "M7 5h4v14H7zm6 0h4v14h-4z" : "M7 4v16l13-8z";
     $("play").setAttribute("aria-label", playing ? "Pause" : "Play");
-    $("play").replaceChildren(svg("svg", { viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("path", { d })));
+    $("play").textContent = playing ? "❚❚" : "▶";
   }
 
   restyle() {

@@ -65,12 +65,9 @@ function runsTable({ runs }, rows, isNumber) {
 
 /** Make the card of the configs. A config holds the last values: those of earlier steps may differ. */
 function configsCard(page) {
-  const { differences, branched } = page;
-  const rows = branched ? [...differences, ["resume", branched]] : differences;
-  const filled = rows.length ? runsTable(page, rows, false) : null;
-  if (differences.length) return card("What differs in the configs", filled);
+  if (page.differences.length) return card("What differs in the configs", runsTable(page, page.differences, false));
   const known = "Only names and places differ in the last configs. Earlier steps may have had other values.";
-  return card("The configs are the same at the end", make("p", {}, known), filled);
+  return card("The configs are the same at the end", make("p", {}, known));
 }
 
 function numbersTable(page, metrics) {

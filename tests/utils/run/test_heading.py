@@ -43,9 +43,11 @@ def test_gpus_are_named_once() -> None:
 
 
 def test_the_code_outside_of_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a copy without git nor a copy inside another repository has a commit of its own."""
+    """The Dockerfile writes the file COMMIT. It is empty if nobody named the commit."""
     monkeypatch.setattr("utils.run.heading.ROOT", tmp_path)
-    assert "code: not under git" in heading(["pretrain.py"], tmp_path, World.single())[1]
+    for noted, told in (("", "not under git;"), ("1a2b3c4-dirty\n", "commit 1a2b3c4-dirty;")):
+        (tmp_path / "COMMIT").write_text(noted)
+        assert heading(["pretrain.py"], tmp_path, World.single())[1].startswith(f"code: {told}")
 
 
 def test_changed_and_new_code_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,11 +78,3 @@ def test_changed_and_new_code_is_counted(tmp_path: Path, monkeypatch: pytest.Mon
     assert told() == ", 3 new"
     (tmp_path / "train.py").write_text("changed")
     assert told() == ", 1 changed, 3 new"
-
-
-@pytest.mark.parametrize(("noted", "told"), [("1a2b3c4-dirty\n", "commit 1a2b3c4-dirty;"), ("\n", "not under git;")])
-def test_an_image_knows_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: str, told: str) -> None:
-    """The Dockerfile writes the file. It is empty if nobody named the commit."""
-    monkeypatch.setattr("utils.run.heading.ROOT", tmp_path)
-    (tmp_path / "COMMIT").write_text(noted)
-    assert heading(["pretrain.py"], tmp_path, World.single())[1].startswith(f"code: {told}")

@@ -17,20 +17,12 @@ def test_rows_are_read_as_they_are_written(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     history = History(file)
     assert not history.refresh(), "there is no file yet"
-    file.write_text('{"step": 1, "train/lr": 0.5}\n{"step": 2')
-    assert history.refresh() and history.rows == [{"step": 1, "train/lr": 0.5}], "the torn line is no row yet"
+    file.write_text('{"step": 1, "train/lr": 5, "a": ' + "9" * 5000 + '}\n{"step": 2')
+    assert history.refresh() and history.rows == [{"step": 1, "train/lr": 5.0, "a": math.inf}], "a torn line is no row"
+    assert isinstance(history.rows[0]["step"], int) and isinstance(history.rows[0]["train/lr"], float)
     assert not history.refresh()
     file.write_text(file.read_text() + '}\n\n{"step": 3}\n')
     assert history.refresh() and _steps(history) == [1, 2, 3]
-
-
-def test_steps_are_integers_and_all_else_floats(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    file.write_text(f'{{"step": 9007199254740991, "a": 3, "b": {"9" * 5000}}}\n')
-    history = History(file)
-    history.refresh()
-    assert history.rows == [{"step": 9007199254740991, "a": 3.0, "b": math.inf}]
-    assert isinstance(history.rows[0]["step"], int) and isinstance(history.rows[0]["a"], float)
 
 
 def test_a_file_that_is_gone_has_no_rows(tmp_path: Path) -> None:
@@ -68,10 +60,7 @@ def test_a_replaced_file_is_read_from_its_start(tmp_path: Path, rows_after: str)
 
 @pytest.mark.parametrize(
     "line",
-    [
-        *("[1]", "{}", "{", "[" * 100_000),
-        *('{"step": "a"}', '{"step": -1}', '{"step": 1.5}', '{"step": NaN}', '{"step": 9007199254740993}'),
-    ],
+    ["[1]", "{}", "{", "[" * 100_000, '{"step": "a"}', '{"step": -1}', '{"step": NaN}', '{"step": 9007199254740993}'],
     ids=lambda line: line[:20],
 )
 def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str) -> None:

@@ -215,7 +215,7 @@ export async function open(name) {
   applyTheme(chosenTheme());
   const tabs = new Tabs(page);
   document.activeElement = document.body;
-  document.addEventListener("keydown", (event) => pressKey(event, page, tabs));
+  document.addEventListener("keydown", (event) => pressKey(event, tabs));
   return { page, tabs };
 }
 
