@@ -80,30 +80,6 @@ def test_the_page_is_one_file_and_treats_names_as_text(tmp_path: Path) -> None:
         )  # the name of a namespace, which browsers do not fetch
 
 
-def test_text_is_shown_by_token(tmp_path: Path) -> None:
-    page = page_of(write_text(tmp_path / "data"), tmp_path / "view.html")
-    first, second, text = page["texts"]
-    assert [(each["set"], each["row"], each["task"]) for each in (first, second, text)] == [
-        ("train", 0, "adding"),
-        ("train", 1, EVIL),
-        ("test", 0, "adding"),
-    ]
-    assert [part["title"] for part in first["parts"]] == ["instruction", "response"]
-    assert first["parts"][0]["pieces"] == [{"special": "start"}, "1 + 1?", {"special": "end of instruction"}]
-    assert second["parts"][0]["pieces"][1] == "Größe <b>?" and second["parts"][0]["num_tokens"] == 14
-    assert [part["title"] for part in text["parts"]] == ["text"]
-    assert page["lengths"][0] == {
-        "set": "train",
-        "least": 9,
-        "width": 1,
-        "counts": [1, 0, 0, 0, 0, 0, 1],
-        "mean": 12.0,
-        "longest": 15,
-    }
-    only = page_of(tmp_path / "data", tmp_path / "view.html", "--set", "test")
-    assert len(only["texts"]) == 1 and only["sets"] == {"test": 1}
-
-
 def test_tokens_of_a_tokenizer_are_pieces_of_whole_characters() -> None:
     class Halves(ByteTokenizer):
         name = "0" * 64  # the tokens are not bytes
@@ -235,20 +211,6 @@ def test_a_run_without_predictions_names_the_command(tmp_path: Path) -> None:
     outputs.mkdir(parents=True)
     save_file({"rows": np.arange(2), "q_halt": np.zeros(2, np.float32)}, outputs / "all_rank0_0000.safetensors")
     assert "q_halt" in page_of(run, tmp_path / "view.html")["notes"][0]
-
-
-def test_arc_votes_come_with_the_tasks_own_pairs(tmp_path: Path) -> None:
-    data, run = write_arc(tmp_path)
-    page = page_of(run, tmp_path / "view.html")
-    assert page["board"]["kind"] == "arc"
-    first, second = page["votes"]
-    assert first["task"] == "aaaa0000" and first["train"] == [[["12"], ["21"]]]
-    (test,) = first["tests"]
-    assert test["solution"] == ["21"] and (test["num_votes"], test["num_empty"]) == (9, 1)
-    assert [one["right"] for one in test["candidates"]] == [True, False]
-    assert second["tests"][0]["candidates"][0] == {"grid": ["33"], "count": 8, "confidence": 0.8, "right": False}
-    shutil.rmtree(data)
-    assert page_of(run, tmp_path / "view.html")["votes"][0]["train"] == []
 
 
 # ---- several runs --------------------------------------------------------------------------------
