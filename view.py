@@ -10,7 +10,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from dataset.builder import SPLITS
+from dataset.pictures import Board, draw_answers, draw_boards, names_of_tokens, whole_board
 from dataset.text.schema import kind_of_data
 from sharing.sources import kind_of, no_checkpoint
 from utils.arguments import Parser, check_at_least, typed_path
@@ -21,15 +24,16 @@ from utils.overrides import typed_override
 from utils.shell import run_command
 from utils.terminal import tell
 from viewer.answers import save_missing_answers
+from viewer.curve_pictures import draw_png
 from viewer.dataset_page import page_of_dataset
 from viewer.outputs import SAVING
-from viewer.pages import Page, Settings, write_page
-from viewer.pictures import draw_examples, draw_run
-from viewer.run_page import page_of_run
+from viewer.pages import Page, Settings, from_text, label_of, spread, write_page
+from viewer.run_page import page_of_run, panels_of_page
 from viewer.runs_page import page_of_runs
 from viewer.status import find_runs
 from viewer.text_page import page_of_text
 
+_MOST_GROUPS = 4  # in the picture of a dataset
 EXAMPLES = """
 examples:
   # a dataset: its puzzles, their solutions and their augmentations, or its texts by token
@@ -157,6 +161,54 @@ def page_of(path: Path, settings: Settings) -> Page:
     if not any((path / name).exists() for name in ("metrics.jsonl", "eval_outputs", "results.json")):
         raise UserError(f"{no_checkpoint(path)}; datasets and what evaluate.py saved have pages too")
     return page_of_run(path, settings)
+
+
+# ---- pictures ------------------------------------------------------------------------------------
+
+
+def draw_run(run: Path, page: Page) -> list[str]:
+    """Draw curve.png and puzzle.png into the run's folder, and return lines that report them.
+
+    The puzzle is the one that the page opens with, and the answer after each step that changed it.
+    """
+    curve, puzzle, lines = run / "curve.png", run / "puzzle.png", []
+    _, panels = panels_of_page(run)
+    if chosen := [panel for panel in panels if panel.metric in ("lm_loss", "loss", "exact_accuracy")]:
+        draw_png(chosen, curve)
+        lines.append(f"drew {curve}")
+    if "texts" in page:
+        return lines
+    if not page["examples"]:
+        return [*lines, f"{puzzle} needs saved outputs; run this, then view.py again: {page['command']}"]
+    example = page["examples"][page["opens"]]
+    named = f", {example['name']}" if "name" in example else ""
+    draw_answers(
+        page.get("boards", {}).get(example["set"], page["board"]),
+        from_text(example["input"]),
+        label_of(example),
+        np.stack([from_text(answer) for answer in example["answers"]]),
+        f"{page['title']}: row {example['row']} of {example['set']}{named}",
+        puzzle,
+        confidence_T=example.get("confidence"),
+    )
+    return [*lines, f"drew {puzzle}"]
+
+
+def draw_examples(page: Page, path: Path) -> list[str]:
+    """Draw the first example of a few groups of a dataset, each question beside its solution."""
+    shape = page["board"]
+    firsts: dict[tuple[str, int], Page] = {}
+    for example in page["examples"]:
+        firsts.setdefault((example["set"], example["group"]), example)
+    groups = list(firsts.values())
+    boards: list[Board] = []
+    for place in spread(len(groups), _MOST_GROUPS):
+        example = groups[place]
+        question_S = from_text(example["input"])
+        boards.append(whole_board(shape, f"{example['set']}, row {example['row']}", question_S, question_S))
+        boards.append(whole_board(shape, "solution", label_of(example), question_S))
+    draw_boards(shape, boards, page["title"], names_of_tokens(shape), path, in_pairs=True)
+    return [f"drew {path}"]
 
 
 if __name__ == "__main__":
