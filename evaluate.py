@@ -235,7 +235,7 @@ def score_puzzles(config: EvaluateConfig, target: Target, world: World) -> None:
             evaluators = build_evaluators(config.evaluators, split)
         else:
             evaluators = able_evaluators(target.evaluators, split, tell if world.is_main else None)
-        if config.vote_with and not evaluators.let_vote:
+        if config.vote_with and evaluators.votes is None:
             raise UserError(f"vote_with={config.vote_with}, but only answers of ARC vote; leave it out")
         config.require_noise_for_seed()
         config.require_different_passes(model)

@@ -5,7 +5,7 @@ stack, and may transpose the board. It turns a puzzle with one solution into ano
 which is equally difficult for a person.
 """
 # N = boards, L = side of a board, S = cells of a board (L * L),
-# G = bands (or stacks), K = orders of the rows (or columns), U = random numbers for one symmetry
+# G = bands, K = orders of the rows, U = random numbers for one symmetry
 
 import itertools
 import math
@@ -17,10 +17,7 @@ import numpy as np
 
 
 class Box(NamedTuple):
-    """The shape of a Sudoku's boxes.
-
-    A board with 2x3 boxes has side 6: three bands of two rows, and two stacks of three columns.
-    """
+    """The shape of a Sudoku's boxes. With 2x3 boxes a board has three bands and two stacks."""
 
     rows: int
     columns: int
@@ -32,6 +29,10 @@ class Box(NamedTuple):
     @property
     def num_cells(self) -> int:
         return self.side * self.side
+
+    @property
+    def transposed(self) -> "Box":
+        return Box(self.columns, self.rows)
 
     @property
     def is_square(self) -> bool:
@@ -46,14 +47,9 @@ BOXES = {str(box): box for box in (Box(2, 2), Box(2, 3), Box(2, 4), Box(3, 3), B
 
 
 def box_of(seq_len: int, vocab_size: int) -> Box | None:
-    """Return the boxes of a Sudoku dataset of this shape; None if Sudokus have no such shape.
-
-    The vocabulary is padding, blank and the digits.
-    """
-    for box in BOXES.values():
-        if (seq_len, vocab_size) == (box.num_cells, box.side + 2):
-            return box
-    return None
+    """Return the boxes of a Sudoku dataset of this shape; None if Sudokus have no such shape."""
+    boxes = {(box.num_cells, box.side + 2): box for box in BOXES.values()}  # tokens: padding, blank and the digits
+    return boxes.get((seq_len, vocab_size))
 
 
 @cache
@@ -64,45 +60,25 @@ def _permutations(size: int) -> np.ndarray:
     return table
 
 
-def _num_orders(num_groups: int, size: int) -> int:
-    """Return K: how many orders of num_groups * size lines keep groups of `size` lines together."""
-    return math.factorial(num_groups) * math.factorial(size) ** num_groups
-
-
-def _orders(numbers_N: np.ndarray, num_groups: int, size: int) -> np.ndarray:
-    """Return the orders of lines with these numbers in [0, K), (N, lines).
-
-    Boards of side 16 have 8 million orders of rows, so the orders are computed, and not looked up.
-    """
-    inside = _permutations(size)
-    # From the last digit to the first: an order for each place of a group, and one of the groups.
-    digits = []
-    for _ in range(num_groups):
-        numbers_N, digit_N = np.divmod(numbers_N, len(inside))
-        digits.append(digit_N)
-    within_NGL = inside[np.stack(digits[::-1], axis=1)]
-    groups_NG = _permutations(num_groups)[numbers_N]
-    return (groups_NG[:, :, None] * size + within_NGL).reshape(len(groups_NG), num_groups * size)
-
-
 def num_row_orders(box: Box) -> int:
-    """Return how many orders of the rows symmetries can produce."""
-    return _num_orders(box.columns, box.rows)
-
-
-def num_column_orders(box: Box) -> int:
-    """Return how many orders of the columns symmetries can produce."""
-    return _num_orders(box.rows, box.columns)
+    """Return K: how many orders of the rows keep bands together. Columns: `box.transposed`."""
+    return math.factorial(box.columns) * math.factorial(box.rows) ** box.columns
 
 
 def row_orders(numbers_N: np.ndarray, box: Box) -> np.ndarray:
-    """Return the orders of the rows with these numbers, (N, L)."""
-    return _orders(numbers_N, box.columns, box.rows)
+    """Return the orders of the rows with these numbers in [0, K), (N, L).
 
-
-def column_orders(numbers_N: np.ndarray, box: Box) -> np.ndarray:
-    """Return the orders of the columns with these numbers, (N, L)."""
-    return _orders(numbers_N, box.rows, box.columns)
+    Boards of side 16 have 8 million orders of rows, so the orders are computed, and not looked up.
+    """
+    inside = _permutations(box.rows)
+    # From the last digit to the first: an order for each place of a band, and one of the bands.
+    digits = []
+    for _ in range(box.columns):
+        numbers_N, digit_N = np.divmod(numbers_N, len(inside))
+        digits.append(digit_N)
+    within_NGL = inside[np.stack(digits[::-1], axis=1)]
+    groups_NG = _permutations(box.columns)[numbers_N]
+    return (groups_NG[:, :, None] * box.rows + within_NGL).reshape(len(groups_NG), box.side)
 
 
 def cell_sources(rows_NL: np.ndarray, columns_NL: np.ndarray, transposed_N: np.ndarray) -> np.ndarray:
@@ -136,11 +112,7 @@ def draws_per_symmetry(box: Box) -> int:
 
 
 def draw_symmetries(rng: np.random.Generator, num: int, box: Box) -> DrawnSymmetries:
-    """Draw `num` symmetries independently and uniformly.
-
-    Each takes the next U numbers of `rng`. So two calls for n and m symmetries draw the same as one
-    call for n + m.
-    """
+    """Draw `num` symmetries uniformly. Each takes the next U numbers of `rng`."""
     return symmetries_from(rng.random((num, draws_per_symmetry(box))), box)
 
 
@@ -151,6 +123,6 @@ def symmetries_from(uniform_NU: np.ndarray, box: Box) -> DrawnSymmetries:
     digits_ND[:, 1:] = uniform_NU[:, :side].argsort(axis=1) + 1
 
     rows_NL = row_orders((uniform_NU[:, side] * num_row_orders(box)).astype(np.intp), box)
-    columns_NL = column_orders((uniform_NU[:, side + 1] * num_column_orders(box)).astype(np.intp), box)
+    columns_NL = row_orders((uniform_NU[:, side + 1] * num_row_orders(box.transposed)).astype(np.intp), box.transposed)
     transposed_N = (uniform_NU[:, side + 2] < 0.5) & box.is_square
     return DrawnSymmetries(cell_sources(rows_NL, columns_NL, transposed_N), digits_ND)

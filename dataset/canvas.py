@@ -1,8 +1,7 @@
 """Place boards of several sides in the upper left corner of one canvas, and crop them again.
 
-A dataset of small boards and one of large boards then have one shape, that of the large ones. The
-cells outside of a small board are padding, and have no label. A board of side L has L * L cells and
-L + 2 tokens: padding, a blank, and the digits 1 to L. Sudokus are such boards, and Latin squares.
+The cells outside of a small board are padding, and have no label. A board of side L has L * L cells
+and L + 2 tokens: padding, a blank, and the digits 1 to L, as Sudokus and Latin squares have.
 """
 # N = boards, L = side of a board, S = cells of a board, C = cells of the canvas,
 # V = vocabulary of the canvas
@@ -12,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,12 +24,7 @@ PADDING = 0
 
 @dataclass(frozen=True)
 class Corner:
-    """The place of a set's boards on a canvas that is larger than the boards.
-
-    Attributes:
-        side: L.
-        canvas_side: the side of the largest boards, which fill the canvas.
-    """
+    """The place of a set's boards on a canvas, which the largest boards fill."""
 
     side: int
     canvas_side: int
@@ -40,12 +33,6 @@ class Corner:
     def shape(self) -> tuple[int, int]:
         """The number of tokens and of kinds of tokens of a board by itself."""
         return shape_of(self.side)
-
-    @cached_property
-    def cells_S(self) -> np.ndarray:
-        """The number on the canvas of each cell of the board."""
-        row, column = np.divmod(np.arange(self.side**2), self.side)
-        return row * self.canvas_side + column
 
     def place(self, boards_NS: torch.Tensor, outside: int) -> torch.Tensor:
         """Return boards on the canvas, (N, C), with `outside` in every other cell."""
@@ -68,18 +55,17 @@ class Corner:
         return boards_S.where(boards_S < self.shape[1], PADDING)
 
     def widen(self, chosen: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return symmetries of boards as symmetries of canvases, which keep boards in the corner.
+        """Return symmetries of boards as symmetries of canvases: "cells" (N, C), "names" (N, V).
 
-        Args:
-            chosen: "cells" (N, S) and perhaps "names", as in `move` of dataset/tasks/base.py.
-
-        Returns:
-            "cells" (N, C) and "names" (N, V).
+        Those of the boards are "cells" (N, S) and perhaps "names", as in `move` of
+        dataset/tasks/base.py.
         """
         num = len(chosen["cells"])
         num_cells, vocab_size = shape_of(self.canvas_side)
+        row, column = np.divmod(np.arange(self.side**2), self.side)
+        cells_S = row * self.canvas_side + column  # the number on the canvas of each cell of the board
         cells_NC = np.tile(np.arange(num_cells).astype(np.uint8), (num, 1))
-        cells_NC[:, self.cells_S] = self.cells_S[chosen["cells"]]
+        cells_NC[:, cells_S] = cells_S[chosen["cells"]]
         names_NV = np.tile(np.arange(vocab_size).astype(np.uint8), (num, 1))
         if "names" in chosen:
             names_NV[:, : chosen["names"].shape[1]] = chosen["names"]
@@ -98,13 +84,9 @@ def side_of(shape: tuple[int, int]) -> int | None:
 
 
 def common_side(shapes: Iterable[tuple[int, int]]) -> int | None:
-    """Return the side of the canvas of boards of several sides.
+    """Return the side of the canvas of boards of several shapes, which is the largest side.
 
-    Args:
-        shapes: the number of tokens and of kinds of tokens of each dataset.
-
-    Returns:
-        The largest side; None if there is one shape, or a shape whose boards share no canvas.
+    It is None if there is one shape, or a shape whose boards share no canvas.
     """
     sides = {side_of(shape) for shape in shapes}
     known = [side for side in sides if side is not None]

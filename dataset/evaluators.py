@@ -25,130 +25,90 @@ else:  # the config checks the names, and lists the possible names in its error 
 
 
 class Evaluators:
-    """Combines any number of evaluators, also none.
+    """Judges each answer by itself, or lets answers vote, or does neither.
 
     Args:
-        judges: the tasks that judge each answer by itself.
+        judge: the task that judges answers; None: answers are not judged.
         votes: the object that counts answers as votes; None: answers don't vote.
-        of_sets: the judges of sets whose boards are smaller than those of the split.
+        of_sets: the judges of sets whose boards may be smaller than those of the split.
     """
 
     def __init__(
         self,
-        judges: Sequence[BoardTask],
+        judge: BoardTask | None = None,
         votes: ArcVotes | None = None,
-        of_sets: Mapping[str, Sequence[BoardTask]] | None = None,
+        of_sets: Mapping[str, BoardTask] | None = None,
     ) -> None:
-        self._judges, self._votes, self._of_sets = judges, votes, of_sets or {}
-        self.checks = tuple(name for judge in judges for name in judge.metrics)
+        self._judge, self.votes, self._of_sets = judge, votes, of_sets or {}
+        self.checks = judge.metrics if judge is not None else ()
         self.metrics = (*self.checks, *(votes.metrics if votes is not None else ()))
-
-    @property
-    def let_vote(self) -> bool:
-        return self._votes is not None
-
-    @property
-    def num_tasks(self) -> int:
-        """The number of ARC tasks in the means of the votes' metrics; 0 if answers don't vote."""
-        return 0 if self._votes is None else self._votes.num_tasks
 
     def clear(self) -> None:
         """Forget all votes, before another checkpoint is evaluated."""
-        if self._votes is not None:
-            self._votes.clear()
+        if self.votes is not None:
+            self.votes.clear()
 
     def judge(
         self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor, set_name: str | None = None
     ) -> dict[str, torch.Tensor]:
         """Return for every name in `checks` whether it holds of each answer, (B,) bool.
 
-        Args:
-            inputs_BS, predictions_BS: boards by themselves, and not on a larger canvas.
-            set_name: the set of the boards; None if all boards of the split have one size.
+        Boards are by themselves, and not on a canvas. Their set tells their size, if sizes differ.
         """
-        found: dict[str, torch.Tensor] = {}
-        for judge in self._of_sets.get(set_name or "", self._judges):
-            found |= judge.judge(inputs_BS, predictions_BS)
-        return found
+        judge = self._of_sets.get(set_name or "", self._judge)
+        return {} if judge is None else judge.judge(inputs_BS, predictions_BS)
 
     def vote(self, batch: Batch, predictions_BS: torch.Tensor, confidence_B: torch.Tensor) -> None:
-        """Count the answers as votes, if they vote.
-
-        Args:
-            batch: the examples that were answered.
-            predictions_BS: the answers, tokens.
-            confidence_B: the confidence in [0, 1] that each answer is right.
-        """
-        if self._votes is not None:
+        """Count the answers as votes, if they vote, with the confidence in [0, 1] of each."""
+        if self.votes is not None:
             tensors = (batch["puzzle_identifiers"], batch["inputs"], predictions_BS, confidence_B.float())
-            self._votes.add(*(tensor.cpu().numpy() for tensor in tensors))
+            self.votes.add(*(tensor.cpu().numpy() for tensor in tensors))
 
     def results(self, world: World, save_to: Path | None) -> dict[str, float]:
-        """Return the metrics of the votes, the same on all ranks. Every rank.
-
-        Args:
-            save_to: the folder for files about the votes; None: no files.
-        """
-        return {} if self._votes is None else self._votes.result(world, save_to)
+        """Return the metrics of the votes, and save files about them. Every rank."""
+        return {} if self.votes is None else self.votes.result(world, save_to)
 
 
-NO_EVALUATORS = Evaluators([])
+NO_EVALUATORS = Evaluators()
 
 
 def build_evaluators(names: Sequence[EvaluatorName], split: Split) -> Evaluators:
-    """Return the evaluators with these names, each once.
+    """Return the evaluators with these names.
 
     Raises:
         UserError: An evaluator can't judge the split.
     """
-    kinds = {task.kind: task for task in TASKS}
-    seq_len, vocab_size = split.metadata.seq_len, split.metadata.vocab_size
-    task = task_of_shape(seq_len, vocab_size)
-    judges: list[BoardTask] = []
-    votes: ArcVotes | None = None
-    for kind in (kinds[name] for name in dict.fromkeys(names)):
-        if not isinstance(task, kind):
-            raise UserError(f"{split.path} has {seq_len} tokens of {vocab_size} kinds, {kind.wrong_shape}")
-        if kind.lets_vote:
-            votes = ArcVotes(split)
-        else:
-            judges.append(task)
-    of_sets: dict[str, list[BoardTask]] = {}
-    for name in _smaller_sets(split):
-        own = task_of_set(split, name)
-        for judge in judges:
-            if own is None or not isinstance(own, type(judge)):
-                num_tokens, num_kinds = split.shape_of(name)
+    shapes = {task.kind: task.shapes for task in TASKS}
+    own = task_of_shape(*split.metadata.shape)
+    tasks = {set_name: task_of_set(split, set_name) for set_name in split.sets}
+    for name in names:
+        for where, task in ((str(split.path), own), *tasks.items()):
+            if task is None or task.kind != name:
+                num_tokens, num_kinds = split.metadata.shape if task is own else split.shape_of(where)
                 raise UserError(
-                    f"the set {name} has boards of {num_tokens} tokens of {num_kinds} kinds, {judge.wrong_shape}"
+                    f"{where} has {num_tokens} tokens of {num_kinds} kinds, but the evaluator {name} judges "
+                    f"{shapes[name]}; leave it out"
                 )
-            of_sets.setdefault(name, []).append(own)
-    return Evaluators(judges, votes, of_sets)
-
-
-def _smaller_sets(split: Split) -> list[str]:
-    """Return the names of the sets whose boards are smaller than those of the split."""
-    return [name for name, puzzle_set in split.sets.items() if puzzle_set.corner is not None]
+    if own is None or not names:
+        return NO_EVALUATORS
+    if own.lets_vote:
+        return Evaluators(votes=ArcVotes(split))
+    return Evaluators(own, of_sets={set_name: task for set_name, task in tasks.items() if task is not None})
 
 
 def fitting_evaluators(split: Split) -> list[EvaluatorName]:
     """Return the names of the evaluators that can judge the split."""
-    task = task_of_shape(split.metadata.seq_len, split.metadata.vocab_size)
-    if task is None or not task.scores(split):
-        return []
-    others = [task_of_set(split, name) for name in _smaller_sets(split)]
-    return [task.kind] if all(isinstance(other, type(task)) for other in others) else []
+    task = task_of_shape(*split.metadata.shape)
+    tasks = [task_of_set(split, name) for name in split.sets]
+    fits = task is not None and task.scores(split) and all(own and own.kind == task.kind for own in tasks)
+    return [task.kind] if task is not None and fits else []
 
 
 def training_evaluators(names: Sequence[EvaluatorName] | None, split: Split) -> Evaluators:
     """Return the evaluators of a run.
 
-    Args:
-        names: None: those that fit the split and judge each answer by itself. Votes take memory and
-            time at each evaluation, so that a run has them only if it names them.
-
-    Raises:
-        UserError: An evaluator can't judge the split.
+    Without names these fit the split and judge each answer by itself. Votes take memory and time at
+    each evaluation, so that a run has them only if it names them.
     """
     if names is None:
         vote = {task.kind for task in TASKS if task.lets_vote}
@@ -159,18 +119,12 @@ def training_evaluators(names: Sequence[EvaluatorName] | None, split: Split) -> 
 def able_evaluators(
     names: Sequence[EvaluatorName], split: Split, tell: Callable[[str], None] | None = None
 ) -> Evaluators:
-    """Return the evaluators with these names and those that fit the split, as far as they work.
-
-    Args:
-        tell: takes a line about an evaluator that is left out.
-    """
-    able: list[EvaluatorName] = []
+    """Return the evaluators with these names and those that fit the split, as far as they work."""
+    able = NO_EVALUATORS  # a split has one task, so that at most one of the evaluators works
     for name in dict.fromkeys([*names, *fitting_evaluators(split)]):
         try:
-            build_evaluators([name], split)
+            able = build_evaluators([name], split)
         except UserError as error:  # datasets of other programs may lack what votes need
             if tell is not None:
                 tell(f"without the evaluator {name}: {error}")
-        else:
-            able.append(name)
-    return build_evaluators(able, split)
+    return able

@@ -31,8 +31,7 @@ _RESIDENT_SHARE = 0.25
 class TrainLoader:
     """Reads this rank's slots of every global batch.
 
-    A batch is `inputs` (B,S), `labels` (B,S) and `puzzle_identifiers` (B,), int32 on the world's
-    device.
+    A batch is `inputs` (B,S), `labels` (B,S) and `puzzle_identifiers` (B,), int32 on the device.
 
     Args:
         augmentation: draws a symmetry for each visit of an example; None: no augmentation.
@@ -55,7 +54,9 @@ class TrainLoader:
         self._sets = list(split.sets.values())
         self._augmentation = augmentation
         if data_on == "auto":
-            data_on = "device" if _fits(self._sets, world.device) else "host"
+            num_bytes = sum(array.nbytes for s in self._sets for array in (s.inputs, s.labels))
+            free_bytes = torch.cuda.mem_get_info(world.device)[0] if world.device.type == "cuda" else 0
+            data_on = "device" if num_bytes <= _RESIDENT_SHARE * free_bytes else "host"
         self.data_on = data_on
         self._resident = _Resident(split, world.device) if data_on == "device" else None
         self._ahead = Prefetcher(self._host_part, world.enter_thread)
@@ -71,113 +72,80 @@ class TrainLoader:
     def _arriving(self, parts: Generator[tuple[Batch, Batch], None, None]) -> Iterator[Batch]:
         with closing(parts):
             for read, drawn in parts:
-                yield self._device_part(_to_device(read, self._device), _to_device(drawn, self._device))
+                batch = _to_device(read, self._device)
+                if self._resident:
+                    batch = self._resident.rows(batch["examples"])
+                if self._augmentation:
+                    batch = self._augmentation.apply(batch, _to_device(drawn, self._device))
+                yield batch
 
     def _host_part(self, step: int) -> tuple[Batch, Batch]:
-        """Return the host's part of a batch, and the draws for its augmentation.
-
-        The part holds the examples, or only their numbers if the arrays are on the device.
-        """
+        """Return the examples, or their numbers if the arrays are on the device, and symmetries."""
         examples = self._sampler.examples(step, self._slots)
-        read = {"examples": torch.from_numpy(examples)} if self._resident else self._read(examples)
+        read = {"examples": examples} if self._resident else self._read(examples)
         drawn = self._augmentation.draw(step, examples) if self._augmentation else {}
-        pin = self._device.type == "cuda"
-        return _pinned(read, pin), _pinned(drawn, pin)
+        return _pinned(_as_tensors(read), self._device), _pinned(drawn, self._device)
 
-    def _device_part(self, read: Batch, drawn: Batch) -> Batch:
-        batch = self._resident.rows(read["examples"]) if self._resident else read
-        return self._augmentation.apply(batch, drawn) if self._augmentation else batch
-
-    def _read(self, examples: np.ndarray) -> Batch:
+    def _read(self, examples: np.ndarray) -> dict[str, np.ndarray]:
         set_index, rows = self._sampler.locate(examples)
-        seq_len = self._split.metadata.seq_len
+        metadata = self._split.metadata
         arrays = {
-            "inputs": np.empty((len(rows), seq_len), np.int32),
-            "labels": np.empty((len(rows), seq_len), np.int32),
+            "inputs": np.empty((len(rows), metadata.seq_len), np.int32),
+            "labels": np.empty((len(rows), metadata.seq_len), np.int32),
             "puzzle_identifiers": np.empty(len(rows), np.int32),
         }
         for index, puzzle_set in enumerate(self._sets):
             here = set_index == index
-            for name, values in _read(puzzle_set, rows[here], self._split.metadata.ignore_label_id).items():
+            for name, values in _read(puzzle_set, rows[here], metadata.ignore_label_id).items():
                 arrays[name][here] = values
-        return _as_tensors(arrays)
-
-
-def _fits(sets: list[PuzzleSet], device: torch.device) -> bool:
-    """Return whether data_on=auto puts the arrays on the device."""
-    if device.type != "cuda":
-        return False
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-    return sum(array.nbytes for s in sets for array in (s.inputs, s.labels)) <= _RESIDENT_SHARE * free_bytes
+        return arrays
 
 
 class _Resident:
-    """The examples of all sets on the device, in the order in which the sampler numbers them.
-
-    Raises:
-        UserError: A file changed since it was opened.
-    """
+    """The examples of all sets on the device, in the order in which the sampler numbers them."""
 
     def __init__(self, split: Split, device: torch.device) -> None:
         sets = list(split.sets.values())
         self._ignore_label_id = split.metadata.ignore_label_id
+        # Boards of each side have inputs and labels of their own, and are placed on the canvas
+        # batch by batch: on the canvas they would take several times the memory.
+        self._parts: list[tuple[Corner | None, torch.Tensor, torch.Tensor]] = []
         with unchanged(sets):
-            # Boards of each side have tensors of their own, and are placed on the canvas batch by
-            # batch: on the canvas they would take several times the memory.
-            self._parts = [
-                _ResidentPart(corner, list(same), device) for corner, same in groupby(sets, lambda each: each.corner)
-            ]
+            for corner, group in groupby(sets, lambda each: each.corner):
+                same = list(group)
+                arrays = [s.inputs for s in same], [s.labels for s in same]
+                self._parts.append((corner, *(_upload(each, device) for each in arrays)))
         identifiers_N = [np.repeat(s.puzzle_identifiers.astype(np.int32), np.diff(s.puzzle_indices)) for s in sets]
         self._identifiers_N = _upload(identifiers_N, device)
 
     def rows(self, examples_B: torch.Tensor) -> Batch:
-        first, *others = self._parts
-        batch = first.rows(examples_B if not others else examples_B.clamp(max=len(first) - 1), self._ignore_label_id)
-        start = len(first)
-        for part in others:
+        batch: Batch = {}
+        start = 0
+        for corner, inputs_NS, labels_NS in self._parts:
             # Every part is read for every slot, so that no shape depends on the examples. Otherwise
             # the host would wait for the device.
-            of_part = part.rows((examples_B - start).clamp(0, len(part) - 1), self._ignore_label_id)
+            rows_B = (examples_B - start).clamp(0, len(inputs_NS) - 1)
+            inputs_BS, labels_BS = (array.index_select(0, rows_B).int() for array in (inputs_NS, labels_NS))
+            if self._ignore_label_id is not None:
+                labels_BS = labels_BS.masked_fill(labels_BS == self._ignore_label_id, IGNORE_LABEL)
+            if corner is not None:
+                inputs_BS, labels_BS = corner.place(inputs_BS, PADDING), corner.place(labels_BS, IGNORE_LABEL)
+            of_part = {"inputs": inputs_BS, "labels": labels_BS}
             is_before_B1 = (examples_B < start)[:, None]
-            batch = {name: torch.where(is_before_B1, batch[name], of_part[name]) for name in batch}
-            start += len(part)
+            batch = {name: torch.where(is_before_B1, batch[name], of_part[name]) for name in batch} or of_part
+            start += len(inputs_NS)
         return batch | {"puzzle_identifiers": self._identifiers_N.index_select(0, examples_B)}
 
 
-class _ResidentPart:
-    """The examples on the device of consecutive sets whose boards have one side."""
-
-    def __init__(self, corner: Corner | None, sets: list[PuzzleSet], device: torch.device) -> None:
-        self._corner = corner
-        self._inputs_NS = _upload([puzzle_set.inputs for puzzle_set in sets], device)
-        self._labels_NS = _upload([puzzle_set.labels for puzzle_set in sets], device)
-
-    def __len__(self) -> int:
-        return len(self._inputs_NS)
-
-    def rows(self, rows_B: torch.Tensor, ignore_label_id: int | None) -> Batch:
-        inputs_BS, labels_BS = (array.index_select(0, rows_B).int() for array in (self._inputs_NS, self._labels_NS))
-        if ignore_label_id is not None:
-            labels_BS = labels_BS.masked_fill(labels_BS == ignore_label_id, IGNORE_LABEL)
-        if self._corner is None:
-            return {"inputs": inputs_BS, "labels": labels_BS}
-        return {
-            "inputs": self._corner.place(inputs_BS, PADDING),
-            "labels": self._corner.place(labels_BS, IGNORE_LABEL),
-        }
-
-
 def _upload(arrays: list[np.ndarray], device: torch.device) -> torch.Tensor:
-    """Copy arrays to the device, one after the other, as one tensor.
+    """Copy arrays to the device as one tensor, in pieces, so that the host never holds a copy.
 
-    The tensor has the arrays' type if they share one that torch can index, else int32. The arrays
-    are copied in pieces, so that the host never holds a copy.
+    The tensor has the arrays' type if they share one that torch can index, else int32.
     """
-    num_rows = sum(map(len, arrays))
     (kind, *others) = {array.dtype.newbyteorder("=") for array in arrays}
     dtype = np.dtype(np.int32) if others or kind in (np.uint16, np.uint32, np.uint64) else kind
-    shape, torch_dtype = (num_rows, *arrays[0].shape[1:]), torch.from_numpy(np.empty(0, dtype)).dtype
-    resident = torch.empty(shape, dtype=torch_dtype, device=device)
+    shape = sum(map(len, arrays)), *arrays[0].shape[1:]
+    resident = torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, device=device)
     end = 0
     for array in arrays:
         rows_at_once = max(1, CHUNK_BYTES // (array.nbytes // len(array)))
@@ -189,9 +157,7 @@ def _upload(arrays: list[np.ndarray], device: torch.device) -> torch.Tensor:
 
 
 class EvalLoader:
-    """Reads each example of one set exactly once, in the order of the file.
-
-    Each batch is divided over the ranks.
+    """Reads each example of one set once, in the order of the file, and divides batches over ranks.
 
     Args:
         max_examples: read at most this many examples, evenly spread over the file; None: all.
@@ -213,25 +179,20 @@ class EvalLoader:
     def batches(self, world: World) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield this rank's share of each batch: its row numbers in the file, and the batch.
 
-        If a file changed since it was opened, the batches end early. `require_all_read` then raises
-        the error, at a point where all ranks can end together.
+        If a file changed, the batches end early. `require_all_read` then raises the error, where
+        all ranks can end together.
         """
         return self.read(self.shares(world), world)
 
     def read(self, shares: Iterable[np.ndarray], world: World) -> Iterator[tuple[np.ndarray, Batch]]:
-        """As `batches`, for chosen rows.
-
-        Args:
-            shares: the row numbers of each of this rank's batches.
-        """
+        """As `batches`, for the row numbers of each of this rank's batches."""
         for rows in shares:
             try:
                 arrays = _read(self._set, rows, self._split.metadata.ignore_label_id)
             except UserError as mistake:
                 self._mistake = mistake
                 return
-            batch = _pinned(_as_tensors(arrays), world.device.type == "cuda")
-            yield rows, _to_device(batch, world.device)
+            yield rows, _to_device(_pinned(_as_tensors(arrays), world.device), world.device)
 
     def shares(self, world: World) -> Iterator[np.ndarray]:
         """Yield the row numbers of this rank's share of each batch. Empty shares are left out."""
@@ -248,13 +209,7 @@ class EvalLoader:
 
 
 def _read(puzzle_set: PuzzleSet, rows: np.ndarray, ignore_label_id: int | None) -> dict[str, np.ndarray]:
-    """Read these rows of a set as int32 arrays, with IGNORE_LABEL for ignored labels.
-
-    Boards that are smaller than the canvas of a merged split are placed on it.
-
-    Raises:
-        UserError: A file changed since it was opened.
-    """
+    """Read these rows of a set as int32 arrays, with IGNORE_LABEL for ignored labels."""
     with unchanged([puzzle_set]):
         inputs, labels = (array[rows].astype(np.int32) for array in (puzzle_set.inputs, puzzle_set.labels))
     if ignore_label_id is not None:
@@ -274,9 +229,9 @@ def _as_tensors(arrays: dict[str, np.ndarray]) -> Batch:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _pinned(batch: Batch, pin: bool) -> Batch:
+def _pinned(batch: Batch, device: torch.device) -> Batch:
     """Pin the memory of a batch, so that copies to a CUDA device don't wait."""
-    return {name: tensor.pin_memory() for name, tensor in batch.items()} if pin else batch
+    return {name: tensor.pin_memory() for name, tensor in batch.items()} if device.type == "cuda" else batch
 
 
 def _to_device(batch: Batch, device: torch.device) -> Batch:

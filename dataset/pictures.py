@@ -21,11 +21,10 @@ Drawing = dict[str, Any]
 """How a board is drawn, as JSON: kind, rows, columns, tokens, and where they apply box, wrapped."""
 
 _WHITE, _WRONG_GROUND, _OUTSIDE, _LINE = "#ffffff", "#fde4d6", "#eeeeee", "#cfd2d6"
-# Inches: the width of a figure, the smallest board and cells, the gap between boards, the title.
+# Inches: the width of a figure, the smallest board and cells, the gap between boards, a line of
+# text, and a character of the note below the boards.
 _MOST_WIDTH, _LEAST_BOARD, _TEXT_CELL, _COLOUR_CELL = 13.0, 2.3, 0.26, 0.1
-_GAP, _HEAD = 0.15, 0.35
-# Inches: the width of a character of the note below the boards.
-_NOTE_CHARACTER = 0.07
+_GAP, _TEXT_LINE, _NOTE_CHARACTER = 0.15, 0.2, 0.07
 _MOST_CHANGES = 5
 # At least so many tokens stand in a line if their number is no square: a phone has room for them.
 _LINE_COLUMNS = 16
@@ -36,9 +35,8 @@ _MOST_COLUMNS = 64
 def board_of(task: BoardTask | None, seq_len: int) -> Drawing:
     """Return how an example is drawn: as its task says, or as a board of its tokens.
 
-    The tokens are drawn too if there is no drawing for the kind of task. If their number is no
-    square, or a row of the task's board is too long for a screen, the tokens stand in lines. The
-    key "wrapped" then says that rows and columns mean nothing.
+    If the number of tokens is no square, or a row of the task's board is too long for a screen, the
+    tokens stand in lines. The key "wrapped" then says that rows and columns mean nothing.
     """
     unknown: Drawing = {"kind": "numbers", "rows": 0, "columns": 0, "tokens": []}
     drawing = unknown if task is None else task.drawing
@@ -57,20 +55,12 @@ def board_of(task: BoardTask | None, seq_len: int) -> Drawing:
 
 @dataclass(frozen=True)
 class Cell:
-    """The look of a cell.
-
-    Attributes:
-        text: the text in the cell.
-        ground: the colour of the cell.
-        is_given: whether the puzzle has the same text in this cell.
-        is_outside: whether the cell does not belong to the board. A board is cropped to its other
-            cells.
-    """
+    """The look of a cell."""
 
     text: str = ""
-    ground: str = _WHITE
-    is_given: bool = False
-    is_outside: bool = False
+    ground: str = _WHITE  # a colour
+    is_given: bool = False  # whether the puzzle has the same text in this cell
+    is_outside: bool = False  # whether the cell does not belong to the board, which is cropped to the others
 
 
 _MAZE_GROUNDS = {0: _LINE, 1: "#3a4250", 2: _WHITE, 3: "#0b7a55", 4: "#8a3ffc", 5: "#7db4f5"}
@@ -78,14 +68,6 @@ _ARC_GROUNDS = (
     *("#000000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00"),
     *("#aaaaaa", "#f012be", "#ff851b", "#7fdbff", "#870c25"),
 )
-
-
-def _arc_cell(token: int, question: int) -> Cell:
-    """Return a coloured cell; padding and the end of the grid lie outside."""
-    if 2 <= token < 2 + len(_ARC_GROUNDS):
-        return Cell(ground=_ARC_GROUNDS[token - 2])
-    return Cell(is_outside=True)
-
 
 KINDS: dict[str, tuple[Callable[[int, int], Cell], str]] = {
     "sudoku": (
@@ -100,7 +82,12 @@ KINDS: dict[str, tuple[Callable[[int, int], Cell], str]] = {
         lambda token, question: Cell("●" if token == 4 else "", "#f8d68a" if question == 2 else _WHITE),
         "yellow: lit, ●: press, red: wrong",
     ),
-    "arc": (_arc_cell, "×: wrong"),
+    "arc": (  # padding and the end of the grid lie outside
+        lambda token, question: (
+            Cell(ground=_ARC_GROUNDS[token - 2]) if 1 < token < 2 + len(_ARC_GROUNDS) else Cell(is_outside=True)
+        ),
+        "×: wrong",
+    ),
     "numbers": (
         lambda token, question: Cell(str(token) if token >= 0 else "", is_given=token == question),
         "bold: as in the puzzle, blue: the model's, red: wrong",
@@ -114,17 +101,11 @@ KINDS: dict[str, tuple[Callable[[int, int], Cell], str]] = {
 
 @dataclass(frozen=True)
 class Board:
-    """A board as it is drawn.
-
-    Attributes:
-        title: the lines above the board.
-        cells_RC: the looks of the cells.
-        wrong_RC: the cells to mark as wrong, bool; None if the board is no answer of the model.
-    """
+    """A board as it is drawn."""
 
     title: str
-    cells_RC: np.ndarray
-    wrong_RC: np.ndarray | None = None
+    cells_RC: np.ndarray  # of `Cell`
+    wrong_RC: np.ndarray | None = None  # the cells to mark as wrong; None: the board is no answer of the model
 
 
 def _cells_of(drawing: Drawing, tokens_S: np.ndarray, question_S: np.ndarray) -> list[Cell]:
@@ -161,93 +142,72 @@ def _board(
     return Board(title, grid(cells, Cell()), None if wrong_S is None else grid(wrong_S, False))
 
 
-def _draw_board(axis: Any, drawing: Drawing, board: Board, cell_points: float) -> None:
+def whole_board(drawing: Drawing, title: str, tokens_S: np.ndarray, question_S: np.ndarray) -> Board:
+    """Return a board that is no answer, cropped to the cells that belong to it."""
+    cells = _cells_of(drawing, tokens_S, question_S)
+    return _board(drawing, title, cells, _inside(cells))
+
+
+def _draw_board(axis: Any, drawing: Drawing, board: Board, has_text: bool, cell_points: float) -> None:
     """Draw a board from the axis' origin, with lines, texts and marks.
 
     Args:
         cell_points: the side of a cell in points.
     """
     rows, columns = board.cells_RC.shape
-    has_text = any(cell.text for cell in board.cells_RC.flat)
-    crosses: list[tuple[float, float]] = []  # (x, y) of cells without text that are wrong
+    wrong_RC = board.wrong_RC if board.wrong_RC is not None else np.zeros((rows, columns), bool)
     grounds_RC3 = np.full((rows, columns, 3), 255, dtype=np.uint8)
     for (row, column), cell in np.ndenumerate(board.cells_RC):
-        is_wrong = board.wrong_RC is not None and bool(board.wrong_RC[row, column])
+        is_wrong = bool(wrong_RC[row, column])
         ground = _WRONG_GROUND if is_wrong and has_text else _OUTSIDE if cell.is_outside else cell.ground
         grounds_RC3[row, column] = list(bytes.fromhex(ground[1:]))
         if cell.text:
-            is_models = board.wrong_RC is not None and not cell.is_given
-            axis.text(
-                column + 0.5,
-                row + 0.5,
-                cell.text,
-                color=RED if is_wrong else BLUE if is_models else BLACK,
-                weight="bold" if cell.is_given else "normal",
-                fontsize=cell_points * min(0.55, 1.2 / len(cell.text)),
-                ha="center",
-                va="center_baseline",
-                parse_math=False,
-            )
-        elif is_wrong and not has_text:
-            crosses.append((column + 0.5, row + 0.5))
-    # A light cross under the red one keeps it visible on every ground.
-    for colour, width in ((_WHITE, 0.24), (RED, 0.11)) if crosses else ():
-        style = {"color": colour, "markersize": cell_points * 0.45, "markeredgewidth": cell_points * width}
-        axis.plot(*zip(*crosses, strict=True), "x", **style)
+            colour = RED if is_wrong else BLACK if board.wrong_RC is None or cell.is_given else BLUE
+            style: dict[str, Any] = {"color": colour, "weight": "bold" if cell.is_given else "normal"}
+            size = cell_points * min(0.55, 1.2 / len(cell.text))
+            style |= {"fontsize": size, "ha": "center", "va": "center_baseline", "parse_math": False}
+            axis.text(column + 0.5, row + 0.5, cell.text, **style)
     axis.imshow(grounds_RC3, extent=(0, columns, rows, 0), interpolation="nearest")
+    # A light cross under the red one keeps it visible on every ground.
+    for colour, width in () if has_text else ((_WHITE, 0.24), (RED, 0.11)):
+        style = {"color": colour, "markersize": cell_points * 0.45, "markeredgewidth": cell_points * width}
+        axis.plot(*(np.argwhere(wrong_RC)[:, ::-1].T + 0.5), "x", **style)
     # The edges of the board and of its boxes are strong, and lie above the other lines.
-    box_rows, box_columns = drawing.get("box") or (rows, columns)
-    across = {row: row % box_rows == 0 or row == rows for row in range(rows + 1)}
-    down = {column: column % box_columns == 0 or column == columns for column in range(columns + 1)}
-    for strong in (False, True):
+    for strong, (down, across) in ((False, (1, 1)), (True, drawing.get("box") or (rows, columns))):
         style = {"colors": BLACK if strong else _LINE, "linewidth": 1.6 if strong else 0.5, "clip_on": False}
-        axis.hlines([place for place, is_strong in across.items() if is_strong == strong], 0, columns, **style)
-        axis.vlines([place for place, is_strong in down.items() if is_strong == strong], 0, rows, **style)
+        axis.hlines([*range(0, rows, down), rows], 0, columns, **style)
+        axis.vlines([*range(0, columns, across), columns], 0, rows, **style)
 
 
 def draw_boards(drawing: Drawing, boards: list[Board], title: str, note: str, path: Path, *, in_pairs: bool) -> None:
     """Draw boards side by side in as few rows as fit, with cells of one size, and save them."""
-    plt = pyplot()
     rows, columns = (max(board.cells_RC.shape[axis] for board in boards) for axis in (0, 1))
     has_text = any(cell.text for board in boards for cell in board.cells_RC.flat)
-    smallest = _TEXT_CELL if has_text else _COLOUR_CELL
     longest = max(rows, columns)
-    cell = min(max(smallest, _LEAST_BOARD / longest), _MOST_WIDTH / longest)  # inches
-    width, height = max(cell * columns, 1.9), cell * rows
+    cell = min(max(_TEXT_CELL if has_text else _COLOUR_CELL, _LEAST_BOARD / longest), _MOST_WIDTH / longest)  # inches
+    width, title_lines = max(cell * columns, 1.9), max(board.title.count("\n") + 1 for board in boards)
     most = max(1, int(_MOST_WIDTH / (width + _GAP)))
     if in_pairs:
         most = max(2, most - most % 2)
     num_rows = -(-len(boards) // most)
     num_columns = -(-len(boards) // num_rows)
-    if in_pairs:
-        num_columns += num_columns % 2
-    above = 0.15 + 0.2 * max(board.title.count("\n") + 1 for board in boards)
-    total_width = num_columns * (width + _GAP) + _GAP
+    num_columns += num_columns % 2 if in_pairs else 0
+    total_width = num_columns * (width + _GAP)
     lines = [part for line in note.splitlines() for part in textwrap.wrap(line, int(total_width / _NOTE_CHARACTER))]
-    below = 0.25 + 0.15 * len(lines) if lines else 0.15
-    total_height = _HEAD + num_rows * (above + height) + below
-    figure = plt.figure(figsize=(total_width, total_height))
-    for number, board in enumerate(boards):
-        row, column = divmod(number, num_columns)
-        left, bottom = _GAP + column * (width + _GAP), total_height - _HEAD - (row + 1) * (above + height)
-        axis = figure.add_axes(
-            (left / total_width, bottom / total_height, width / total_width, height / total_height), frame_on=False
-        )
-        _draw_board(axis, drawing, board, 72 * cell)
-        middle = board.cells_RC.shape[1] / 2
-        half = width / cell / 2
-        axis.set(xlim=(middle - half, middle + half), ylim=(rows, 0), xticks=[], yticks=[], aspect="auto")
+    height = num_rows * (cell * rows + _GAP + _TEXT_LINE * title_lines) + _TEXT_LINE * (2 + len(lines))
+    figure, axes = pyplot().subplots(
+        num_rows, num_columns, squeeze=False, layout="constrained", figsize=(total_width, height)
+    )
+    for axis, board in zip(axes.flat, boards, strict=False):
+        _draw_board(axis, drawing, board, has_text, 72 * cell)
+        middle, half = board.cells_RC.shape[1] / 2, width / cell / 2
+        axis.set(xlim=(middle - half, middle + half), ylim=(rows, 0), aspect="equal")
         axis.set_title(board.title, fontsize=10, parse_math=False)
-    figure.text(0.5, 1 - 0.12 / total_height, title, fontsize=11, ha="center", va="top", parse_math=False)
-    note = "\n".join(lines)
-    figure.text(0.5, 0.1 / total_height, note, fontsize=9, color="#626973", ha="center", va="bottom")
+    for axis in axes.flat:
+        axis.set_axis_off()
+    figure.suptitle(title, fontsize=11, parse_math=False)
+    figure.supxlabel("\n".join(lines), fontsize=9, color="#626973")
     save_figure(figure, path)
-
-
-def whole_board(drawing: Drawing, title: str, tokens_S: np.ndarray, question_S: np.ndarray) -> Board:
-    """Return a board that is no answer, cropped to the cells that belong to it."""
-    cells = _cells_of(drawing, tokens_S, question_S)
-    return _board(drawing, title, cells, _inside(cells))
 
 
 # ---- answers -------------------------------------------------------------------------------------
@@ -273,7 +233,6 @@ def draw_answers(
     Args:
         label_S: the solution, negative where none is known.
         answers_TS: the model's answers, such as those after each reasoning step.
-        path: the picture's file.
         confidence_T: for each answer, the probability with which the model would halt.
 
     Raises:

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +33,7 @@ _MOST_CELLS = 1600
 _MOST_CHARACTERS = 1 << 28
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Puzzle:
     """One board to be solved, and its solution if that is known."""
 
@@ -43,32 +43,18 @@ class Puzzle:
     identifier: int = BLANK_IDENTIFIER  # its row in the puzzle table
     notes: tuple[str, ...] = ()
 
-    def __repr__(self) -> str:
-        known = "" if self.solution_S is None else ", solution known"
-        return f"Puzzle({self.name!r}, {len(self.question_S)} cells{known})"
-
 
 @dataclass(frozen=True)
 class PuzzleTable:
-    """Says which row of a model's puzzle table belongs to an ARC task.
+    """Says which row of a model's puzzle table belongs to an ARC task."""
 
-    Attributes:
-        data_paths: the folders of the training data; none if they are unknown.
-        data: what the data are called if there are no folders.
-        num_rows: of the table; 0 if the model has none.
-    """
-
-    data_paths: Sequence[str]
-    data: str
-    num_rows: int
+    data_paths: Sequence[str]  # the folders of the training data; none if they are unknown
+    data: str  # what the data are called if there are no folders
+    num_rows: int  # of the table; 0 if the model has none
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """Return the row of every puzzle that has a name; nothing if the data are not here.
-
-        Raises:
-            UserError: An identifiers.json is not a list of names.
-        """
+        """The row of every puzzle that has a name; nothing if the data are not here."""
         rows: dict[str, int] = {}
         first = 0
         for path in self.data_paths:
@@ -88,41 +74,21 @@ class PuzzleTable:
         if BLANK_IDENTIFIER < row < self.num_rows:
             return row, ()
         data = " + ".join(self.data_paths) or self.data
+        why = f"{task.name} is not among the puzzles of {data}: the model has not seen this task"
         if not self.rows:
-            note = (
-                f"there is no identifiers.json in {data}, which would say whether the model has seen {task.name}; its "
-                "puzzle embedding is the blank one (data_path=... says where the data are)"
-            )
-        else:
-            note = (
-                f"{task.name} is not among the puzzles of {data}: the model has not seen this task, and its puzzle "
-                "embedding is the blank one"
-            )
-        return BLANK_IDENTIFIER, (note,)
+            why = f"there is no identifiers.json in {data} (data_path=... says where the data are)"
+        return BLANK_IDENTIFIER, (f"{why}, and the puzzle embedding of {task.name} is the blank one",)
 
 
 @dataclass(frozen=True)
 class PuzzleReader:
-    """Reads puzzles for a model. If a puzzle is wrong, a UserError names its place.
+    """Reads puzzles for a model. If a puzzle is wrong, a UserError names its place."""
 
-    Attributes:
-        board: the boards on which the model was trained.
-        other_board: returns the boards with so many cells; None if the model reads none.
-        mixes_sizes: whether boards of several sizes may follow one another.
-        is_for: a phrase such as "checkpoints/a was trained on sudoku 3x3".
-        table: the model's puzzle table.
-    """
-
-    board: BoardTask
-    other_board: Callable[[int], TextTask | None]
-    mixes_sizes: bool
-    is_for: str
+    board: BoardTask  # the boards on which the model was trained
+    other_board: Callable[[int], TextTask | None]  # the boards with so many cells; None: the model reads none
+    mixes_sizes: bool  # whether boards of several sizes may follow one another
+    is_for: str  # a phrase such as "checkpoints/a was trained on sudoku 3x3"
     table: PuzzleTable
-
-    @property
-    def text_board(self) -> TextTask | None:
-        """Return the boards of the training; None if they are grids of ARC."""
-        return self.board if isinstance(self.board, TextTask) else None
 
     def of_typed(self, typed: str) -> list[Puzzle]:
         """Return the puzzles of a text, of the file that it names, or for - of standard input."""
@@ -136,25 +102,18 @@ class PuzzleReader:
 
     def of_text(self, text: str, where: str) -> list[Puzzle]:
         """Return one board or, for ARC, the test inputs of ARC tasks as JSON."""
-        is_json = text.lstrip().startswith("{")  # no board of text begins so
-        if self.text_board is not None:
-            if is_json:
-                raise UserError(f"{where} is JSON, as ARC tasks are, but {self.is_for}; give the cells of a board")
-            return [Puzzle(Path(where).name, self._board_of(text, where).parse(text, where))]
-        if not is_json:
-            start = " ".join(text.split())[:20]
-            raise UserError(
-                f"{where} begins with {start!r} and is no JSON, but {self.is_for}; give a task as JSON, "
-                "or task=<file>.json"
-            )
-        return self.of_tasks(parse_tasks(parse_json(text, where, "correct the task"), where, where), where)
+        if _is_json(text):
+            return self.of_tasks(parse_tasks(parse_json(text, where, "correct the task"), where, where), where)
+        return [Puzzle(Path(where).name, self._board_of(text, where).parse(text, where))]
 
     def of_lines(self, text: str, where: str) -> list[Puzzle]:
         """Return boards, each on one line or in rows, or the test inputs of ARC tasks as JSON."""
-        board = self.text_board
-        if board is None or text.lstrip().startswith("{"):
+        if _is_json(text):
             return self.of_text(text, where)
-        boards = split_sizes(text, where, board, self.other_board) if self.mixes_sizes else board.split(text, where)
+        board = self._text_board(where)
+        boards = board.split(board.lines_in(text), where)
+        if self.mixes_sizes:
+            boards = split_sizes(text, where, board, self.other_board)
         puzzles = [puzzle for place, cells in boards for puzzle in self.of_text(cells, place)]
         if not puzzles:
             raise UserError(f"{where} holds no puzzle; give one on each line, or in rows")
@@ -172,41 +131,23 @@ class PuzzleReader:
 
     def of_csv(self, file: Path) -> list[Puzzle]:
         """Return the puzzles of a CSV file with a question and, if they are known, an answer."""
-        if self.text_board is None:
-            raise UserError(f"{file} has boards of text, but {self.is_for}; give task=<file>.json")
-        return list(self._rows_of(file))
-
-    def _rows_of(self, file: Path) -> Iterator[Puzzle]:
+        self._text_board(str(file))
+        puzzles = []
         for line, fields in read_fields(file, ("question",)):
             question, answer = fields["question"], fields.get("answer")
             where = f"{file}:{line}: the question"
             board = self._board_of(question, where)
             question_S = board.parse(question, where)
             solution_S = board.parse_solution(answer, f"{file}:{line}: the answer", question_S) if answer else None
-            yield Puzzle(f"{file.name}:{line}", question_S, solution_S)
-
-    def _board_of(self, text: str, where: str) -> TextTask:
-        """Return the board that a text shows."""
-        own = self.text_board
-        assert own is not None
-        num_cells = len(own.cells_in(text))
-        if board := self.other_board(num_cells):
-            return board
-        sizes = [num for num in range(1, _MOST_CELLS + 1) if self.other_board(num)]
-        if len(sizes) < 2:
-            return own  # which says how many cells it has
-        nearest = min(sizes, key=lambda size: abs(size - num_cells))
-        raise UserError(
-            f"{where} has {num_cells} characters, this model's puzzles have {joined(list(map(str, sizes)), 'or')}, and "
-            f"{nearest} is the nearest; give one for every cell, row by row"
-        )
+            puzzles.append(Puzzle(f"{file.name}:{line}", question_S, solution_S))
+        return puzzles
 
     def of_tasks(self, tasks: Sequence[Task], where: str) -> list[Puzzle]:
         """Return the test inputs of ARC tasks, with their outputs if these are known."""
-        if self.text_board is not None:
+        if isinstance(self.board, TextTask):
             raise UserError(
-                f"{where} is an ARC task, but {self.is_for}; give its boards with puzzle= or csv=, or a checkpoint "
-                "that was trained on ARC"
+                f"{where} is JSON, as ARC tasks are, but {self.is_for}; give boards with puzzle= or csv=, or a "
+                "checkpoint that was trained on ARC"
             )
         puzzles, side = [], self.board.rows
         for task in tasks:
@@ -222,6 +163,29 @@ class PuzzleReader:
                 output_S = None if pair.output is None else to_tokens(pair.output, side=side)
                 puzzles.append(Puzzle(name, to_tokens(pair.input, side=side), output_S, identifier, notes))
         return puzzles
+
+    def _text_board(self, where: str) -> TextTask:
+        if not isinstance(self.board, TextTask):
+            raise UserError(f"{where} is no ARC task as JSON, but {self.is_for}; give task=<file>.json")
+        return self.board
+
+    def _board_of(self, text: str, where: str) -> TextTask:
+        """Return the board that a text shows."""
+        own = self._text_board(where)
+        num_cells = len(own.cells_in(text))
+        if board := self.other_board(num_cells):
+            return board
+        sizes = [str(num) for num in range(1, _MOST_CELLS + 1) if self.other_board(num)]
+        if len(sizes) > 1:
+            raise UserError(
+                f"{where} has {num_cells} characters, this model's puzzles have {joined(sizes, 'or')}; give one for "
+                "every cell, row by row"
+            )
+        return own  # which says how many cells it has
+
+
+def _is_json(text: str) -> bool:
+    return text.lstrip().startswith("{")  # no board of text begins so
 
 
 def _read_text(file: Path) -> str:
@@ -245,7 +209,7 @@ def read_stdin() -> str:
     """
     advice = "pipe puzzles into it, or give puzzle=<its cells>"
     try:
-        # A closed standard input is None; a folder or a terminal that is gone can't be read.
+        # A closed standard input is None.
         contents = sys.stdin.buffer.read() if sys.stdin else b""
     except OSError as error:
         raise UserError(f"standard input can't be read ({error.strerror}); {advice}") from error

@@ -1,10 +1,9 @@
 """Decide which example each slot is offered at each step: a pure function of (seed, step, slot).
 
-The function does not depend on the number of ranks. All epochs together are one stream of
-examples. As long as the global batch B stays the same, step s = 1, 2, ... takes the draws
-(s-1)*B .. s*B-1 of the stream, and slot i is offered the i-th of them. A slot whose sequence goes
-on refuses its draw, and the draw is lost. So a run resumes from a number, and no rank has a random
-state of its own.
+All epochs together are one stream of examples. As long as the global batch B stays the same, step
+s = 1, 2, ... takes the draws (s-1)*B .. s*B-1 of the stream, and slot i is offered the i-th of
+them. A slot whose sequence goes on refuses its draw, and the draw is lost. So a run resumes from a
+number, and no rank has a random state of its own.
 """
 # G = groups, E = epochs, B = global batch
 
@@ -25,18 +24,15 @@ class Sampler:
 
     An epoch offers each group once, in random order. It draws one puzzle of the group, and puts the
     puzzle's examples into the stream in random order. The examples of all sets are numbered
-    consecutively in the order of `sets`; `locate` returns the set of a number.
+    consecutively.
 
     Args:
-        sets: the sets of examples.
-        seed: of the random order.
         epochs: the length of the stream.
         global_batch_size: examples per step.
         first_step: the next step of a resumed run.
         first_draw: the number of draws before that step. The step does not determine it, because
             the global batch size may have changed.
         repeat_first_batch: give the first batch of the stream at each step, also after a resume.
-            It shows whether a model can overfit one batch.
     """
 
     def __init__(
@@ -53,8 +49,6 @@ class Sampler:
         self.seed, self.global_batch_size = seed, global_batch_size
         self.first_step, self.first_draw, self.repeat_first_batch = first_step, first_draw, repeat_first_batch
         self._example_starts, self._group_first, self._group_size = _pool(sets)
-        # Whether each puzzle is one example. An example then has the number of its puzzle.
-        self._are_single = self._example_starts[-1] == len(self._example_starts) - 1
         self._set_starts = np.cumsum([0] + [len(s.inputs) for s in sets])
         self._epoch_end_E = self._count_draws(epochs)
         # An epoch is drawn once and used for many steps. A batch may lie in two epochs.
@@ -67,7 +61,7 @@ class Sampler:
 
     @property
     def num_draws(self) -> int:
-        """The number of examples in the stream. Puzzles of a group may differ in size."""
+        """The number of examples in the stream."""
         return int(self._epoch_end_E[-1])
 
     @property
@@ -84,11 +78,7 @@ class Sampler:
         return int(np.searchsorted(self._epoch_end_E, self.draws_before(step + 1), side="right"))
 
     def epoch(self, step: int) -> float:
-        """Return how many epochs are drawn by the end of a step, parts of an epoch included.
-
-        The part is the share of the epoch's own draws, so that the number of whole epochs is that
-        of `epochs_done`. Draws that slots refuse count, too.
-        """
+        """Return how many epochs are drawn by the end of a step, with a share of the last one."""
         done = self.epochs_done(step)
         if done == len(self._epoch_end_E):
             return float(done)
@@ -96,11 +86,7 @@ class Sampler:
         return done + (self.draws_before(step + 1) - begin) / (int(self._epoch_end_E[done]) - begin)
 
     def examples(self, step: int, slots: slice) -> np.ndarray:
-        """Return the numbers of the examples for these slots of the global batch at a step.
-
-        Returns:
-            int64 (number of slots,).
-        """
+        """Return the numbers of the examples for slots of the global batch, int64 (slots,)."""
         start = 0 if self.repeat_first_batch else self.draws_before(step)
         first, last = start + slots.start, start + slots.stop
         assert start >= 0 and last <= self.num_draws, f"step {step} lies outside of the stream"
@@ -120,8 +106,6 @@ class Sampler:
 
     def _choose(self, epoch: int) -> np.ndarray:
         """Return the puzzle that each group contributes to an epoch, (G,)."""
-        if len(self._group_first) == len(self._example_starts) - 1:  # each group has one puzzle
-            return self._group_first
         generator = np.random.default_rng([self.seed, epoch, _CHOICE])
         return self._group_first + generator.integers(0, self._group_size)
 
@@ -137,8 +121,6 @@ class Sampler:
     def _draw_epoch(self, epoch: int) -> np.ndarray:
         generator = np.random.default_rng([self.seed, epoch, _ORDER])
         puzzles = self._choose(epoch)[generator.permutation(len(self._group_first))]
-        if self._are_single:  # an order within puzzles would be most of the work of a large epoch
-            return puzzles
         sizes = self._example_starts[puzzles + 1] - self._example_starts[puzzles]
         owner = np.repeat(np.arange(len(puzzles)), sizes)
         within = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner]
@@ -147,12 +129,7 @@ class Sampler:
 
 
 def _pool(sets: Sequence[PuzzleSet]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the indices of all sets as if they were one set.
-
-    Returns:
-        The first example of each puzzle and the end (puzzles + 1,), the first puzzle of each group
-        (G,), and the number of puzzles in each group (G,).
-    """
+    """Return where each puzzle's examples begin, and each group's first puzzle and size."""
     example_starts, group_first, group_size = [np.zeros(1, np.int64)], [], []
     num_examples = num_puzzles = 0
     for puzzle_set in sets:

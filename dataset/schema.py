@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -28,8 +28,7 @@ from utils.errors import UserError
 from utils.files import file_errors, plain
 from utils.json_files import read_json
 from utils.programs import command_words
-from utils.safetensors_files import weights_in
-from utils.text import for_shell
+from utils.text import for_shell, one_line
 
 SplitName = Literal["train", "test"]
 
@@ -48,12 +47,42 @@ CHUNK_BYTES = 4 << 20
 _ARRAYS = {"inputs": 2, "labels": 2, "puzzle_identifiers": 1, "puzzle_indices": 1, "group_indices": 1}
 
 
+class DatasetError(UserError):
+    """A dataset has faults. `faults` has a line for each, and the message is the first line."""
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__(faults[0])
+        self.faults = faults
+
+
+class Findings:
+    """Collects errors and warnings about a dataset: a line for each, in the order of the checks."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.warnings: list[str] = []
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Note the faults of a UserError inside as errors, and go on behind the block."""
+        try:
+            yield
+        except DatasetError as error:
+            self.errors += error.faults
+        except UserError as error:
+            self.errors.append(one_line(error))
+
+    def add_leak(self, line: str, is_error: bool) -> None:
+        if is_error:
+            self.errors.append(f"{line}; leave them out of train or test, or add --allow-leak")
+        else:
+            self.warnings.append(line)
+
+
 class DatasetDescription(BaseModel):
-    """What a file that describes a split says.
+    """What a file that describes a split says."""
 
-    Unknown keys are ignored, because other trainers add keys of their own (TRM: total_puzzles).
-    """
-
+    # Other trainers add keys of their own (TRM: total_puzzles).
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     # The value of the key `kind`. Without that key the kind asked for is assumed.
@@ -105,7 +134,7 @@ class MappedFile:
         return MappedFile(path, now.st_size, now.st_ino, now.st_mtime_ns)
 
     def require_unchanged(self) -> None:
-        """Raise UserError if the file is not as it was; the message says what happened to it."""
+        """Raise UserError if the file is not as it was. Takes some microseconds."""
         try:
             now = MappedFile.of(self.path)
         except OSError as error:
@@ -117,83 +146,59 @@ class MappedFile:
         raise UserError(f"{self.path} {what}: it was changed while the run reads it; restore it, then resume")
 
 
+class OfFiles(Protocol):
+    """Arrays that are memory maps, such as a `PuzzleSet`."""
+
+    @property
+    def files(self) -> tuple[MappedFile, ...]: ...
+
+
+@contextmanager
+def unchanged(sets: Sequence[OfFiles]) -> Iterator[None]:
+    """Raise UserError unless mapped files are unchanged before and after they are read inside."""
+    files = [file for each in sets for file in each.files]
+    for file in files:
+        file.require_unchanged()
+    try:
+        yield
+    finally:
+        for file in files:
+            file.require_unchanged()
+
+
 @dataclass(frozen=True)
 class PuzzleSet:
-    """The arrays of one set.
-
-    Puzzle p has the examples puzzle_indices[p]:puzzle_indices[p + 1], and group g the puzzles
-    group_indices[g]:group_indices[g + 1].
-    """
+    """The arrays of one set. Puzzle p has the examples puzzle_indices[p]:puzzle_indices[p + 1]."""
 
     name: str
     inputs: np.ndarray  # (N, S), memory-mapped, of any integer type
     labels: np.ndarray  # (N, S), memory-mapped, of any integer type
     puzzle_identifiers: np.ndarray  # (P,) int64
     puzzle_indices: np.ndarray  # (P + 1,) int64
-    group_indices: np.ndarray  # (G + 1,) int64
+    group_indices: np.ndarray  # (G + 1,) int64: where the puzzles of each group begin
     files: tuple[MappedFile, ...] = ()  # those of inputs and labels; none if these are in memory
     # Where the boards of inputs and labels lie on the canvas of a merged split; None: they fill it.
     corner: Corner | None = None
 
-    def require_unchanged(self) -> None:
-        """Raise UserError if a mapped file changed since it was opened. Takes some microseconds."""
-        for file in self.files:
-            file.require_unchanged()
-
-
-class OfFiles(Protocol):
-    """Arrays that are memory maps."""
-
-    def require_unchanged(self) -> None:
-        """Raise UserError if a mapped file changed since it was opened."""
-
-
-@contextmanager
-def unchanged(sets: Sequence[OfFiles]) -> Iterator[None]:
-    """Check that the mapped files are unchanged before and after they are read inside.
-
-    The first check comes before the reading, because a file that became shorter would kill the
-    process. The second check notices a change during the reading, also after an error.
-
-    Raises:
-        UserError: A file changed since it was opened.
-    """
-    for puzzle_set in sets:
-        puzzle_set.require_unchanged()
-    try:
-        yield
-    finally:
-        for puzzle_set in sets:
-            puzzle_set.require_unchanged()
-
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a dataset, or several that are used as one (`merge_splits`).
+    """One split of a dataset, or several that are used as one (`merge_splits`)."""
 
-    Attributes:
-        path: the split's folder, <data path>/train or <data path>/test. Of a merged split the
-            folders of all parts, joined for messages. Its last component is always "train" or
-            "test".
-        parts: the merged splits; empty if this is a single split.
-    """
-
+    # The folder, <data path>/{train,test}; of a merged split the folders of all parts, joined.
     path: Path
     metadata: DatasetMetadata
     sets: dict[str, PuzzleSet]
-    parts: tuple["Split", ...] = ()
+    parts: tuple["Split", ...] = ()  # the merged splits; none if this is a single split
 
     def shape_of(self, set_name: str) -> tuple[int, int]:
-        """Return the number of tokens and of kinds of tokens of a set's boards by themselves.
-
-        The shape is that of the metadata, unless boards of several sides share a canvas.
-        """
+        """Return the number of tokens and of kinds of tokens of a set's boards by themselves."""
         corner = self.sets[set_name].corner
         return corner.shape if corner is not None else self.metadata.shape
 
     def file(self, set_name: str, array: str) -> Path:
         assert not self.parts, "the files are those of the parts"
-        return array_file(self.path, set_name, array)
+        return _array_file(self.path, set_name, array)
 
     def num_examples(self, most: int | None) -> dict[str, int]:
         """Return how many examples of each set an evaluation of at most `most` of them has."""
@@ -209,8 +214,11 @@ def locate(splits: Sequence[Split], example: int) -> tuple[Split, str, int]:
     return *sets[number], example - int(ends[number - 1] if number else 0)
 
 
-def array_file(folder: Path, set_name: str, array: str) -> Path:
+def _array_file(folder: Path, set_name: str, array: str) -> Path:
     return folder / f"{set_name}__{array}.npy"
+
+
+# ---- opening a split -----------------------------------------------------------------------------
 
 
 @file_errors()
@@ -220,89 +228,35 @@ def open_split(data_path: str | Path, split: SplitName) -> Split:
     Raises:
         UserError: Something is missing or wrong; the message names the file and what to do.
     """
-    opened, faults = read_split(Path(data_path), split)
-    if opened is None:
-        raise UserError(faults[0])
-    return opened
-
-
-def read_split(data_path: Path, name: SplitName) -> tuple[Split | None, list[str]]:
-    """Open a split as `open_split` does, and list all faults of its files.
-
-    Returns:
-        The split, or None if it has faults; and the faults.
-
-    Raises:
-        UserError: dataset.json is missing or wrong.
-    """
-    folder = data_path / name
-    metadata = read_metadata(data_path, folder)
+    folder = Path(data_path) / split
+    metadata = read_metadata(folder)
     faults: list[str] = []
     sets: dict[str, PuzzleSet] = {}
-    for set_name in metadata.sets:
-        puzzle_set = _open_set(folder, set_name, metadata.seq_len, faults)
-        if puzzle_set is not None:
-            sets[set_name] = puzzle_set
-    if faults:
-        return None, faults
-    if len(sets) < len(metadata.sets):
-        faults.append(f"{folder / 'dataset.json'}: sets names a set twice: {metadata.sets}; name each once")
+    for name in metadata.sets:
+        try:
+            sets[name] = _open_set(folder, name, metadata.seq_len)
+        except DatasetError as error:
+            faults += error.faults
     num_groups = sum(len(puzzle_set.group_indices) - 1 for puzzle_set in sets.values())
-    if num_groups != metadata.total_groups:
+    if not faults and len(sets) < len(metadata.sets):
+        faults.append(f"{folder / 'dataset.json'}: sets names a set twice: {metadata.sets}; name each once")
+    elif not faults and num_groups != metadata.total_groups:
         faults.append(
             f"{folder / 'dataset.json'}: total_groups is {metadata.total_groups}, but the sets hold {num_groups}; "
             "rebuild the dataset"
         )
-    return (None if faults else Split(folder, metadata, sets)), faults
+    if faults:
+        raise DatasetError(*faults)
+    return Split(folder, metadata, sets)
 
 
-def build_command(data_path: Path) -> str:
-    """Return the command line that builds a dataset of such a name, or from the CSV files there."""
-    name = data_path.name.lower().replace("-", "_")
-    task = next((task for task in ("maze", "lights_out", "arc") if re.search(rf"(^|_){task}", name)), "sudoku")
-    words = command_words(f"hrm-build-{task.replace('_', '-')}")
-    if any((data_path / file).is_file() for file in ("train.csv", "train.csv.gz")):
-        # A new folder, because these files are no part of a dataset.
-        words += ["--output-dir", f"data/{data_path.resolve().name}-built", "--source-dir", str(data_path)]
-    else:
-        words += ["--output-dir", str(data_path)]
-        if task == "sudoku" and "1k" in name:
-            words += ["--subsample-size", "1000"]
-    if augmented := re.search(r"aug_(\d+)", name):
-        words += ["--num-aug", augmented[1]]
-    return for_shell(words)
-
-
-def _why_none(data_path: Path, file: Path) -> str:
-    """Say why there is no dataset at a path whose dataset.json is missing, and what to do."""
-    if is_run(data_path):
-        return f"it is a run; resume={data_path} goes on with it, and checkpoint={data_path} evaluates it"
-    if data_path.is_file() or weights_in(data_path) is not None:
-        return "it is no dataset; if it is weights, init_from takes them; give the folder of a dataset"
-    if (data_path / "dataset.json").is_file():
-        return f"it is one split of a dataset; give the folder above it, {data_path.parent}"
-    build = f"build one: {build_command(data_path)} (--help shows all options)"
-    if data_path.exists():
-        below = sorted(str(found.parents[1]) for found in data_path.glob("*/train/dataset.json"))
-        return f"{file} is missing; {f'give a folder in it, such as {below[0]}' if below else build}"
-    around = (data_path.parent, Path("data"))
-    found = {file.parents[1].name: file.parents[1] for each in around for file in each.glob("*/train/dataset.json")}
-    near = difflib.get_close_matches(data_path.name, found, n=1)
-    here = "" if data_path.is_absolute() else f" here in {Path.cwd()}"
-    return f"there is no folder {data_path}{here}; {f'give {found[near[0]]}, or ' if near else ''}{build}"
-
-
-def read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
-    """Read and check dataset.json in the folder of a split.
-
-    Raises:
-        UserError: The file is missing or wrong.
-    """
+def read_metadata(folder: Path) -> DatasetMetadata:
+    """Read and check dataset.json in the folder of a split."""
     file = folder / "dataset.json"
     try:
         metadata = read_described(file, DatasetMetadata)
     except FileNotFoundError:
-        raise UserError(f"no dataset at {data_path}: {_why_none(data_path, file)}") from None
+        raise UserError(f"no dataset at {folder.parent}: {_why_none(folder)}") from None
     # The published trainers fill their last batch with these two values, so they must be in range.
     for key, limit_key in (("pad_id", "vocab_size"), ("blank_identifier_id", "num_puzzle_identifiers")):
         value, limit = getattr(metadata, key), getattr(metadata, limit_key)
@@ -311,13 +265,35 @@ def read_metadata(data_path: Path, folder: Path) -> DatasetMetadata:
     return metadata
 
 
-def read_described(file: Path, kind: type[Described]) -> Described:
-    """Read the JSON file that describes a split.
+def _why_none(folder: Path) -> str:
+    """Say what is in the place of a split without dataset.json, and what to do."""
+    path = folder.parent
+    if is_run(path):
+        return f"it is a run; resume={path} goes on with it, and checkpoint={path} evaluates it"
+    if (path / "dataset.json").is_file():
+        return f"it is one split of a dataset; give the folder above it, {path.parent}"
+    below = sorted(file.parents[1] for file in path.glob("*/train/dataset.json"))
+    beside = [file.parents[1] for near in (path.parent, Path("data")) for file in near.glob("*/train/dataset.json")]
+    alike = difflib.get_close_matches(path.name, [each.name for each in beside], n=1)
+    near = below or [each for each in beside if each.name in alike]
+    return f"{folder / 'dataset.json'} is missing; {f'give {near[0]}, or ' if near else ''}{_how_to_build(path)}"
 
-    Raises:
-        FileNotFoundError: There is no such file.
-        UserError: The file is wrong.
-    """
+
+def _how_to_build(path: Path) -> str:
+    """Return advice with the command that builds a dataset of such a name."""
+    name = path.name.lower()
+    builders = {"maze": "maze", "lights": "lights-out", "arc": "arc"}
+    task = next((builders[word] for word in re.split("[-_]", name) if word in builders), "sudoku")
+    options = ["--output-dir", str(path)]
+    if task == "sudoku" and "1k" in name:
+        options += ["--subsample-size", "1000"]
+    if augmented := re.search(r"aug[-_](\d+)", name):
+        options += ["--num-aug", augmented[1]]
+    return f"build one: {for_shell([*command_words(f'hrm-build-{task}'), *options])} (--help shows all options)"
+
+
+def read_described(file: Path, kind: type[Described]) -> Described:
+    """Read the JSON file that describes a split. FileNotFoundError: there is none."""
     values = read_json(file, "rebuild the dataset")
     if isinstance(values, dict) and values.get("kind", kind.kind_of_data) != kind.kind_of_data:
         raise UserError(
@@ -333,12 +309,7 @@ def read_described(file: Path, kind: type[Described]) -> Described:
 
 
 def read_names(data_path: Path) -> list[str]:
-    """Return the names of the puzzle identifiers, from number 0, from identifiers.json.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        UserError: The file is no list of names.
-    """
+    """Return the names in identifiers.json. FileNotFoundError: there is no such file."""
     file = data_path / "identifiers.json"
     names = read_json(file, "rebuild the dataset")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -346,19 +317,19 @@ def read_names(data_path: Path) -> list[str]:
     return names
 
 
-def _open_set(folder: Path, name: str, seq_len: int, faults: list[str]) -> PuzzleSet | None:
-    """Open a set, or add what is wrong with its files to the faults."""
+def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
+    files = {array: _array_file(folder, name, array) for array in _ARRAYS}
+    faults: list[str] = []
     arrays: list[np.ndarray] = []
     for array, num_axes in _ARRAYS.items():
         try:
-            opened = open_array(array_file(folder, name, array), num_axes)
+            opened = open_array(files[array], num_axes)
+            # As int64, because differences of unsigned integers wrap around.
+            arrays.append(opened if num_axes == 2 else opened.astype(np.int64))
         except UserError as error:
             faults.append(str(error))
-            continue
-        # As int64, because differences of unsigned integers wrap around.
-        arrays.append(opened if num_axes == 2 else opened.astype(np.int64))
-    if len(arrays) < len(_ARRAYS):
-        return None
+    if faults:
+        raise DatasetError(*faults)
     inputs, labels, identifiers, puzzle_indices, group_indices = arrays
     num_rows, num_puzzles = len(inputs), len(puzzle_indices) - 1
     wrong = {
@@ -369,12 +340,10 @@ def _open_set(folder: Path, name: str, seq_len: int, faults: list[str]) -> Puzzl
         and f"{len(identifiers)} entries, but puzzle_indices has {num_puzzles} puzzles",
         "group_indices": not _rise(group_indices, num_puzzles) and f"does not rise from 0 to {num_puzzles} puzzles",
     }
-    found = [f"{array_file(folder, name, array)}: {what}; rebuild the dataset" for array, what in wrong.items() if what]
-    faults += found
-    if found:
-        return None
-    files = tuple(MappedFile.of(array_file(folder, name, array)) for array in ("inputs", "labels"))
-    return PuzzleSet(name, inputs, labels, identifiers, puzzle_indices, group_indices, files)
+    if found := [f"{files[array]}: {what}; rebuild the dataset" for array, what in wrong.items() if what]:
+        raise DatasetError(*found)
+    mapped = tuple(MappedFile.of(files[array]) for array in ("inputs", "labels"))
+    return PuzzleSet(name, inputs, labels, identifiers, puzzle_indices, group_indices, mapped)
 
 
 def _rise(indices: np.ndarray, end: int) -> bool:
@@ -383,11 +352,7 @@ def _rise(indices: np.ndarray, end: int) -> bool:
 
 
 def open_array(file: Path, num_axes: int) -> np.ndarray:
-    """Map a .npy file of integers. Archives and pickles are refused.
-
-    Raises:
-        UserError: The file is missing or damaged, or holds something else.
-    """
+    """Map a .npy file of integers. Archives and pickles are refused."""
     try:
         array = np.lib.format.open_memmap(plain(file), mode="r")
     except FileNotFoundError:
@@ -406,14 +371,20 @@ def open_array(file: Path, num_axes: int) -> np.ndarray:
     return array
 
 
+def _one_line(error: Exception) -> str:
+    reason = " ".join((getattr(error, "strerror", None) or str(error)).split()) or type(error).__name__
+    return reason if len(reason) <= 200 else f"{reason[:200]}..."  # numpy quotes the whole header
+
+
+# ---- several datasets as one ---------------------------------------------------------------------
+
+
 def open_datasets(
     paths: Sequence[str], split: SplitName, *, numbered_by: Sequence[str], any_size: bool = False
 ) -> Split:
     """Open one split of each dataset, and merge them if there are several (`merge_splits`).
 
     Args:
-        paths: the datasets to open.
-        split: which split of each.
         numbered_by: the datasets trained on. Their order numbers the puzzles: each dataset's
             identifiers come after those of the datasets before it.
         any_size: whether boards of several sides share a canvas, that of the largest of `paths` and
@@ -433,26 +404,23 @@ def open_datasets(
             end += trained_on.num_puzzle_identifiers
             shapes.add(trained_on.shape)
     splits = [open_split(path, split) for path in paths]
-    canvas_side = common_side(shapes | {opened.metadata.shape for opened in splits}) if any_size else None
     for path, opened in zip(paths, splits, strict=True):
         if Path(path).resolve() not in offsets and opened.metadata.num_puzzle_identifiers > 1:
             raise UserError(
                 f"{path} names its own puzzles, but isn't trained on; evaluate on some of {', '.join(numbered_by)}"
             )
+    canvas_side = common_side(shapes | {opened.metadata.shape for opened in splits}) if any_size else None
     if len(numbered_by) == len(splits) == 1 and canvas_side is None:
         return splits[0]  # a single dataset keeps the plain names of its sets
     return merge_splits(splits, [offsets.get(Path(path).resolve(), 0) for path in paths], canvas_side)
 
 
 def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int], canvas_side: int | None = None) -> Split:
-    """Merge splits of several datasets of one task.
-
-    The merged sets are called <folder of the dataset>.<set>.
+    """Merge splits of several datasets of one task. Their sets are called <folder>.<set>.
 
     Args:
         identifier_offsets: the number added to the puzzle identifiers of each split, so that each
-            dataset has rows of its own in the puzzle table. A train split's offset is the number of
-            identifiers in all splits before it. A test split has the offset of its train split.
+            dataset has rows of its own in the puzzle table.
         canvas_side: the side of the largest boards, whose shape the merged split has. The arrays of
             smaller boards stay as they are: whoever reads them places the boards on the canvas
             (`Corner`). None: all splits have one shape.
@@ -461,53 +429,41 @@ def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int], can
         UserError: The datasets differ in shape or tokens, or two sets would have the same name.
     """
     first = splits[0]
+    alike = ["pad_id", "ignore_label_id"] if canvas_side is not None else []
     for other in splits[1:]:
-        side, theirs = (side_of(split.metadata.shape) for split in (first, other))
-        if canvas_side is None and side is not None and theirs is not None and side != theirs:
-            raise UserError(
-                f"{first.path} has boards of {side}x{side}, but {other.path} of {theirs}x{theirs}, and this "
-                "architecture reads one size; take arch=se_mixer with arch.symbols=side, which reads all sizes, or "
-                "datasets of one size"
-            )
-        for key in (*(("seq_len", "vocab_size") if canvas_side is None else ()), "pad_id", "ignore_label_id"):
+        for key in alike or ("seq_len", "vocab_size", "pad_id", "ignore_label_id"):
             value, expected = getattr(other.metadata, key), getattr(first.metadata, key)
             if value != expected:
                 raise UserError(
-                    f"{first.path} has {key} {expected}, but {other.path} has {value}; "
-                    "train on datasets of one task, built alike"
+                    f"{first.path} has {key} {expected}, but {other.path} has {value}; train on datasets of one task, "
+                    "built alike (boards of several sizes need arch=se_mixer with arch.symbols=side)"
                 )
 
     sets: dict[str, PuzzleSet] = {}
-    owners: dict[str, Split] = {}
     for split, offset in zip(splits, identifier_offsets, strict=True):
+        side, corner = side_of(split.metadata.shape), None
+        if canvas_side is not None and side is not None and side < canvas_side:
+            corner = Corner(side, canvas_side)
         for puzzle_set in split.sets.values():
             # Resolved to get the folder's real name from paths such as "data/sudoku/." and "..".
             name = f"{split.path.parent.resolve().name}.{puzzle_set.name}"
             if name in sets:
                 raise UserError(
-                    f"{owners[name].path} and {split.path} would both be the set {name}; "
-                    "give their folders different names, and each once"
+                    f"{split.path} and another dataset would both be the set {name}; give their folders different "
+                    "names, and each once"
                 )
             identifiers = puzzle_set.puzzle_identifiers + offset
-            side = side_of(split.metadata.shape)
-            corner = None
-            if canvas_side is not None and side is not None and side < canvas_side:
-                corner = Corner(side, canvas_side)
             sets[name] = replace(puzzle_set, name=name, puzzle_identifiers=identifiers, corner=corner)
-            owners[name] = split
 
     num_examples = sum(len(puzzle_set.inputs) for puzzle_set in sets.values())
     num_puzzles = sum(len(puzzle_set.puzzle_identifiers) for puzzle_set in sets.values())
+    numbered = zip(splits, identifier_offsets, strict=True)
     seq_len, vocab_size = first.metadata.shape if canvas_side is None else shape_of(canvas_side)
     metadata = first.metadata.model_copy(
         update={
             "seq_len": seq_len,
             "vocab_size": vocab_size,
-            # This is the sum of all if each split's identifiers begin where the previous ones end.
-            "num_puzzle_identifiers": max(
-                offset + split.metadata.num_puzzle_identifiers
-                for split, offset in zip(splits, identifier_offsets, strict=True)
-            ),
+            "num_puzzle_identifiers": max(offset + split.metadata.num_puzzle_identifiers for split, offset in numbered),
             "blank_identifier_id": first.metadata.blank_identifier_id + identifier_offsets[0],
             "total_groups": sum(split.metadata.total_groups for split in splits),
             "mean_puzzle_examples": num_examples / num_puzzles,
@@ -518,35 +474,26 @@ def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int], can
     return Split(path, metadata, sets, tuple(splits))
 
 
+# ---- contents ------------------------------------------------------------------------------------
+
+
 def check_contents(split: Split) -> str:
-    """Read everything once and check the range of every value.
+    """Read everything once, check the range of every value, and return the fingerprint.
 
-    Each part of a merged split is checked on its own. The fingerprint of a merged split covers
-    those of its parts and the offsets of the identifiers.
-
-    Returns:
-        The fingerprint: the sha256 of metadata and arrays.
+    That is the sha256 of metadata and arrays. The fingerprint of a merged split covers those of its
+    parts, which are checked on their own, and the offsets of the identifiers.
 
     Raises:
         UserError: A value is out of range, or fingerprint.json holds another fingerprint.
     """
-    if not split.parts:
-        fingerprint, faults = read_contents(split)
-        if faults:
-            raise UserError(faults[0])
-        return fingerprint
-    digest = hashlib.sha256(json.dumps(split.metadata.model_dump(), sort_keys=True).encode())
-    for part in split.parts:
-        digest.update(check_contents(part).encode())
-    for puzzle_set in split.sets.values():
-        digest.update(puzzle_set.puzzle_identifiers.data)
-    return digest.hexdigest()
-
-
-def read_contents(split: Split) -> tuple[str, list[str]]:
-    """Read everything once. Return the fingerprint and the faults, as `check_contents`."""
     metadata, faults = split.metadata, list[str]()
     digest = hashlib.sha256(json.dumps(metadata.model_dump(), sort_keys=True).encode())
+    if split.parts:
+        for part in split.parts:
+            digest.update(check_contents(part).encode())
+        for puzzle_set in split.sets.values():
+            digest.update(puzzle_set.puzzle_identifiers.data)
+        return digest.hexdigest()
     for name, puzzle_set in split.sets.items():
         for array, what, limit, ignored in (
             ("inputs", "token", metadata.vocab_size, None),
@@ -559,22 +506,14 @@ def read_contents(split: Split) -> tuple[str, list[str]]:
         for indices in (puzzle_set.puzzle_indices, puzzle_set.group_indices):
             digest.update(f"{indices.shape}".encode())
             digest.update(indices.data)
-    fingerprint = digest.hexdigest()
-    if not faults:
-        try:
-            compare_with_builder(split.path, fingerprint)
-        except UserError as error:
-            faults.append(str(error))
-    return fingerprint, faults
+    if faults:
+        raise DatasetError(*faults)
+    compare_with_builder(split.path, digest.hexdigest())
+    return digest.hexdigest()
 
 
 def _scan(digest: "hashlib._Hash", array: np.ndarray, limit: int, what: str, ignored: int | None) -> str:
-    """Add an array to the digest.
-
-    Returns:
-        The first value that is neither in [0, limit) nor `ignored`, and its row; an empty text if
-        there is none.
-    """
+    """Add an array to the digest, and name the first value not in [0, limit) and not `ignored`."""
     digest.update(f"{array.dtype.str}{array.shape}".encode())
     num_rows = max(1, CHUNK_BYTES // (array.nbytes // len(array)))
     fault, num_wrong = "", 0
@@ -592,29 +531,29 @@ def _scan(digest: "hashlib._Hash", array: np.ndarray, limit: int, what: str, ign
 
 
 def let_go(array: np.ndarray) -> None:
-    """Release the pages of a mapped array that were read.
-
-    They would count as this process's memory, up to the size of the dataset.
-    """
+    """Release the pages of a mapped array that were read, which count as this process's memory."""
     pages = getattr(array, "_mmap", None)
     if pages is not None and hasattr(mmap, "MADV_DONTNEED"):
         pages.madvise(mmap.MADV_DONTNEED)
 
 
+def read_record(data_path: Path) -> dict[str, Any]:
+    """Return fingerprint.json; nothing if another program built the dataset."""
+    file, fix = data_path / "fingerprint.json", "rebuild the dataset or delete the file"
+    try:
+        record = read_json(file, fix)
+    except FileNotFoundError:
+        return {}
+    if not isinstance(record, dict):
+        raise UserError(f"{file}: is no dict; {fix}")
+    return record
+
+
 def compare_with_builder(folder: Path, fingerprint: str) -> None:
     """Raise UserError if fingerprint.json holds another fingerprint of the split in this folder."""
-    file = folder.parent / "fingerprint.json"
-    try:
-        recorded = read_json(file, "rebuild the dataset or delete the file")
-    except FileNotFoundError:  # datasets that other programs built have no such file
-        return
-    if not isinstance(recorded, dict) or recorded.get(folder.name) != fingerprint:
+    record = read_record(folder.parent)
+    if record and record.get(folder.name) != fingerprint:
         raise UserError(
-            f"{folder} changed after it was built (its fingerprint is {fingerprint[:12]}, not the one in {file}); "
-            "rebuild the dataset, or delete that file if the change is meant"
+            f"{folder} changed after it was built (its fingerprint is {fingerprint[:12]}, not the one in "
+            "fingerprint.json); rebuild the dataset, or delete that file if the change is meant"
         )
-
-
-def _one_line(error: Exception) -> str:
-    reason = " ".join((getattr(error, "strerror", None) or str(error)).split()) or type(error).__name__
-    return reason if len(reason) <= 200 else f"{reason[:200]}..."  # numpy quotes the whole header

@@ -1,15 +1,13 @@
 """Show a dataset: counts, fingerprints, how it was built, and some examples with their labels."""
-# N = examples, S = tokens of an example, P = puzzles, G = groups
+# N = examples, S = tokens of an example, P = puzzles
 
 import re
 import shutil
 import sys
-import textwrap
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 # A script's modules are looked up in its own folder, dataset/, instead of the folder above.
 if not __package__:
@@ -18,35 +16,26 @@ if not __package__:
 import numpy as np
 
 from dataset.builder import SPLITS
-from dataset.schema import PuzzleSet, Split, SplitName, check_contents, locate, open_split, read_names
+from dataset.schema import Split, SplitName, check_contents, locate, open_split, read_names, read_record
 from dataset.tasks import TASKS, task_of_shape
-from dataset.tasks.base import BoardTask, joined
+from dataset.tasks.base import joined
 from dataset.tasks.tokens import TokensTask
 from dataset.text.schema import check_text_contents, has_split, kind_of_data, open_text_split
 from dataset.text.show import describe_text, show_samples
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
-from utils.json_files import read_json
 from utils.shell import run_command
 
-# The fingerprint of a larger dataset is only computed on request, because it takes long.
-MAX_HASHED_BYTES = 10**9
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
-_BOARDS = textwrap.fill(
-    "A label is shown beside its input, or below it where the terminal is too narrow. "
-    f"{joined([task.plural for task in TASKS])} are recognised by their shapes and shown as boards. Anything else is "
-    "shown as token numbers. A label that does not count is shown as padding. "
-    "A dataset of text is shown as text: instructions, and responses behind an arrow.",
-    width=99,
-)
 EXAMPLES = f"""
 examples:
   python -m dataset.show data/sudoku-6x6
   python -m dataset.show data/sudoku-6x6 --split test --row 17 --num 1
   python -m dataset.show data/arc-aug-1000 --seed 3 --color | less -R
 
-{_BOARDS}
+{joined([task.plural for task in TASKS])} are recognised by their shapes and shown as boards.
+Other puzzles are shown as token numbers, and text as text. Labels that do not count are padding.
 """
 
 
@@ -81,7 +70,7 @@ def parse_settings(argv: list[str] | None) -> Settings:
     add("--split", choices=SPLITS, default="train", help="split of the examples (default: %(default)s)")
     add("--seed", type=int, metavar="N", default=0, help="seed of the random examples (default: %(default)s)")
     add("--row", type=int, metavar="R", help="show N rows from row R on instead, counted from 0 over all sets")
-    add("--fingerprint", action="store_true", help="compute fingerprints even if recorded or if the data is over 1 GB")
+    add("--fingerprint", action="store_true", help="read everything and compute the fingerprints")
     add("--color", action="store_true", help="use ANSI colours even if the output is not a terminal")
     settings = Settings(**vars(parser.parse_args(argv)))
     check_at_least(settings, num=0, seed=0, row=0)
@@ -94,109 +83,53 @@ def describe(settings: Settings) -> str:
     Raises:
         UserError: The dataset is missing, damaged, or changed since it was built.
     """
-    if kind_of_data(settings.path) == "text":
-        return _describe_text(settings)
-    # The split to show is opened in any case: that raises an error that names what is missing.
-    splits: dict[SplitName, Split] = {
-        name: open_split(settings.path, name)
-        for name in SPLITS
-        if name == settings.split or (settings.path / name).exists()
-    }
-    shown = splits[settings.split]
-    metadata = shown.metadata
+    path, is_text = settings.path, kind_of_data(settings.path) == "text"
+    if is_text:
+        names = [name for name in SPLITS if has_split(path, name)]
+        about, examples = describe_text(path), list[str]()
+        if settings.num:
+            text = open_text_split(path, settings.split)
+            examples = show_samples(text, settings.split, _rows(settings, len(text.epochs[0]), text.path))
+    else:
+        # The split to show is opened in any case: that raises an error that names what is missing.
+        names = [name for name in SPLITS if name == settings.split or (path / name).exists()]
+        splits = {name: open_split(path, name) for name in names}
+        about, examples = _about(splits, settings.split), _examples(settings, splits[settings.split])
+
+    record = read_record(path)
+    lines = [str(path), *about]
+    for name in names:
+        fingerprint = f"{record[name]} (recorded)" if name in record else "not recorded; --fingerprint computes it"
+        if settings.fingerprint:
+            computed = check_text_contents(open_text_split(path, name)) if is_text else check_contents(splits[name])
+            fingerprint = f"{computed} (computed)"
+        lines.append(f"  sha256   {name:<5} {fingerprint}")
+    if isinstance(builder := record.get("builder"), dict):
+        given = [f"{key}={value}" for key, value in builder.items() if key != "program" and value is not None]
+        lines.append(" ".join([f"  built by {builder.get('program')}", *given]))
+    return "\n".join([*lines, *examples])
+
+
+def _about(splits: dict[SplitName, Split], shown: SplitName) -> list[str]:
+    """Return the task, and a table of the sets."""
+    metadata = splits[shown].metadata
     task = task_of_shape(*metadata.shape)
-    record = _record(settings.path)
     labels = "all labels count" if metadata.ignore_label_id is None else f"label {metadata.ignore_label_id} is ignored"
-    lines = [
-        str(settings.path),
-        f"  task     {task.name if task else 'unknown'}: {metadata.seq_len} tokens of {metadata.vocab_size} kinds, "
-        f"padding {metadata.pad_id}, {labels}",
-        *_counts(splits),
-        *(f"  sha256   {line}" for line in _fingerprints(settings, splits, record)),
-        *_builder(record.get("builder")),
-    ]
-    names: list[str] = []
-    if settings.num:
-        with suppress(FileNotFoundError):
-            names = read_names(settings.path)
-        for row in _rows(settings, sum(shown.num_examples(None).values()), shown.path):
-            lines += ["", *_example(shown, row, task, names, settings.color or sys.stdout.isatty())]
-    return "\n".join(lines)
-
-
-def _describe_text(settings: Settings) -> str:
-    record = _record(settings.path)
-    lines = [str(settings.path), *describe_text(settings.path)]
-    for name in SPLITS:
-        if settings.fingerprint and has_split(settings.path, name):
-            lines.append(f"  sha256   {name:<5} {check_text_contents(open_text_split(settings.path, name))} (computed)")
-        elif name in record:
-            lines.append(f"  sha256   {name:<5} {record[name]} (recorded)")
-    lines += _builder(record.get("builder"))
-    if settings.num:
-        text = open_text_split(settings.path, settings.split)
-        lines += show_samples(text, settings.split, _rows(settings, len(text.epochs[0]), text.path))
-    return "\n".join(lines)
-
-
-# --------------------------------------------------------------------------------------------------
-# The summary
-
-
-def _counts(splits: dict[SplitName, Split]) -> list[str]:
     table: list[tuple[str, ...]] = [("", "groups", "puzzles", "examples", "examples in a puzzle", "identifiers")]
     for name, split in splits.items():
         for set_name, puzzle_set in split.sets.items():
             sizes_P = np.diff(puzzle_set.puzzle_indices)
             used = len(np.unique(puzzle_set.puzzle_identifiers))
             numbers = [len(puzzle_set.group_indices) - 1, len(sizes_P), len(puzzle_set.inputs)]
-            table.append(
-                (
-                    f"{name}/{set_name}",
-                    *(f"{number:,}" for number in numbers),
-                    f"{sizes_P.min()} to {sizes_P.max()}",
-                    f"{used:,} of {split.metadata.num_puzzle_identifiers:,}",
-                )
-            )
+            in_puzzle = f"{sizes_P.min()} to {sizes_P.max()}"
+            identifiers = f"{used:,} of {split.metadata.num_puzzle_identifiers:,}"
+            table.append((f"{name}/{set_name}", *(f"{number:,}" for number in numbers), in_puzzle, identifiers))
     widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
-    return ["  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in table]
-
-
-def _fingerprints(settings: Settings, splits: dict[SplitName, Split], record: dict[str, Any]) -> list[str]:
-    num_bytes = sum(s.inputs.nbytes + s.labels.nbytes for split in splits.values() for s in split.sets.values())
-    lines = []
-    for name, split in splits.items():
-        if name in record and not settings.fingerprint:
-            lines.append(f"{name:<5} {record[name]} (recorded)")
-        elif num_bytes < MAX_HASHED_BYTES or settings.fingerprint:
-            lines.append(f"{name:<5} {check_contents(split)} (computed)")
-        else:
-            lines.append(f"{name:<5} not recorded; --fingerprint computes it from {num_bytes / 1e9:.1f} GB")
-    return lines
-
-
-def _builder(settings: object) -> list[str]:
-    """Return the line about the builder and its settings, from fingerprint.json."""
-    if not isinstance(settings, dict):
-        return []
-    given = [f"{key}={value}" for key, value in settings.items() if key != "program" and value is not None]
-    return [" ".join([f"  built by {settings.get('program')}", *given])]
-
-
-def _record(path: Path) -> dict[str, Any]:
-    """Return fingerprint.json, or an empty record if there is none."""
-    file = path / "fingerprint.json"
-    try:
-        record = read_json(file, "python -m dataset.validate checks the rest")
-    except FileNotFoundError:
-        return {}
-    if not isinstance(record, dict):
-        raise UserError(f"{file}: is no dict; rebuild the dataset")
-    return record
-
-
-# --------------------------------------------------------------------------------------------------
-# Examples
+    return [
+        f"  task     {task.name if task else 'unknown'}: {metadata.seq_len} tokens of {metadata.vocab_size} kinds, "
+        f"padding {metadata.pad_id}, {labels}",
+        *("  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in table),
+    ]
 
 
 def _rows(settings: Settings, num_rows: int, path: Path) -> list[int]:
@@ -209,55 +142,48 @@ def _rows(settings: Settings, num_rows: int, path: Path) -> list[int]:
     return list(range(settings.row, min(settings.row + settings.num, num_rows)))
 
 
-def _example(split: Split, row: int, task: BoardTask | None, names: list[str], color: bool) -> list[str]:
-    _, set_name, row = locate([split], row)
-    puzzle_set = split.sets[set_name]
-    inputs_S, labels_S, labelled_S = _tokens(split, puzzle_set, row)
-    task = task or TokensTask(*split.metadata.shape)
-    label = task.show(labels_S, question_S=inputs_S, color=color) if labelled_S.any() else "(no label counts)"
-    boards = (task.show(inputs_S, color=color).splitlines(), label.splitlines())
-
-    puzzle = int(np.searchsorted(puzzle_set.puzzle_indices, row, side="right")) - 1
-    group = int(np.searchsorted(puzzle_set.group_indices, puzzle, side="right")) - 1
-    identifier = int(puzzle_set.puzzle_identifiers[puzzle])
-    name = f" {names[identifier]}" if identifier < len(names) else ""
-    title = (
-        f"{split.path.name}/{puzzle_set.name} row {row}: group {group}, puzzle {puzzle}, identifier {identifier}{name}"
-    )
-    return [title, *_side_by_side(*boards)]
-
-
-def _tokens(split: Split, puzzle_set: PuzzleSet, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return an input, its label with padding in place of ignored tokens, and which labels count.
-
-    Returns:
-        (S,) each; the last one is bool.
-    """
+def _examples(settings: Settings, split: Split) -> list[str]:
     metadata = split.metadata
-    inputs_S, labels_S = (array[row].astype(np.int64) for array in (puzzle_set.inputs, puzzle_set.labels))
-    labelled_S = np.ones(len(labels_S), bool)
-    if metadata.ignore_label_id is not None:
+    task = task_of_shape(*metadata.shape) or TokensTask(*metadata.shape)
+    names: list[str] = []
+    with suppress(FileNotFoundError):
+        names = read_names(settings.path)
+    color = settings.color or sys.stdout.isatty()
+    lines: list[str] = []
+    numbers = _rows(settings, sum(split.num_examples(None).values()), split.path) if settings.num else []
+    for number in numbers:
+        _, set_name, row = locate([split], number)
+        puzzle_set = split.sets[set_name]
+        puzzle = int(np.searchsorted(puzzle_set.puzzle_indices, row, side="right")) - 1
+        group = int(np.searchsorted(puzzle_set.group_indices, puzzle, side="right")) - 1
+        identifier = int(puzzle_set.puzzle_identifiers[puzzle])
+        name = f" {names[identifier]}" if identifier < len(names) else ""
+        lines += [
+            "",
+            f"{split.path.name}/{set_name} row {row}: group {group}, puzzle {puzzle}, identifier {identifier}{name}",
+        ]
+        inputs_S, labels_S = (array[row].astype(np.int64) for array in (puzzle_set.inputs, puzzle_set.labels))
         labelled_S = labels_S != metadata.ignore_label_id
-    labels_S = np.where(labelled_S, labels_S, metadata.pad_id)
-    for tokens_S in (inputs_S, labels_S):
-        if tokens_S.min() < 0 or tokens_S.max() >= metadata.vocab_size:
-            raise UserError(
-                f"{split.path}: row {row} of {puzzle_set.name} has tokens outside of 0 to {metadata.vocab_size - 1}; "
-                "python -m dataset.validate says where"
-            )
-    return inputs_S, labels_S, labelled_S
+        labels_S = np.where(labelled_S, labels_S, metadata.pad_id)
+        for tokens_S in (inputs_S, labels_S):
+            if tokens_S.min() < 0 or tokens_S.max() >= metadata.vocab_size:
+                raise UserError(
+                    f"{split.path}: row {row} of {set_name} has tokens outside of 0 to {metadata.vocab_size - 1}; "
+                    "python -m dataset.validate says where"
+                )
+        label = task.show(labels_S, question_S=inputs_S, color=color) if labelled_S.any() else "(no label counts)"
+        lines += _side_by_side(task.show(inputs_S, color=color).splitlines(), label.splitlines())
+    return lines
 
 
 def _side_by_side(left: list[str], right: list[str]) -> list[str]:
     """Join two boards side by side, or one below the other if the terminal is too narrow."""
-    width = max(map(_width, left))
-    if width + 3 + max(map(_width, right)) > shutil.get_terminal_size().columns:
+    width, other_width = (max(len(_ANSI.sub("", line)) for line in board) for board in (left, right))
+    if width + 3 + other_width > shutil.get_terminal_size().columns:
         return [line.rstrip() for line in (*left, "", *right)]
-    return [f"{a}{' ' * (width - _width(a))}   {b}".rstrip() for a, b in zip_longest(left, right, fillvalue="")]
-
-
-def _width(line: str) -> int:
-    return len(_ANSI.sub("", line))
+    # The codes of colours take no width on the terminal.
+    padded = [line + " " * (width - len(_ANSI.sub("", line))) for line in left]
+    return [f"{a}   {b}".rstrip() for a, b in zip_longest(padded, right, fillvalue=" " * width)]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,9 +17,7 @@ import numpy as np
 from dataset.augment import (
     Box,
     cell_sources,
-    column_orders,
     draw_symmetries,
-    num_column_orders,
     num_row_orders,
     row_orders,
 )
@@ -378,9 +376,9 @@ def _geometric_symmetries(box: Box) -> np.ndarray:
 
     There are 128 of them for 2x2 boxes, and 3,456 for 2x3 boxes.
     """
-    num_each = num_row_orders(box), num_column_orders(box), 2 if box.is_square else 1
+    num_each = num_row_orders(box), num_row_orders(box.transposed), 2 if box.is_square else 1
     rows_T, columns_T, transposed_T = np.indices(num_each).reshape(3, -1)
-    return cell_sources(row_orders(rows_T, box), column_orders(columns_T, box), transposed_T.astype(bool))
+    return cell_sources(row_orders(rows_T, box), row_orders(columns_T, box.transposed), transposed_T.astype(bool))
 
 
 def _canonical_form(puzzle_S: np.ndarray, box: Box) -> bytes:

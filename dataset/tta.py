@@ -21,8 +21,6 @@ from utils.errors import UserError
 class Variations:
     """Makes `count` variations of every example of a split, and undoes them in the answers.
 
-    Variation k of the example in row r has the number r * count + k.
-
     Args:
         corner: where the boards lie on a larger canvas; None: they fill it.
     """
@@ -32,19 +30,12 @@ class Variations:
 
     @staticmethod
     def of(split: Split, count: int) -> "Variations":
-        """Return the variations of a split's task.
-
-        Raises:
-            UserError: The task has no symmetries that can be undone, or fewer than `count`.
-        """
-        return Variations.of_boards(split.metadata.seq_len, split.metadata.vocab_size, str(split.path), count)
+        """Return the variations of a split's task. See `of_boards`."""
+        return Variations.of_boards(*split.metadata.shape, str(split.path), count)
 
     @staticmethod
     def of_boards(seq_len: int, vocab_size: int, where: str, count: int) -> "Variations":
         """Return the variations of boards of a size.
-
-        Args:
-            where: what has such boards, for messages.
 
         Raises:
             UserError: The task has no symmetries that can be undone, or fewer than `count`.
@@ -55,9 +46,8 @@ class Variations:
                 f"tta={count}, but {where} has {seq_len} tokens of {vocab_size} kinds, whose answers can't be turned "
                 "back; leave tta out (votes over augmentations of ARC need evaluators=[arc])"
             )
-        most = task.most_variations
-        if count > most:
-            raise UserError(f"tta={count}, but {task.singular} has {most} symmetries; take {most} or fewer")
+        if count > (most := task.most_variations):
+            raise UserError(f"tta={count}, but {task.plural} have {most} symmetries; take {most} or fewer")
         return Variations(task, count)
 
     def of_set(self, split: Split, set_name: str) -> "Variations":
@@ -69,37 +59,21 @@ class Variations:
         return Variations(task, self.count, corner)
 
     def spread(self, examples: Iterator[tuple[np.ndarray, Batch]]) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yield K variations of every example.
-
-        Args:
-            examples: the rows in the dataset and the examples of each batch.
-
-        Yields:
-            The numbers of the variations, (N,), and the batch of the variations.
-        """
+        """Yield the numbers of K variations of every example, (N,), and their batch."""
         for rows, batch in examples:
             numbers_N = (rows[:, None] * self.count + np.arange(self.count)).ravel()
             repeated = {name: tensor.repeat_interleave(self.count, 0) for name, tensor in batch.items()}
-            varied = self.vary(numbers_N, repeated["inputs"])
-            yield numbers_N, {**repeated, "inputs": varied}
+            yield numbers_N, {**repeated, "inputs": self.vary(numbers_N, repeated["inputs"])}
 
     def vary(self, numbers_N: np.ndarray, boards_NS: torch.Tensor) -> torch.Tensor:
-        """Return the variations of boards, (N, S).
-
-        Args:
-            numbers_N: the numbers of the variations.
-            boards_NS: the boards as they are in the dataset, on their canvas.
-        """
+        """Return variations of boards on their canvas, (N, S)."""
         chosen = self._task.variations(numbers_N, self.count)
         if self.corner is not None:
             chosen = self.corner.widen(chosen)
         return move(boards_NS, _to_device(chosen, boards_NS.device))
 
     def undo(self, numbers_N: np.ndarray, boards_NS: torch.Tensor) -> torch.Tensor:
-        """Return the boards of the dataset from their variations, (N, S): undo `vary`.
-
-        Boards that are smaller than their canvas are cropped to themselves.
-        """
+        """Return the boards of the dataset, cropped from their canvas, from their variations."""
         if self.corner is not None:
             boards_NS = self.corner.crop_answers(boards_NS)
         chosen = _to_device(self._task.variations(numbers_N, self.count), boards_NS.device)
@@ -113,10 +87,7 @@ def _to_device(chosen: dict[str, np.ndarray], device: torch.device) -> Batch:
 
 
 class Ballots:
-    """Collects the answers to the variations of each example until the example is complete.
-
-    The answers may arrive in any order.
-    """
+    """Collects the answers to the variations of each example, which may arrive in any order."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -125,16 +96,10 @@ class Ballots:
     def cast(
         self, numbers_N: np.ndarray, answers_NS: np.ndarray, confidence_N: np.ndarray
     ) -> list[tuple[int, np.ndarray]]:
-        """Add the votes of some variations.
+        """Add the votes of some variations: answers in which the symmetry is already undone.
 
-        Args:
-            numbers_N: the numbers of the variations.
-            answers_NS: the answers, in which the symmetry is already undone.
-            confidence_N: the confidence that each answer is right.
-
-        Returns:
-            For each example that is complete now the index in `numbers_N` of its last variation,
-            and the answer that won, (S,).
+        Return for each example that is complete now the index in `numbers_N` of its last variation,
+        and the answer that won, (S,).
         """
         decided = []
         for index, number in enumerate(numbers_N.tolist()):
@@ -148,17 +113,12 @@ class Ballots:
 
 
 def winner(votes: list[tuple[np.ndarray, float]]) -> np.ndarray:
-    """Return the answer with the most votes.
+    """Return the answer (S,) with the most votes.
 
     Ties go to the answer with the greater mean confidence, then to the earlier answer.
-
-    Args:
-        votes: an answer (S,) and its confidence for each variation, in order.
     """
-    tally: dict[bytes, list[float]] = {}
-    answers: dict[bytes, np.ndarray] = {}
+    tally: dict[bytes, list[tuple[np.ndarray, float]]] = {}
     for answer_S, confidence in votes:
-        key = answer_S.tobytes()
-        tally.setdefault(key, []).append(confidence)
-        answers.setdefault(key, answer_S)
-    return answers[max(tally, key=lambda key: (len(tally[key]), sum(tally[key]) / len(tally[key])))]
+        tally.setdefault(answer_S.tobytes(), []).append((answer_S, confidence))
+    best = max(tally.values(), key=lambda equal: (len(equal), sum(confidence for _, confidence in equal) / len(equal)))
+    return best[0][0]

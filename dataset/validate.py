@@ -3,12 +3,12 @@
 Examples are read in chunks. Only the index arrays and the keys of examples grow with the data. By
 the keys, test examples are found in the training split, and two answers to one question.
 """
-# N = examples (of a set, or of a chunk of it), S = tokens of an example, L = side of a grid
+# N = examples (of a set, or of a chunk of it), S = tokens of an example
 
 import math
 import sys
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,18 +20,16 @@ import numpy as np
 
 from dataset.answers import Answers, digests, row_texts
 from dataset.builder import SPLITS, progress
-from dataset.findings import Findings
 from dataset.schema import (
     CHUNK_BYTES,
-    DatasetMetadata,
+    Findings,
     Split,
     SplitName,
+    check_contents,
+    let_go,
     locate,
-    open_array,
     open_split,
-    read_contents,
     read_names,
-    read_split,
 )
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, Fault, count, joined
@@ -46,7 +44,6 @@ MAX_LEAK = 0.01
 # The keys of symmetries are made from so many examples at a time, which a core's cache holds.
 _ANSWERS_AT_ONCE = 1024
 
-_TASKS = joined([task.plural for task in TASKS], "or")
 _TASK_CHECKS = textwrap.fill(
     f"{' '.join(task.checked for task in TASKS)} The shape tells the task (81 tokens of 11 kinds are a Sudoku). "
     "If a new task has the shape of a known task, leave these checks out with --any-task",
@@ -74,8 +71,7 @@ warnings (exit status 0):
   puzzles with an identifier that no training puzzle has
 
 Without puzzle identifiers, examples are the same if their inputs are; otherwise if their inputs and
-labels are. In ARC the place of the grids on the canvas does not matter. The exit status is 2 if
-there is no dataset, or after a mistake on the command line.
+labels are. In ARC the place of the grids on the canvas does not matter.
 """
 
 
@@ -86,7 +82,6 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
     duplicates and second answers are looked for if no split has any.
 
     Args:
-        path: the folder that holds train and test.
         allow_leak: report leaks as warnings.
         any_task: leave out the checks of known tasks.
 
@@ -100,30 +95,36 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
     most_leaks = 1.0 if allow_leak else MAX_LEAK
     if kind_of_data(path) == "text":
         return findings, validate_text(path, most_leaks, findings)
-    splits = _open_splits(path, findings)
-    for split in splits.values():
-        _check_groups(split, findings)
+    described = [name for name in SPLITS if (path / name / "dataset.json").is_file()]
+    if not described:
+        open_split(path, "train")  # raises an error that says what is there
+    if "train" not in described:
+        findings.errors.append(f"{path}: has no train/dataset.json; rebuild the dataset")
+    if "test" not in described:
+        findings.warnings.append(f"{path}: has no test split, so nothing can be evaluated on it")
+    splits: dict[SplitName, Split] = {}
+    for name in described:
+        with findings.collecting():
+            splits[name] = open_split(path, name)
+            _check_groups(splits[name], findings)
     if len(splits) == 2:
         _compare(splits["train"], splits["test"], findings)
-    if splits:
-        _check_names(path / "identifiers.json", next(iter(splits.values())).metadata, findings)
+    for split in list(splits.values())[:1]:
+        _check_names(path, split.metadata.num_puzzle_identifiers, findings)
 
     lines: list[str] = []
     keys: dict[SplitName, np.ndarray] = {}
     answers: Answers | None = None
-    num_examples = sum(len(puzzle_set.inputs) for split in splits.values() for puzzle_set in split.sets.values())
+    num_examples = sum(sum(split.num_examples(None).values()) for split in splits.values())
     with progress("checking", num_examples, "examples") as bar:
         for name, split in splits.items():
             task = None if any_task else task_of_shape(*split.metadata.shape)
-            lines += _describe(split, task)
-            fingerprint, faults = read_contents(split)
-            findings.errors += faults
-            if faults:
-                continue
-            lines.append(f"       sha256 {fingerprint}")
-            answers = answers or Answers(task)
-            parts = [_scan_set(split, set_name, task, findings, answers, bar.update) for set_name in split.sets]
-            keys[name] = np.concatenate(parts)
+            lines.append(_description(split, task))
+            with findings.collecting():
+                lines.append(f"       sha256 {check_contents(split)}")
+                answers = answers or Answers(task)
+                parts = [_scan_set(split, set_name, task, findings, answers, bar.update) for set_name in split.sets]
+                keys[name] = np.concatenate(parts)
     if answers is None or (len(keys) < len(SPLITS) and findings.errors):
         lines.append("leaks, duplicates and second answers were not looked for; correct the errors first")
         return findings, "\n".join(lines)
@@ -135,41 +136,33 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
     return findings, "\n".join(lines)
 
 
-# --------------------------------------------------------------------------------------------------
-# Files, groups, names
+def _sizes(split: Split) -> tuple[int, int]:
+    """Return the numbers of examples and of puzzles."""
+    return sum(split.num_examples(None).values()), sum(len(each.puzzle_identifiers) for each in split.sets.values())
 
 
-def _open_splits(path: Path, findings: Findings) -> dict[SplitName, Split]:
-    """Open the splits that have no faults."""
-    described = [name for name in SPLITS if (path / name / "dataset.json").is_file()]
-    if not described:
-        open_split(path, "train")  # raises an error that says what is there
-    if "train" not in described:
-        findings.errors.append(f"{path}: has no train/dataset.json; rebuild the dataset")
-    if "test" not in described:
-        findings.warnings.append(f"{path}: has no test split, so nothing can be evaluated on it")
-    splits: dict[SplitName, Split] = {}
-    for name in described:
-        with findings.collecting():
-            split, faults = read_split(path, name)
-            findings.errors += faults
-            if split is not None:
-                splits[name] = split
-    return splits
+def _description(split: Split, task: BoardTask | None) -> str:
+    metadata = split.metadata
+    num_examples, num_puzzles = _sizes(split)
+    sizes = (
+        f"{count(num_examples, 'example')}, {count(num_puzzles, 'puzzle')}, {count(metadata.total_groups, 'group')}, "
+        f"{count(metadata.num_puzzle_identifiers, 'identifier')}"
+    )
+    known = f" ({task.title})" if task is not None else ""
+    return f"{split.path.name:<6} {sizes}, {metadata.seq_len} tokens of {metadata.vocab_size} kinds{known}"
 
 
-def _num_puzzles(split: Split) -> int:
-    return sum(len(puzzle_set.puzzle_identifiers) for puzzle_set in split.sets.values())
+# ---- files, groups, names ------------------------------------------------------------------------
 
 
 def _check_groups(split: Split, findings: Findings) -> None:
     """Check the counts that decide the length of an epoch."""
-    num_examples, num_puzzles = sum(split.num_examples(None).values()), _num_puzzles(split)
-    mean = num_examples / num_puzzles
-    if not math.isclose(mean, split.metadata.mean_puzzle_examples, rel_tol=1e-3):
+    num_examples, num_puzzles = _sizes(split)
+    mean, stated = num_examples / num_puzzles, split.metadata.mean_puzzle_examples
+    if not math.isclose(mean, stated, rel_tol=1e-3):
         findings.warnings.append(
-            f"{split.path / 'dataset.json'}: mean_puzzle_examples is {split.metadata.mean_puzzle_examples:.6g}, but "
-            f"{num_examples:,} examples of {num_puzzles:,} puzzles are {mean:.6g}; other trainers count steps by it"
+            f"{split.path / 'dataset.json'}: mean_puzzle_examples is {stated:.6g}, but {num_examples:,} examples of "
+            f"{num_puzzles:,} puzzles are {mean:.6g}; other trainers count steps by it"
         )
     if split.path.name == "train" and split.metadata.total_groups == 1 and num_puzzles > 1:
         findings.warnings.append(
@@ -180,54 +173,43 @@ def _check_groups(split: Split, findings: Findings) -> None:
 
 def _compare(train: Split, test: Split, findings: Findings) -> None:
     """Check that a model that was trained on one split can read the other split."""
-    for key in (
-        "seq_len",
-        "vocab_size",
-        "num_puzzle_identifiers",
-        "pad_id",
-        "ignore_label_id",
-        "blank_identifier_id",
-    ):
+    keys = ("seq_len", "vocab_size", "num_puzzle_identifiers", "pad_id", "ignore_label_id", "blank_identifier_id")
+    for key in keys:
         value, expected = getattr(test.metadata, key), getattr(train.metadata, key)
         if value != expected:
             findings.errors.append(
                 f"{test.path / 'dataset.json'}: {key} is {value}, but {expected} in train; build both splits alike"
             )
-    if train.metadata.num_puzzle_identifiers > 1:
-        known = np.unique(np.concatenate([puzzle_set.puzzle_identifiers for puzzle_set in train.sets.values()]))
-        for set_name, puzzle_set in test.sets.items():
-            (new,) = np.nonzero(~np.isin(puzzle_set.puzzle_identifiers, known))
-            if len(new):
-                others = f" (and so {len(new) - 1:,} others)" if len(new) > 1 else ""
-                findings.warnings.append(
-                    f"{test.file(set_name, 'puzzle_identifiers')}: puzzle {new[0]} has identifier "
-                    f"{puzzle_set.puzzle_identifiers[new[0]]}, which no training puzzle has{others}; its embedding is "
-                    "never trained"
-                )
+    known = np.unique(np.concatenate([puzzle_set.puzzle_identifiers for puzzle_set in train.sets.values()]))
+    for set_name, puzzle_set in test.sets.items() if train.metadata.num_puzzle_identifiers > 1 else ():
+        (new,) = np.nonzero(~np.isin(puzzle_set.puzzle_identifiers, known))
+        if len(new):
+            findings.warnings.append(
+                f"{test.file(set_name, 'puzzle_identifiers')}: puzzle {new[0]} has identifier "
+                f"{puzzle_set.puzzle_identifiers[new[0]]}, which no training puzzle has ({count(len(new), 'puzzle')} "
+                "in all); its embedding is never trained"
+            )
 
 
-def _check_names(file: Path, metadata: DatasetMetadata, findings: Findings) -> None:
+def _check_names(path: Path, num_identifiers: int, findings: Findings) -> None:
     """Check identifiers.json, which holds the name of each identifier."""
+    file = path / "identifiers.json"
     if not file.exists():
         findings.warnings.append(f"{file}: is missing, so nobody can tell which puzzle an identifier means")
         return
-    names: list[str] | None = None
     with findings.collecting():
-        names = read_names(file.parent)
-    if names is None:
-        return
-    num = metadata.num_puzzle_identifiers
-    if len(names) != num:
-        findings.errors.append(
-            f"{file}: holds {len(names):,} names, but num_puzzle_identifiers is {num:,}; rebuild the dataset"
-        )
-    name, times = Counter(names).most_common(1)[0]
-    if times > 1:
-        findings.warnings.append(f"{file}: names {name!r} twice; puzzles are told apart by it")
+        names = read_names(path)
+        if len(names) != num_identifiers:
+            findings.errors.append(
+                f"{file}: holds {len(names):,} names, but num_puzzle_identifiers is {num_identifiers:,}; rebuild the "
+                "dataset"
+            )
+        for name, times in Counter(names).most_common(1):
+            if times > 1:
+                findings.warnings.append(f"{file}: names {name!r} twice; puzzles are told apart by it")
 
 
-# --------------------------------------------------------------------------------------------------
-# Examples
+# ---- examples ------------------------------------------------------------------------------------
 
 
 def _scan_set(
@@ -238,30 +220,22 @@ def _scan_set(
     answers: Answers,
     advance: Callable[[int], object],
 ) -> np.ndarray:
-    """Read and check every example of a set once.
-
-    Args:
-        split, set_name: the set.
-        task: the task whose rules are checked; None: no rules are.
-        findings: the list to which faults are added.
-        answers: the collection to which the examples are added, if there are no puzzle identifiers.
-        advance: called with the number of examples after each chunk.
+    """Check every example of a set once, and add those without puzzle identifiers to `answers`.
 
     Returns:
-        A key for each example, (N,) uint64. Equal examples have equal keys.
+        A key for each example, (N,) uint64. Equal examples have equal keys. Two different examples
+        of an ARC dataset have equal keys in one of ten million datasets.
     """
-    metadata, inputs = split.metadata, split.sets[set_name].inputs
-    first: dict[Fault, str] = {}  # the message about the first row with each fault
-    num: Counter[Fault] = Counter()  # the number of rows with each fault
-    unlabelled, same = ("labels", "has no label that counts"), ("labels", "is the same as its input")
-    keys = []
+    metadata, inputs, labels = split.metadata, split.sets[set_name].inputs, split.sets[set_name].labels
+    are_anonymous = metadata.num_puzzle_identifiers == 1
+    identity = bytes if task is None else task.identity
     dtype = np.uint8 if metadata.vocab_size <= 256 else np.int32
+    unlabelled, same = ("labels", "has no label that counts"), ("labels", "is the same as its input")
+    rows: defaultdict[Fault, list[np.ndarray]] = defaultdict(list)  # the rows with each fault
+    keys = []
     num_rows = max(1, CHUNK_BYTES // (inputs.nbytes // len(inputs)))
     for start in range(0, len(inputs), num_rows):
-        # The files are mapped again for every chunk, because pages that were read stay with the
-        # process as long as their map does.
-        mapped = (open_array(split.file(set_name, array), 2) for array in ("inputs", "labels"))
-        inputs_NS, labels_NS = (np.asarray(array[start : start + num_rows]) for array in mapped)
+        inputs_NS, labels_NS = (np.asarray(array[start : start + num_rows]) for array in (inputs, labels))
         labelled_NS = np.ones(labels_NS.shape, bool)
         if metadata.ignore_label_id is not None:
             labelled_NS = labels_NS != metadata.ignore_label_id
@@ -269,43 +243,31 @@ def _scan_set(
         found = {unlabelled: (~labelled_NS).all(axis=1), same: (inputs_NS == labels_NS).all(axis=1)}
         if task is not None:
             found |= task.faults(inputs_NS, labels_NS, labelled_NS)
-        for kind, rows_N in found.items():
+        for fault, rows_N in found.items():
             if rows_N.any():
-                array, what = kind
-                first.setdefault(kind, f"{split.file(set_name, array)}: row {start + int(rows_N.argmax())} {what}")
-                num[kind] += int(np.count_nonzero(rows_N))
+                rows[fault].append(start + np.flatnonzero(rows_N))
         inputs_NS, labels_NS = (tokens_NS.astype(dtype, copy=False) for tokens_NS in (inputs_NS, labels_NS))
-        keys.append(_keys(inputs_NS, labels_NS, metadata, task))
-        if metadata.num_puzzle_identifiers == 1:
-            for few in np.array_split(np.arange(len(inputs_NS)), math.ceil(len(inputs_NS) / _ANSWERS_AT_ONCE)):
-                answers.add(inputs_NS[few], labels_NS[few], labelled_NS[few])
+        # Without identifiers the input is the whole question, so the label does not matter.
+        parts = [map(identity, row_texts(part)) for part in ((inputs_NS,) if are_anonymous else (inputs_NS, labels_NS))]
+        keys.append(digests(map(b"\xff".join, zip(*parts, strict=True))))
+        for first in range(0, len(inputs_NS) if are_anonymous else 0, _ANSWERS_AT_ONCE):
+            few = slice(first, first + _ANSWERS_AT_ONCE)
+            answers.add(inputs_NS[few], labels_NS[few], labelled_NS[few])
+        for array in (inputs, labels):
+            let_go(array)
         advance(len(inputs_NS))
 
-    for kind, line in first.items():
-        harmless = (kind == unlabelled and split.path.name == "test") or (kind == same and num[kind] < len(inputs))
-        others = f" ({num[kind]:,} rows of {len(inputs):,} in all)" if num[kind] > 1 else ""
-        (findings.warnings if harmless else findings.errors).append(line + others)
+    for fault, of_chunks in rows.items():
+        numbers = np.concatenate(of_chunks)
+        others = f" ({len(numbers):,} rows of {len(inputs):,} in all)" if len(numbers) > 1 else ""
+        is_harmless = split.path.name == "test" if fault == unlabelled else fault == same and len(numbers) < len(inputs)
+        (findings.warnings if is_harmless else findings.errors).append(
+            f"{split.file(set_name, fault[0])}: row {numbers[0]} {fault[1]}{others}"
+        )
     return np.concatenate(keys)
 
 
-def _keys(
-    inputs_NS: np.ndarray, labels_NS: np.ndarray, metadata: DatasetMetadata, task: BoardTask | None
-) -> np.ndarray:
-    """Return a key for each example, (N,) uint64.
-
-    Equal examples have equal keys. Two different examples of an ARC dataset have equal keys in one
-    of ten million datasets.
-    """
-    # Without identifiers the input is the whole question, so the label does not matter.
-    parts = (inputs_NS,) if metadata.num_puzzle_identifiers == 1 else (inputs_NS, labels_NS)
-    texts = [row_texts(part_NS) for part_NS in parts]
-    if task is not None:
-        texts = [list(map(task.identity, of_part)) for of_part in texts]
-    return digests(map(b"\xff".join, zip(*texts, strict=True)))
-
-
-# --------------------------------------------------------------------------------------------------
-# Duplicates and leaks
+# ---- duplicates and leaks ------------------------------------------------------------------------
 
 
 def _place(splits: Sequence[Split], example: int) -> str:
@@ -318,7 +280,7 @@ def _check_answers(splits: Sequence[Split], answers: Answers, findings: Findings
 
     def example(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         split, set_name, row = locate(splits, number)
-        input_S, labels_S = (array[row] for array in (split.sets[set_name].inputs, split.sets[set_name].labels))
+        input_S, labels_S = split.sets[set_name].inputs[row], split.sets[set_name].labels[row]
         ignored = split.metadata.ignore_label_id
         return input_S, labels_S, np.ones(len(labels_S), bool) if ignored is None else labels_S != ignored
 
@@ -354,33 +316,17 @@ def _check_leaks(
     test: Split, test_keys_N: np.ndarray, train: Split, train_keys_N: np.ndarray, most: float, findings: Findings
 ) -> None:
     leaked_N = np.isin(test_keys_N, train_keys_N)
-    if not leaked_N.any():
-        return
-    in_test = int(leaked_N.argmax())
-    in_train = int((train_keys_N == test_keys_N[in_test]).argmax())
-    share = float(leaked_N.mean())
-    line = (
-        f"{_place([test], in_test)} is in the training data too, {_place([train], in_train)} "
-        f"({int(leaked_N.sum()):,} of {len(leaked_N):,} test examples are, {share:.2%})"
-    )
-    findings.add_leak(line, share > most)
+    if leaked_N.any():
+        in_test, share = int(leaked_N.argmax()), float(leaked_N.mean())
+        in_train = int((train_keys_N == test_keys_N[in_test]).argmax())
+        line = (
+            f"{_place([test], in_test)} is in the training data too, {_place([train], in_train)} "
+            f"({int(leaked_N.sum()):,} of {len(leaked_N):,} test examples are, {share:.2%})"
+        )
+        findings.add_leak(line, share > most)
 
 
-# --------------------------------------------------------------------------------------------------
-# The report
-
-
-def _describe(split: Split, task: BoardTask | None) -> list[str]:
-    metadata = split.metadata
-    sizes = [
-        count(sum(split.num_examples(None).values()), "example"),
-        count(_num_puzzles(split), "puzzle"),
-        count(metadata.total_groups, "group"),
-        count(metadata.num_puzzle_identifiers, "identifier"),
-        f"{metadata.seq_len} tokens of {metadata.vocab_size} kinds",
-    ]
-    known = "" if task is None else f" ({task.title})"
-    return [f"{split.path.name:<6} {', '.join(sizes)}{known}"]
+# ---- the command line ----------------------------------------------------------------------------
 
 
 def _program(argv: list[str] | None) -> tuple[str, int]:
@@ -390,9 +336,10 @@ def _program(argv: list[str] | None) -> tuple[str, int]:
         CHECKS,
         path_keys=("data_path",),
     )
+    tasks = joined([task.plural for task in TASKS], "or")
     parser.add_argument("path", type=typed_path, metavar="PATH", help="the folder that holds train and test")
     parser.add_argument("--allow-leak", action="store_true", help="only warn if test examples are in the training data")
-    parser.add_argument("--any-task", action="store_true", help=f"leave out the checks of {_TASKS}")
+    parser.add_argument("--any-task", action="store_true", help=f"leave out the checks of {tasks}")
     args = parser.parse_args(argv)
     findings, summary = validate(args.path, allow_leak=args.allow_leak, any_task=args.any_task)
     lines = [f"error: {line}" for line in findings.errors] + [f"warning: {line}" for line in findings.warnings]

@@ -84,7 +84,7 @@ def _evaluate(device: torch.device, *, adaptive: bool) -> None:
 def _load(device: torch.device, task: str, data_on: DataOn) -> None:
     split, world = SAMPLES[task](), World(device=device)
     sampler = Sampler(list(split.sets.values()), seed=0, epochs=20, global_batch_size=NUM_SLOTS)
-    augmentation = OnlineAugmentation.build(split, seed=0, global_batch_size=NUM_SLOTS, slots=world.slice_of(NUM_SLOTS))
+    augmentation = OnlineAugmentation(split, seed=0, global_batch_size=NUM_SLOTS, slots=world.slice_of(NUM_SLOTS))
     with fake_accelerator(device) as seen:
         with seen.waiting_is_allowed():
             loader = TrainLoader(split, sampler, world, augmentation=augmentation, data_on=data_on)

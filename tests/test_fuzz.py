@@ -136,7 +136,7 @@ def test_files_that_are_not_regular_are_refused(copied: Path, data: Path, tmp_pa
         lambda: open_array(instead_of(folder / "test" / "all__inputs.npy"), 2)
     )
     instead_of(folder / "test" / "dataset.json")
-    assert "dataset.json: cannot be read" in _refused(lambda: read_metadata(folder, folder / "test"))
+    assert "dataset.json: cannot be read" in _refused(lambda: read_metadata(folder / "test"))
     instead_of(copied / LAST / "manifest.json")
     assert "manifest.json can't be read" in _refused(lambda: Checkpoint.open(copied / LAST))
     run = write_run(tmp_path / "viewed", None)

@@ -4,15 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from dataset.build_maze_dataset import main as build
-from dataset.schema import open_split
 from solve import Solver
-from tests.in_process import SINGLE, train_here
+from tests.in_process import train_here
 from tests.models.helpers import small_model
 from tests.runs import settings, train
-from training.trained import open_trained
 
 
 def _mazes(folder: Path, side: int) -> Path:
@@ -37,15 +34,6 @@ def test_it_is_evaluated_on_larger_mazes(run: Path, tmp_path: Path) -> None:
     train(arguments, tmp_path / "log", program="evaluate").ok()
     metrics = json.loads((tmp_path / "out/results.json").read_text())["metrics"]
     assert 0 < metrics["eval/all/accuracy"] < 1
-
-
-def test_the_weights_are_those_of_the_training(run: Path, tmp_path: Path) -> None:
-    small = open_trained(run, SINGLE)
-    larger = small.on(open_split(_mazes(tmp_path / "9x9", 9), "test"))
-    weights, same = (trained.load_puzzle_model(SINGLE).state_dict() for trained in (small, larger))
-    assert larger.of_puzzles()[1].seq_len == 81
-    assert weights.keys() == same.keys() and all(torch.equal(weights[name], same[name]) for name in weights)
-    assert any("conv_2d" in name for name in weights)
 
 
 def test_it_solves_mazes_of_the_size_that_they_have(run: Path) -> None:

@@ -199,7 +199,7 @@ def online_augmentation(config: PretrainConfig, data: Data, world: World) -> Onl
     """
     if config.augment == "none" or not isinstance(data.train, Split):
         return None
-    return OnlineAugmentation.build(
+    return OnlineAugmentation(
         data.train,
         seed=config.seed,
         global_batch_size=config.global_batch_size,

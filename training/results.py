@@ -38,8 +38,8 @@ def intervals(metrics: dict[str, float], evaluators: Evaluators) -> Intervals:
             found[name] = wilson_interval(value, num_answers)
         elif of_method in of_examples or metric.startswith("exact_accuracy_at_step/"):
             found[name] = wilson_interval(value, metrics[f"eval/{set_name}/num_examples"])
-        elif metric.startswith("pass@"):
-            found[name] = wilson_interval(value, evaluators.num_tasks)
+        elif metric.startswith("pass@") and evaluators.votes is not None:
+            found[name] = wilson_interval(value, evaluators.votes.num_tasks)
     return found
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +38,7 @@ def open_data(config: PretrainConfig, world: World) -> Data:
 
 
 def open_own(config: PretrainConfig, name: SplitName) -> AnySplit:
-    """Open the train or the test split of a run.
-
-    Raises:
-        UserError: The data are missing or damaged, or the architecture reads others. If the run was
-            started in another folder, the message names it.
-    """
+    """Open the train or the test split of a run, and refuse what its architecture does not read."""
     paths, here = (config.train_paths if name == "train" else config.test_paths), os.getcwd()
     for path in [*config.train_paths, *paths]:
         if config.started_in not in (None, here) and not (os.path.isabs(path) or os.path.exists(path)):
@@ -65,29 +59,17 @@ def open_own(config: PretrainConfig, name: SplitName) -> AnySplit:
     return split
 
 
-def sizes_from(stored: dict[str, Any], arch: ArchConfig) -> AnySizes:
-    """Return the sizes that a checkpoint of this architecture holds.
-
-    Raises:
-        TypeError: They are others.
-    """
-    sizes = kind_of_arch(arch).sizes
-    known = {field.name: field.default is MISSING for field in fields(sizes)}
-    if not {name for name, is_required in known.items() if is_required} <= stored.keys() <= known.keys():
-        raise TypeError(f"{sorted(stored)} are no sizes of data")
+def sizes_from(stored: dict[str, Any], arch: ArchConfig, where: str = "the checkpoint") -> AnySizes:
+    """Return the sizes of the data that a model was trained on."""
     try:
-        found: AnySizes = TypeAdapter(sizes).validate_json(json.dumps(stored), strict=True)
+        found: AnySizes = TypeAdapter(kind_of_arch(arch).sizes).validate_json(json.dumps(stored), strict=True)
         return found
     except ValidationError as error:
-        raise TypeError(str(error)) from error
+        raise UserError(f"{where} is damaged: it has other sizes of data than {arch.name} reads") from error
 
 
 def sizes_of_data(data_path: str, arch: ArchConfig) -> AnySizes:
-    """Return the sizes of data that an architecture reads.
-
-    Raises:
-        UserError: There are no such data.
-    """
+    """Return the sizes of data that an architecture reads."""
     kind = kind_of_arch(arch)
     name = next((name for name in kind.sizes_of if has_split(Path(data_path), name)), kind.sizes_of[0])
     sizes: AnySizes = kind.sizes.of(kind.open(data_path, name))
@@ -95,12 +77,5 @@ def sizes_of_data(data_path: str, arch: ArchConfig) -> AnySizes:
 
 
 def sizes_of_checkpoint(checkpoint: Checkpoint, arch: ArchConfig) -> AnySizes:
-    """Return the sizes of the data that a checkpoint was trained on.
-
-    Raises:
-        UserError: It lacks one.
-    """
-    try:
-        return sizes_from(checkpoint.state.task, arch)
-    except TypeError as error:
-        raise UserError(f"checkpoint {checkpoint.path} is damaged: state.json has other sizes than data") from error
+    """Return the sizes of the data that a checkpoint was trained on."""
+    return sizes_from(checkpoint.state.task, arch, f"checkpoint {checkpoint.path}")

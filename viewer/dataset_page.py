@@ -20,7 +20,7 @@ def page_of_dataset(data: Path, settings: Settings) -> Page:
     """Return the data for the page.
 
     Raises:
-        UserError: the dataset is damaged, or has no set of the chosen name.
+        UserError: The dataset is damaged, or has no set of the chosen name.
     """
     splits = [open_split(data, split) for split in SPLITS if (data / split).is_dir()]
     every = {f"{split.path.name}/{name}": (split, one) for split in splits for name, one in split.sets.items()}
@@ -28,10 +28,11 @@ def page_of_dataset(data: Path, settings: Settings) -> Page:
     if not chosen:
         raise UserError(f"{data} has no set {settings.set}; it has {', '.join(every)}")
     names = names_of(data)
-    examples: list[Page] = []
-    for name, (split, puzzle_set) in chosen.items():
-        examples += examples_of_set(name, split, puzzle_set, names, settings.max_examples)
-
+    examples = [
+        example
+        for name, (split, puzzle_set) in chosen.items()
+        for example in _examples_of_set(name, split, puzzle_set, names, settings.max_examples)
+    ]
     metadata = splits[0].metadata
     counts = {name: f"{len(one.inputs):,} examples" for name, (_, one) in every.items()}
     for name, (_, one) in every.items():
@@ -57,7 +58,7 @@ def page_of_dataset(data: Path, settings: Settings) -> Page:
     }
 
 
-def examples_of_set(name: str, split: Split, puzzle_set: PuzzleSet, names: list[str], most: int) -> list[Page]:
+def _examples_of_set(name: str, split: Split, puzzle_set: PuzzleSet, names: list[str], most: int) -> list[Page]:
     """Return examples of groups that are spread evenly over a set.
 
     Of each group, these are the first puzzle and a few of its augmentations.

@@ -19,22 +19,11 @@ TASKS: tuple[type[BoardTask], ...] = (
 # Boards are arrays of uint8.
 _MOST_KINDS = 256
 
-KNOWN_SHAPES = "; ".join(task.shapes for task in TASKS)
-"""The shapes of all tasks, for messages."""
-
 
 def task_of_shape(seq_len: int, vocab_size: int) -> BoardTask | None:
-    """Return the first task in the table whose examples have this shape; None if there is none.
-
-    Args:
-        seq_len: the number of tokens of an example.
-        vocab_size: the number of kinds of tokens.
-    """
-    for task in TASKS:
-        found = task.of_shape(seq_len, vocab_size)
-        if found is not None:
-            return found
-    return None
+    """Return the first task in the table whose examples have this shape; None if there is none."""
+    found = (task.of_shape(seq_len, vocab_size) for task in TASKS)
+    return next((task for task in found if task is not None), None)
 
 
 def task_of_set(split: Split, set_name: str) -> BoardTask | None:
@@ -43,11 +32,6 @@ def task_of_set(split: Split, set_name: str) -> BoardTask | None:
 
 
 def task_of_tokens(seq_len: int, largest: int) -> BoardTask | None:
-    """Return the task with the smallest vocabulary that holds `largest`; None if there is none.
-
-    Args:
-        seq_len: the number of tokens of an example.
-        largest: the largest token in the examples.
-    """
+    """Return the task with the smallest vocabulary that holds the largest token of the examples."""
     tasks = (task_of_shape(seq_len, vocab_size) for vocab_size in range(largest + 1, _MOST_KINDS + 1))
     return next((task for task in tasks if task is not None), None)

@@ -29,18 +29,19 @@ _ARC_COLORS = (
     *((16, 240), (26, 231), (160, 231), (34, 16), (220, 16)),
     *((246, 16), (163, 231), (208, 16), (117, 16), (88, 231)),
 )
+# The text of each token and its colour in a terminal.
+_LOOKS = (
+    *[("· ", GREY)] * arc.FIRST_COLOUR,
+    *((f"{number} ", f"48;5;{ground};38;5;{text}") for number, (ground, text) in enumerate(_ARC_COLORS)),
+)
 
 
 class ArcTask(BoardTask):
-    """ARC grids on a canvas of `side` x `side` cells. dataset/arc.py lists the tokens.
-
-    Only the grid that is cropped from an answer counts.
-    """
+    """ARC grids on a square canvas. Only the grid that is cropped from an answer counts."""
 
     kind = "arc"
-    singular, plural = "an ARC grid", "ARC"
+    plural = "ARC"
     shapes = f"ARC: {arc.SEQ_LEN} (or a smaller square) of {arc.VOCAB_SIZE}"
-    wrong_shape = f"but ARC {arc.SEQ_LEN} (or a smaller square) of {arc.VOCAB_SIZE}; leave the votes out"
     checked = "ARC: grids that are no rectangle of colours with end markers; input and label in different places."
     lets_vote = True
     name = "arc"
@@ -74,11 +75,8 @@ class ArcTask(BoardTask):
         return Verdict(True, True, "the output that the task gives")
 
     def _lines(self, tokens_S: np.ndarray, cell: Cell) -> list[str]:
-        """Return the lines of the cropped grid.
-
-        The grid of a training example may begin anywhere on the canvas. Then these are the lines of
-        the rectangle that holds all colours.
-        """
+        # The grid of a training example may begin anywhere on the canvas. Then the rectangle that
+        # holds all colours is shown.
         canvas_LL = tokens_S.reshape(self.side, self.side)
         height, width = arc.crop(tokens_S[None])[0].shape
         rows, columns = range(height), range(width)
@@ -87,19 +85,10 @@ class ArcTask(BoardTask):
             if len(colored[0]) == 0:
                 return ["(no grid)"]
             rows, columns = (range(axis.min(), axis.max() + 1) for axis in colored)
-        lines = []
-        for row in rows:
-            cells = []
-            for column in columns:
-                color = int(canvas_LL[row, column]) - arc.FIRST_COLOUR
-                number = row * self.side + column
-                if color < 0:
-                    cells.append(cell(number, "· ", GREY))
-                else:
-                    background, text = _ARC_COLORS[color]
-                    cells.append(cell(number, f"{color} ", f"48;5;{background};38;5;{text}"))
-            lines.append("".join(cells).rstrip())
-        return lines
+        cells = [
+            [cell(row * self.side + column, *_LOOKS[canvas_LL[row, column]]) for column in columns] for row in rows
+        ]
+        return ["".join(of_row).rstrip() for of_row in cells]
 
     def symmetries(self, sets: Sequence[PuzzleSet]) -> ArcSymmetries:
         return ArcSymmetries()
@@ -128,19 +117,14 @@ class ArcTask(BoardTask):
 
 
 def _grids(tokens_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find the grid on each canvas.
-
-    Returns:
-        Whether the canvas holds exactly one grid with correct end markers, (N,) bool, and the
-        number of the grid's first cell, (N,).
-    """
+    """Return which canvases hold one grid with correct end markers, and its first cell, (N,)."""
     side = math.isqrt(tokens_NS.shape[1])
     tokens_NLL = tokens_NS.reshape(-1, side, side)
     is_grid_NLL = tokens_NLL >= arc.FIRST_COLOUR
     rows_NL, columns_NL = (np.logical_or.reduce(is_grid_NLL, axis=axis) for axis in (2, 1))
     below_NL, right_NL = _line_after(rows_NL), _line_after(columns_NL)
-    # Without gaps one line follows the grid, or none if the grid reaches the edge of the canvas.
-    right_N = (_num_runs(rows_NL) == 1) & (_num_runs(columns_NL) == 1)
+    # Each run of lines with a grid ends at a line without, or at the edge of the canvas.
+    right_N = (below_NL.sum(1) + rows_NL[:, -1] == 1) & (right_NL.sum(1) + columns_NL[:, -1] == 1)
     right_N &= (is_grid_NLL == (rows_NL[:, :, None] & columns_NL[:, None, :])).all(axis=(1, 2))
     ends_NLL = (below_NL[:, :, None] & columns_NL[:, None, :]) | (rows_NL[:, :, None] & right_NL[:, None, :])
     right_N &= ((tokens_NLL == arc.END) == ends_NLL).all(axis=(1, 2))
@@ -154,18 +138,14 @@ def _line_after(lines_NL: np.ndarray) -> np.ndarray:
     return after_NL
 
 
-def _num_runs(lines_NL: np.ndarray) -> np.ndarray:
-    return lines_NL[:, 0] + (lines_NL[:, 1:] & ~lines_NL[:, :-1]).sum(axis=1)
-
-
 # ---- symmetries ----
 
 
 class ArcSymmetries(Symmetries):
     """Permutations of all colours but black, and the eight transforms of a grid inside its own box.
 
-    Each example draws its own symmetry, so the puzzle's identifier does not tell which symmetry was
-    drawn. A builder, in contrast, gives every augmentation an identifier of its own.
+    The puzzle's identifier does not tell which symmetry was drawn. A builder, in contrast, gives
+    every augmentation an identifier of its own.
     """
 
     description = "symmetries of ARC (unknown to the puzzle embeddings)"

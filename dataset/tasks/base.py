@@ -27,10 +27,9 @@ Plain = str | list[list[int]]
 """A board for programs: a text with a character for each cell, or the rows of a grid of numbers."""
 
 Cell = Callable[[int, str, str], str]
-"""A function that formats a cell.
+"""Formats a cell: its number, its text, and its own colour as an ANSI code ("": none).
 
-Its arguments are the cell's number, its text, and its own colour as an ANSI code ("": none). The
-texts of all cells are equally wide, and end in a column for a mark.
+The texts of all cells are equally wide, and end in a column for a mark.
 """
 
 Line = tuple[int, str]
@@ -48,65 +47,43 @@ _CELLS_IN_LINE = 30
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judgement of one answer.
+    """The judgement of one answer."""
 
-    Attributes:
-        valid: whether the answer has the form that the task asks for, such as one path through the
-            maze.
-        solved: whether the answer is right; None if that can't be decided.
-        reason: a phrase that explains the judgement to people.
-    """
-
-    valid: bool
-    solved: bool | None
-    reason: str
+    valid: bool  # whether the answer has the form that the task asks for, such as one path through the maze
+    solved: bool | None  # whether the answer is right; None if that can't be decided
+    reason: str  # a phrase that explains the judgement to people
 
 
 class Symmetries(ABC):
-    """The symmetries of a task. Augmentation draws one of them at every visit of an example.
-
-    `choose` runs on the host, in NumPy, and turns random numbers into symmetries. `apply` runs on
-    the device, and transforms the tokens.
-    """
+    """The symmetries of a task: `choose` runs on the host, in NumPy, and `apply` on the device."""
 
     description: str  # for the first lines of a run's log, such as "symmetries of Sudoku 3x3"
     num_draws: int  # U
 
     @abstractmethod
     def choose(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the drawn symmetries, as small arrays for `apply`.
+        """Return the symmetries that random numbers in [0, 1) draw, as small arrays for `apply`.
 
         The arrays are "cells" and "names" as in `move`, unless a subclass overrides `apply`.
-
-        Args:
-            uniform_BU: random numbers in [0, 1).
-            examples_B: the numbers of the examples.
         """
 
     def apply(self, batch: Batch, chosen: Batch) -> Batch:
-        """Return the batch with inputs and labels transformed by the same symmetries.
-
-        Ignored labels, which are negative, keep their values.
-        """
+        """Return the batch with inputs and labels transformed by the same symmetries."""
         return {**batch, **{name: move(batch[name], chosen) for name in ("inputs", "labels")}}
 
 
 def move(tokens_BS: torch.Tensor, chosen: Batch) -> torch.Tensor:
     """Return boards with moved cells and renamed tokens, (B, S).
 
-    Args:
-        chosen: "cells" (B, S) holds for each cell of the result the number of the original cell.
-            "names" (B, V) holds the new value of each token; without it tokens keep their values.
+    "cells" (B, S) holds for each cell of the result the number of the original cell, and "names"
+    (B, V) the new value of each token; without "names" tokens keep their values.
     """
     moved_BS = tokens_BS.gather(1, chosen["cells"].long())
     return rename(moved_BS, chosen["names"]) if "names" in chosen else moved_BS
 
 
 def rename(tokens_BS: torch.Tensor, names_BV: torch.Tensor) -> torch.Tensor:
-    """Replace each token by its new value in the table of its row, (B, S).
-
-    Ignored labels, which are negative, keep their values.
-    """
+    """Replace each token by its new value, (B, S). Ignored labels, which are negative, stay."""
     renamed_BS = names_BV.to(tokens_BS.dtype).gather(1, tokens_BS.clamp(min=0).long())
     return renamed_BS.where(tokens_BS >= 0, tokens_BS)
 
@@ -115,12 +92,9 @@ class BoardTask(ABC):
     """A task with boards of one size. Boards are arrays of tokens (S,), row by row."""
 
     kind: ClassVar[str]  # one word, such as "sudoku"
-    singular: ClassVar[str]  # for messages, such as "a Sudoku"
     plural: ClassVar[str]  # for messages, such as "Sudokus"
     # For messages: the numbers of tokens and of kinds of tokens, such as "Sudoku: 81 of 11".
     shapes: ClassVar[str]
-    # The end of the message when the task's evaluator is asked for data of another shape.
-    wrong_shape: ClassVar[str]
     checked: ClassVar[str]  # for the help of dataset.validate: the faults that are found
     metrics: ClassVar[tuple[str, ...]] = ()  # the names of the metrics that `judge` returns
     most_variations: ClassVar[float] = 0  # the largest number of `variations` of a puzzle
@@ -146,10 +120,7 @@ class BoardTask(ABC):
     # ---- boards for programs and people ----
 
     def plain(self, tokens_S: np.ndarray) -> Plain:
-        """Return the board in the form for programs.
-
-        Any tokens are allowed. In a text "?" stands for a token that no board has.
-        """
+        """Return the board in the form for programs. In a text "?" is a token that no board has."""
         rows: list[list[int]] = tokens_S.reshape(self.rows, self.columns).tolist()
         return rows
 
@@ -181,21 +152,17 @@ class BoardTask(ABC):
         """Return a board for a terminal, without a newline at the end.
 
         Args:
-            tokens_S: the board.
-            question_S: the puzzle, if the board is an answer. Cells that differ from the puzzle are
-                shown as added by the answer.
+            question_S: the puzzle, if the board is an answer. Other cells are the answer's own.
             previous_S: an earlier answer. Cells that differ from it are marked as changed.
-            solution_S: the solution. Cells that differ from it are marked as wrong; without a
-                solution, cells that break the rules are.
+            solution_S: cells that differ from it are marked as wrong. None: cells that break the
+                rules are.
             color: mark cells by ANSI colours instead of characters behind them.
         """
-        none_S = np.zeros(len(tokens_S), dtype=bool)
-        added_S = none_S if question_S is None else tokens_S != question_S
-        changed_S = none_S if previous_S is None else tokens_S != previous_S
-        wrong_S = none_S
-        if solution_S is not None:
-            wrong_S = tokens_S != solution_S
-        elif question_S is not None:
+        added_S, changed_S, wrong_S = (
+            np.zeros(len(tokens_S), dtype=bool) if other_S is None else tokens_S != other_S
+            for other_S in (question_S, previous_S, solution_S)
+        )
+        if solution_S is None and question_S is not None:
             wrong_S = self._against_rules(question_S, tokens_S)
 
         def cell(number: int, text: str, own_color: str) -> str:
@@ -228,37 +195,21 @@ class BoardTask(ABC):
     # ---- symmetries ----
 
     def symmetries(self, sets: Sequence[PuzzleSet]) -> Symmetries | None:
-        """Return the symmetries for augmentation on the fly; None if the task has none.
-
-        Args:
-            sets: the training sets. Their examples are numbered consecutively, set after set.
-        """
+        """Return the symmetries for augmentation on the fly; None if the task has none."""
         return None
 
     def variations(self, numbers_N: np.ndarray, count: int) -> dict[str, np.ndarray]:
         """Return symmetries that can be undone, for votes: "cells" and "names" as in `move`.
 
-        A variation depends only on the example's row r in the dataset and on its number k among the
-        variations of the example. Variation 0 is the example itself.
-
-        Args:
-            numbers_N: r * count + k for each variation.
-            count: the number of variations of each example.
+        Variation k of the example in row r of the dataset has the number r * count + k, and depends
+        only on r and k. Variation 0 is the example itself.
         """
         raise NotImplementedError(f"answers of {self.kind} can't be turned back")
 
     # ---- evaluation ----
 
     def judge(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Judge many answers at once.
-
-        Args:
-            inputs_BS, predictions_BS: tokens, integers of any type.
-
-        Returns:
-            For every name in `metrics` whether it holds of each answer, (B,) bool on the device of
-            the arguments.
-        """
+        """Return for every name in `metrics` whether it holds of each answer, (B,) bool."""
         return {}
 
     def scores(self, split: Split) -> bool:
@@ -270,22 +221,18 @@ class BoardTask(ABC):
     def faults(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, labelled_NS: np.ndarray) -> dict[Fault, np.ndarray]:
         """Return for each possible fault which examples have it, (N,) bool.
 
-        Args:
-            inputs_NS, labels_NS: tokens within the vocabulary; ignored labels are 0.
-            labelled_NS: whether each label counts, bool; an ignored label does not.
+        Tokens are within the vocabulary. An ignored label is 0, and not in `labelled_NS`.
         """
         return {}
 
     def images(
         self, inputs_NS: np.ndarray, labels_NS: np.ndarray
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield what the symmetries of training make of examples that are labelled completely.
+        """Yield what the symmetries of training make of examples, first the examples themselves.
 
-        Examples with equal images of their inputs must have equal images of their labels.
-
-        Yields:
-            Images of the inputs and of the labels, (N, S) each, or keys of them, (N,) uint64 each;
-            and which of them training can produce, (N,) bool. First come the examples themselves.
+        These are images of inputs and of labels, (N, S) each, or keys of them, (N,) uint64 each;
+        and which of them training can produce, (N,) bool. Examples with equal images of their
+        inputs must have equal images of their labels.
         """
         yield inputs_NS, labels_NS, np.ones(len(inputs_NS), bool)
 
@@ -294,21 +241,12 @@ class BoardTask(ABC):
         return np.ones(len(inputs_NS), bool)
 
     def identity(self, tokens: bytes) -> bytes:
-        """Return a key that is equal for inputs, or labels, that count as the same.
-
-        Args:
-            tokens: an input or a label, as the bytes of its tokens.
-        """
+        """Return a key that is equal for inputs, or labels, that count as the same."""
         return tokens
 
     def of_other_size(self, num_cells: int) -> BoardTask | None:
         """Return the same kind of task with boards of so many cells; None if there is none."""
         return None
-
-    # ---- for subclasses ----
-
-    def _row(self, row: int) -> range:
-        return range(row * self.columns, (row + 1) * self.columns)
 
 
 class TextTask(BoardTask):
@@ -320,22 +258,11 @@ class TextTask(BoardTask):
         return "".join(self.symbols[token] for token in tokens_S)
 
     def parse(self, text: str, where: str) -> np.ndarray:
-        """Return the tokens of a puzzle, (S,) uint8.
-
-        By default every symbol may occur but that of padding.
-
-        Raises:
-            UserError: The text is not a puzzle. The message begins with `where`.
-        """
-        token_of = {symbol: token for token, symbol in enumerate(self.symbols) if token}
-        return self._parse_cells(text, where, token_of, joined(list(token_of), "or"))
+        """Return the tokens of a puzzle, (S,) uint8. A mistake's message begins with `where`."""
+        return self._parse_cells(text, where, *self._symbols_of_solutions())
 
     def parse_solution(self, text: str, where: str, question_S: np.ndarray) -> np.ndarray:
-        """Return the tokens of a solution, (S,) uint8.
-
-        Raises:
-            UserError: The text is not a solution of the question. The message begins with `where`.
-        """
+        """Return the tokens of a solution of the question, (S,) uint8."""
         token_of, only = self._symbols_of_solutions()
         solution_S = self._parse_cells(text, where, token_of, only)
         verdict = self.verdict(question_S, solution_S)
@@ -344,7 +271,10 @@ class TextTask(BoardTask):
         return solution_S
 
     def _symbols_of_solutions(self) -> tuple[dict[str, int], str]:
-        """Return the token of each symbol of a solution, and words for these symbols."""
+        """Return the token of each symbol of a solution, and words for these symbols.
+
+        By default these are all but padding.
+        """
         token_of = {symbol: token for token, symbol in enumerate(self.symbols) if token}
         return token_of, joined(list(token_of), "or")
 
@@ -352,28 +282,18 @@ class TextTask(BoardTask):
         return self.of_shape(num_cells, len(self.symbols))
 
     def lines_in(self, text: str) -> list[Line]:
-        """Return the lines of a text with their numbers, without characters that are no cells.
-
-        An empty line is kept, because it ends a board. A line without a part in a board is not.
-        """
+        """Return the lines of a text with their numbers, without characters that are no cells."""
         return list(enumerate(text.splitlines(), start=1))
 
     def cells_in(self, text: str) -> Sequence[str]:
         """Return the cells in a text, without line ends."""
         return "".join(line for _, line in self.lines_in(text))
 
-    def split(self, text: str, where: str) -> Iterator[tuple[str, str]]:
-        """Split a text into puzzles, as `split_lines`."""
-        return self.split_lines(self.lines_in(text), where)
-
-    def split_lines(self, lines: Iterable[Line], where: str) -> Iterator[tuple[str, str]]:
+    def split(self, lines: Iterable[Line], where: str) -> Iterator[tuple[str, str]]:
         """Split lines into puzzles. A puzzle takes one line, or a line for each of its rows.
 
         Yields:
             The place where the puzzle begins, as <where>:<line>, and the text of its cells.
-
-        Raises:
-            UserError: A board of several lines is incomplete, or a line has another length.
         """
         rows: list[str] = []
         first = 0
@@ -405,9 +325,10 @@ class TextTask(BoardTask):
             )
         for number, symbol in enumerate(cells):
             if symbol not in token_of:
+                row, column = divmod(number, self.columns)
                 raise UserError(
-                    f"{where} has {symbol!r} in cell {number + 1} (row {number // self.columns + 1}, column "
-                    f"{number % self.columns + 1}), where only {only} can be; correct the cell"
+                    f"{where} has {symbol!r} in cell {number + 1} (row {row + 1}, column {column + 1}), where only "
+                    f"{only} can be; correct the cell"
                 )
         return np.array([token_of[symbol] for symbol in cells], dtype=self.dtype)
 

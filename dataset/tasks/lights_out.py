@@ -10,11 +10,11 @@ presses the first cell, row by row, in which they differ. So the board alone dec
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dataset.tasks.base import Cell, Fault, Verdict, count
+from dataset.tasks.base import Fault, Verdict, count
 from dataset.tasks.square import SquareTask
 from dataset.transforms import transform_sources
 from utils.errors import UserError
@@ -26,23 +26,16 @@ PADDING, DARK, LIT, LEAVE, PRESS = range(5)
 VOCAB_SIZE = 5
 SYMBOLS = "?.*-x"
 MIN_SIDE, MAX_SIDE = 3, 7
-_TERMINAL = ("? ", "· ", "● ", "· ", "x ")
 # The number of boards that are solved at a time, so that memory does not grow with the dataset.
 _SOLVED_AT_ONCE = 4096
 
 
 class LightsOutTask(SquareTask):
-    """Lights Out boards of one size.
-
-    Token 0 is padding. In a puzzle 1 is a dark lamp and 2 a lit lamp. In an answer 3 is a cell that
-    is left alone and 4 a press.
-    """
+    """Lights Out boards of one size. Puzzles have the tokens 1 and 2, and answers 3 and 4."""
 
     kind, noun = "lights_out", "Lights Out"
-    singular, plural = "a Lights Out board", "Lights Out boards"
-    _SHAPES = f"a square of {VOCAB_SIZE} with sides from {MIN_SIDE} to {MAX_SIDE}"
-    shapes = f"Lights Out: {_SHAPES}"
-    wrong_shape = f"which is no Lights Out board ({_SHAPES} is); leave the evaluator lights_out out"
+    plural = "Lights Out boards"
+    shapes = f"Lights Out: a square of {VOCAB_SIZE} with sides from {MIN_SIDE} to {MAX_SIDE}"
     checked = "Lights Out: labels that leave a lamp on, or are not the fewest presses."
     # Whether the presses turn every lamp off, and whether fewer presses could not. The label does
     # not matter, because a board can have several solutions.
@@ -50,13 +43,12 @@ class LightsOutTask(SquareTask):
     has_one_solution = False
     tokens = ("padding", "dark", "lit", "leave", "press")
     symbols = SYMBOLS
+    looks = (("? ", ""), ("· ", ""), ("● ", ""), ("· ", ""), ("x ", ""))
 
     @classmethod
     def of_shape(cls, seq_len: int, vocab_size: int) -> LightsOutTask | None:
         sides = {side * side: side for side in range(MIN_SIDE, MAX_SIDE + 1)}
         return cls(sides[seq_len]) if vocab_size == VOCAB_SIZE and seq_len in sides else None
-
-    # ---- boards for programs and people ----
 
     def parse(self, text: str, where: str) -> np.ndarray:
         token_of = {".": DARK, "0": DARK, "*": LIT, "1": LIT}
@@ -82,17 +74,12 @@ class LightsOutTask(SquareTask):
     def _against_rules(self, question_S: np.ndarray, answer_S: np.ndarray) -> np.ndarray:
         return (answer_S < LEAVE) | _left_on(question_S[None], answer_S[None])[0]
 
-    def _lines(self, tokens_S: np.ndarray, cell: Cell) -> list[str]:
-        edge = "─" * (2 * self.side)
-        rows = ["".join(cell(i, _TERMINAL[tokens_S[i]], "") for i in self._row(row)) for row in range(self.side)]
-        return [f"┌{edge}┐", *(f"│{row}│" for row in rows), f"└{edge}┘"]
-
-    # ---- symmetries ----
-
     def _allowed_transforms(self, inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
-        return allowed_transforms(inputs_NS, labels_NS)
-
-    # ---- evaluation and validation ----
+        # The identity is always allowed, even if the label is wrong.
+        lit_NS, presses_NS = inputs_NS == LIT, labels_NS == PRESS
+        others = transform_sources(self.side)[1:]
+        allowed = [(solve(lit_NS[:, cells_S])[0] == presses_NS[:, cells_S]).all(1) for cells_S in others]
+        return np.stack([np.ones(len(inputs_NS), bool), *allowed], axis=1)
 
     def judge(self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor) -> dict[str, torch.Tensor]:
         questions_BS, answers_BS = inputs_BS.cpu().numpy(), predictions_BS.cpu().numpy()
@@ -121,11 +108,7 @@ class LightsOutTask(SquareTask):
 
 
 def toggled(presses_NS: np.ndarray) -> np.ndarray:
-    """Return which lamps change if these cells are pressed, (N, S) bool.
-
-    Args:
-        presses_NS: whether each cell is pressed, bool.
-    """
+    """Return which lamps change if these cells are pressed, (N, S) bool."""
     side = int(presses_NS.shape[1] ** 0.5)
     presses_NLL = presses_NS.reshape(-1, side, side)
     lamps_NLL = presses_NLL.copy()
@@ -137,34 +120,25 @@ def toggled(presses_NS: np.ndarray) -> np.ndarray:
 
 
 def _left_on(questions_NS: np.ndarray, answers_NS: np.ndarray) -> np.ndarray:
-    """Return which lamps are on after the presses, (N, S) bool.
-
-    Args:
-        questions_NS, answers_NS: tokens of boards and of their answers.
-    """
+    """Return which lamps are on after the presses, (N, S) bool."""
     return (questions_NS == LIT) ^ toggled(answers_NS == PRESS)
 
 
 def solve(lit_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels of boards, and whether each board has a solution.
+    """Return the labels of boards, (N, S) bool: which cells they press; and which boards have one.
 
-    Args:
-        lit_NS: whether each lamp is lit, bool.
-
-    Returns:
-        Whether the label presses each cell, (N, S) bool, and whether the board has a solution, (N,)
-        bool. The presses of a board without a solution mean nothing.
+    The presses of a board without a solution mean nothing.
     """
     num_cells = lit_NS.shape[1]
-    algebra = _algebra(num_cells)
+    inverse_SS, idle_KS = _algebra(num_cells)
     # These presses solve the boards that have a solution, and leave lamps on in the others. The
     # sums have at most 49 terms, so uint8 holds them.
-    some_NS = (lit_NS.astype(np.uint8) @ algebra.inverse_SS % 2).astype(bool)
+    some_NS = (lit_NS.astype(np.uint8) @ inverse_SS % 2).astype(bool)
     is_solved_N = (toggled(some_NS) == lit_NS).all(1)
     presses_NS = np.empty_like(lit_NS)
     for start in range(0, len(lit_NS), _SOLVED_AT_ONCE):
         # Two solutions of a board differ by presses that toggle nothing.
-        all_NKS = some_NS[start : start + _SOLVED_AT_ONCE, None, :] ^ algebra.idle_KS
+        all_NKS = some_NS[start : start + _SOLVED_AT_ONCE, None, :] ^ idle_KS
         # The label has the largest of these numbers. The upper bits grow as presses get fewer. The
         # lower bits list the pressed cells, the first cell first. The numbers fit into 55 bits.
         in_order_NK = all_NKS @ (1 << np.arange(num_cells)[::-1])
@@ -173,32 +147,14 @@ def solve(lit_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return presses_NS, is_solved_N
 
 
-def allowed_transforms(inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
-    """Return for each transform whether it turns the label into the transformed board's label.
-
-    The identity is always allowed, even if the label is wrong.
+@cache
+def _algebra(num_cells: int) -> tuple[np.ndarray, np.ndarray]:
+    """Solve the linear equations modulo 2 that say which presses toggle which lamps.
 
     Returns:
-        (N, T) bool.
+        inverse_SS, uint8: lit_NS @ inverse_SS is a solution of each board that has one.
+        idle_KS, bool: every set of presses that toggles nothing. The first set is empty.
     """
-    lit_NS, presses_NS = inputs_NS == LIT, labels_NS == PRESS
-    sources_TS = transform_sources(int(lit_NS.shape[1] ** 0.5))
-    allowed_TN = [(solve(lit_NS[:, cells_S])[0] == presses_NS[:, cells_S]).all(1) for cells_S in sources_TS]
-    allowed_TN[0] = np.ones(len(inputs_NS), bool)
-    return np.stack(allowed_TN, axis=1)
-
-
-class _Algebra(NamedTuple):
-    """The solutions of the linear equations modulo 2 that say which presses toggle which lamps."""
-
-    # uint8: lit_NS @ inverse_SS is a solution of each board that has one.
-    inverse_SS: np.ndarray
-    # bool: every set of presses that toggles nothing. The first set is empty.
-    idle_KS: np.ndarray
-
-
-@cache
-def _algebra(num_cells: int) -> _Algebra:
     effects_SS = toggled(np.eye(num_cells, dtype=bool))
     # Gauss-Jordan elimination. The right half records which rows were added to each row.
     rows = np.concatenate([effects_SS, np.eye(num_cells, dtype=bool)], axis=1)
@@ -222,4 +178,4 @@ def _algebra(num_cells: int) -> _Algebra:
         basis_S[column] = True
         basis_S[pivots] = rows[: len(pivots), column]
         idle_KS = np.concatenate([idle_KS, idle_KS ^ basis_S])
-    return _Algebra(inverse_SS, idle_KS)
+    return inverse_SS, idle_KS

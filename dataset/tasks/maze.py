@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dataset import maze
-from dataset.tasks.base import GREY, Cell, Fault, Verdict, count
+from dataset.tasks.base import GREY, Fault, Verdict, count
 from dataset.tasks.square import SquareTask
 from utils.errors import UserError
 
@@ -20,9 +20,8 @@ class MazeTask(SquareTask):
     """Mazes of one size. dataset/maze.py lists the tokens and the characters."""
 
     kind = noun = "maze"
-    singular, plural = "a maze", "mazes"
+    plural = "mazes"
     shapes = f"maze: a square of {maze.VOCAB_SIZE}"
-    wrong_shape = f"which is no maze (a square of {maze.VOCAB_SIZE} kinds is); leave the evaluator maze out"
     checked = "Maze: labels that are no shortest path."
     # Whether an answer is a path from S to G, and whether no path is shorter. The label does not
     # matter, because there are many shortest paths and the label is only one of them.
@@ -30,6 +29,7 @@ class MazeTask(SquareTask):
     has_one_solution = False
     tokens = ("padding", "wall", "free", "start", "goal", "path")
     symbols = "?" + maze.SYMBOLS[1:]
+    looks = (("? ", ""), ("██", GREY), *((f"{symbol} ", "") for symbol in maze.SYMBOLS[2:]))
 
     @classmethod
     def of_shape(cls, seq_len: int, vocab_size: int) -> MazeTask | None:
@@ -53,8 +53,8 @@ class MazeTask(SquareTask):
         return tokens_S
 
     def parse_solution(self, text: str, where: str, question_S: np.ndarray) -> np.ndarray:
-        token_of = {symbol: token for token, symbol in enumerate(maze.SYMBOLS) if token}
-        solution_S = self._parse_cells(text, where, token_of, "# for a wall, blank, S, G and o for the path")
+        only = "# for a wall, blank, S, G and o for the path"
+        solution_S = self._parse_cells(text, where, self._symbols_of_solutions()[0], only)
         verdict = self.verdict(question_S, solution_S)
         if not verdict.valid:
             raise UserError(f"{where} is no solution of its question: {verdict.reason}; correct it")
@@ -77,19 +77,6 @@ class MazeTask(SquareTask):
 
     def _against_rules(self, question_S: np.ndarray, answer_S: np.ndarray) -> np.ndarray:
         return (answer_S != question_S) & ~((answer_S == maze.PATH) & (question_S == maze.BLANK))
-
-    def _lines(self, tokens_S: np.ndarray, cell: Cell) -> list[str]:
-        edge = "─" * (2 * self.side)
-        lines = [f"┌{edge}┐"]
-        for row in range(self.side):
-            cells = []
-            for number in self._row(row):
-                token = tokens_S[number]
-                is_wall = token == maze.WALL
-                text = "██" if is_wall else "? " if token == maze.PADDING else f"{maze.SYMBOLS[token]} "
-                cells.append(cell(number, text, GREY if is_wall else ""))
-            lines.append(f"│{''.join(cells)}│")
-        return [*lines, f"└{edge}┘"]
 
     def _allowed_transforms(self, inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
         return maze.allowed_transforms(inputs_NS, labels_NS)

@@ -2,29 +2,25 @@
 # B = slots, N = examples, L = side of a board, S = cells (L * L), T = 8 transforms, U = 1
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from dataset.schema import PuzzleSet, unchanged
-from dataset.tasks.base import Symmetries, TextTask
+from dataset.tasks.base import Cell, Symmetries, TextTask
 from dataset.transforms import NUM_TRANSFORMS, transform_sources
 
 # The number of examples that are checked at a time, so that memory does not grow with the dataset.
 _CHECKED_AT_ONCE = 1024
-
-Allowed = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""A function from inputs and labels, (N, S) each, to the allowed transforms, (N, T) bool.
-
-A transform is allowed for an example if it turns the label into the label of the transformed input.
-"""
 
 
 class SquareTask(TextTask):
     """A task whose symmetries are the eight transforms of a square. A subclass adds the rules."""
 
     noun: ClassVar[str]  # the name of the task in titles, such as "Lights Out"
+    # The text of each token and its own colour, for a board in a frame; empty: there is no frame.
+    looks: ClassVar[tuple[tuple[str, str], ...]] = ()
     most_variations = NUM_TRANSFORMS
 
     def __init__(self, side: int) -> None:
@@ -34,10 +30,18 @@ class SquareTask(TextTask):
 
     @abstractmethod
     def _allowed_transforms(self, inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
-        """Return the allowed transforms (`Allowed`), (N, T) bool."""
+        """Return which transforms make the label that of the transformed input, (N, T) bool."""
+
+    def _lines(self, tokens_S: np.ndarray, cell: Cell) -> list[str]:
+        if not self.looks:
+            return super()._lines(tokens_S, cell)
+        edge = "─" * (2 * self.side)
+        cells = [cell(number, *self.looks[token]) for number, token in enumerate(tokens_S.tolist())]
+        rows = ["".join(cells[first : first + self.side]) for first in range(0, len(cells), self.side)]
+        return [f"┌{edge}┐", *(f"│{row}│" for row in rows), f"└{edge}┘"]
 
     def symmetries(self, sets: Sequence[PuzzleSet]) -> "SquareSymmetries":
-        return SquareSymmetries(sets, self.plural, self.side, self._allowed_transforms)
+        return SquareSymmetries(sets, self)
 
     def images(
         self, inputs_NS: np.ndarray, labels_NS: np.ndarray
@@ -56,28 +60,24 @@ class SquareSymmetries(Symmetries):
 
     Args:
         sets: the training sets. The constructor checks each of their examples once.
-        plural: the word for the boards, such as "mazes".
-        side: L.
-        allowed: the function that returns the allowed transforms.
     """
 
     num_draws = 1
 
-    def __init__(self, sets: Sequence[PuzzleSet], plural: str, side: int, allowed: Allowed) -> None:
+    def __init__(self, sets: Sequence[PuzzleSet], task: SquareTask) -> None:
+        allowed = []
         with unchanged(sets):
-            allowed_NT = np.concatenate(
-                [
-                    allowed(puzzle_set.inputs[rows], puzzle_set.labels[rows])
-                    for puzzle_set in sets
-                    for rows in _chunks(len(puzzle_set.inputs))
-                ]
-            )
+            for puzzle_set in sets:
+                for start in range(0, len(puzzle_set.inputs), _CHECKED_AT_ONCE):
+                    rows = slice(start, start + _CHECKED_AT_ONCE)
+                    allowed.append(task._allowed_transforms(puzzle_set.inputs[rows], puzzle_set.labels[rows]))
+        allowed_NT = np.concatenate(allowed)
         self._count_N = allowed_NT.sum(axis=1)
         # The allowed transforms of each example come first, in order.
         self._transforms_NT = np.argsort(~allowed_NT, axis=1, kind="stable").astype(np.uint8)
-        self._sources_TS = transform_sources(side)
+        self._sources_TS = transform_sources(task.side)
         kept = f"{allowed_NT.sum():,} of {len(allowed_NT) * NUM_TRANSFORMS:,} keep the label"
-        self.description = f"symmetries of {plural} {side}x{side} ({kept})"
+        self.description = f"symmetries of {task.plural} {task.side}x{task.side} ({kept})"
 
     def transforms(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> np.ndarray:
         """Return the number of the transform that is drawn for each slot, (B,) uint8."""
@@ -86,7 +86,3 @@ class SquareSymmetries(Symmetries):
 
     def choose(self, uniform_BU: np.ndarray, examples_B: np.ndarray) -> dict[str, np.ndarray]:
         return {"cells": self._sources_TS[self.transforms(uniform_BU, examples_B)]}
-
-
-def _chunks(num: int) -> list[slice]:
-    return [slice(start, min(start + _CHECKED_AT_ONCE, num)) for start in range(0, num, _CHECKED_AT_ONCE)]

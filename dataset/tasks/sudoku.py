@@ -28,16 +28,14 @@ _BLANKS = ".0Xx"
 _PUZZLE, _FRAME = "[puzzle]", set(" |+-*=")
 _WITHOUT_FRAME = str.maketrans("", "", " |")
 _UNITS = ("row", "column", "box")
-_SHAPES = ", ".join(f"{box.num_cells} of {box.side + 2}" for box in BOXES.values())
 
 
 class SudokuTask(TextTask):
     """Sudokus of one size. Token 0 is padding, 1 a blank, and d + 1 the digit d."""
 
     kind = "sudoku"
-    singular, plural = "a Sudoku", "Sudokus"
-    shapes = f"Sudoku: {_SHAPES}"
-    wrong_shape = f"which is no Sudoku ({_SHAPES} are); leave the evaluator sudoku out"
+    plural = "Sudokus"
+    shapes = f"Sudoku: {', '.join(f'{box.num_cells} of {box.side + 2}' for box in BOXES.values())}"
     checked = "Sudoku: labels that are no valid board or change a clue."
     # Whether an answer is a valid board, and whether it keeps the clues. An answer with both
     # properties solves the puzzle, even if it differs from the label.
@@ -67,12 +65,8 @@ class SudokuTask(TextTask):
     def parse(self, text: str, where: str) -> np.ndarray:
         token_of = self._token_of | dict.fromkeys(_BLANKS, 1)
         tokens_S = self._parse_cells(text, where, token_of, f"{digits_in_words(self.side)}, and . or 0 for a blank,")
-        for unit, number, digit, places in self._repeated(tokens_S):
-            across = {"row": "columns", "column": "rows", "box": "its cells"}[unit]
-            raise UserError(
-                f"{where} has the digit {DIGITS[digit - 1]} twice in {unit} {number} ({across} {some(places)}); "
-                "correct it"
-            )
+        for unit, number, digit in self._repeated(tokens_S):
+            raise UserError(f"{where} has the digit {DIGITS[digit - 1]} twice in {unit} {number}; correct it")
         return tokens_S
 
     def _symbols_of_solutions(self) -> tuple[dict[str, int], str]:
@@ -84,31 +78,22 @@ class SudokuTask(TextTask):
             faults.append(f"{count(num_blank, 'cell')} left blank")
         if num_altered := int(((question_S > 1) & (answer_S != question_S)).sum()):
             faults.append(f"{count(num_altered, 'clue')} altered")
-        if units := list(dict.fromkeys(f"{unit} {number}" for unit, number, _, _ in self._repeated(answer_S))):
+        if units := list(dict.fromkeys(f"{unit} {number}" for unit, number, _ in self._repeated(answer_S))):
             faults.append(f"a digit stands twice in {some(units)}")
         if faults:
             return Verdict(False, False, "; ".join(faults))
         assert valid_solutions((answer_S - 1)[None], self._box)[0], "no blanks and nothing twice is all that there is"
         return Verdict(True, True, "every row, column and box holds each digit once, and the clues are kept")
 
-    def _repeated(self, tokens_S: np.ndarray) -> list[tuple[str, int, int, list[str]]]:
-        """Return the digits that a row, column or box holds more than once.
-
-        Returns:
-            For each of them the kind of the unit, the unit's number, the digit, and the digit's
-            places in the unit. Numbers and places count from 1.
-        """
+    def _repeated(self, tokens_S: np.ndarray) -> list[tuple[str, int, int]]:
+        """Return the unit, its number from 1, and the digit that it holds more than once."""
         units_ULL = tokens_S[self._cells_ULL]
         num_ULD = (units_ULL[:, :, :, None] == np.arange(2, self.side + 2)).sum(2)
-        found = []
-        for unit, number, digit in np.argwhere(num_ULD > 1).tolist():
-            places = np.flatnonzero(units_ULL[unit, number] == digit + 2) + 1
-            found.append((_UNITS[unit], number + 1, digit + 1, [str(place) for place in places]))
-        return found
+        return [(_UNITS[unit], number + 1, digit + 1) for unit, number, digit in np.argwhere(num_ULD > 1).tolist()]
 
     def _against_rules(self, question_S: np.ndarray, answer_S: np.ndarray) -> np.ndarray:
         wrong_S = (question_S > 1) & (answer_S != question_S)
-        for unit, number, digit, _ in self._repeated(answer_S):
+        for unit, number, digit in self._repeated(answer_S):
             cells_L = self._cells_ULL[_UNITS.index(unit), number - 1]
             # If the answer repeats a clue, the clue itself is not wrong.
             wrong_S[cells_L] |= (answer_S[cells_L] == digit + 1) & (answer_S[cells_L] != question_S[cells_L])
@@ -118,15 +103,15 @@ class SudokuTask(TextTask):
         rows, columns = self._box
         edge = "─" * (3 * columns + 1)
         top, between, bottom = (f"{ends[0]}{ends[1].join([edge] * rows)}{ends[2]}" for ends in ("┌┬┐", "├┼┤", "└┴┘"))
+        cells = [
+            " " + cell(number, f"{self.symbols[token]} ", GREY if token < 2 else "")
+            for number, token in enumerate(tokens_S.tolist())
+        ]
         lines = [top]
-        for row in range(self.side):
-            if row and row % rows == 0:
+        for first in range(0, len(cells), self.side):
+            if first and first % (self.side * rows) == 0:
                 lines.append(between)
-            cells = []
-            for number in self._row(row):
-                token = tokens_S[number]
-                cells.append(" " + cell(number, f"{self.symbols[token]} ", GREY if token < 2 else ""))
-            stacks = ["".join(cells[left : left + columns]) + " " for left in range(0, self.side, columns)]
+            stacks = ["".join(cells[first + left :][:columns]) + " " for left in range(0, self.side, columns)]
             lines.append(f"│{'│'.join(stacks)}│")
         return [*lines, bottom]
 

@@ -18,7 +18,7 @@ class TokensTask(TextTask):
     """
 
     kind = "tokens"
-    singular = plural = "token numbers"
+    plural = "token numbers"
     _between = " "
     dtype = np.dtype(np.int32)
 

@@ -170,11 +170,6 @@ class TextSplit:
     def samples(self, epoch: int) -> Samples:
         return self.epochs[epoch % len(self.epochs)]
 
-    def require_unchanged(self) -> None:
-        """Raise UserError if a mapped file changed since it was opened."""
-        for file in self.files:
-            file.require_unchanged()
-
 
 def kind_of_data(data_path: str | Path) -> Literal["puzzles", "text"] | None:
     """Return what a folder holds; None if it is no dataset. Text may be in HRM-Text's format."""

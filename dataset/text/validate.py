@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from dataset.builder import SPLITS
-from dataset.findings import Findings
-from dataset.schema import CHUNK_BYTES, SplitName
+from dataset.schema import CHUNK_BYTES, Findings, SplitName
 from dataset.text.schema import TextSplit, check_text_contents, has_split, open_text_split, require_same_tokens
 
 

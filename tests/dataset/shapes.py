@@ -1,6 +1,7 @@
 """Splits for tests: empty splits with given sizes, and splits in memory with known examples."""
 # N = examples, S = tokens of an example, B = slots, L = side of a grid
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import torch
 from dataset import sudoku
 from dataset.arc import SIDE
 from dataset.arc import VOCAB_SIZE as ARC_VOCAB
-from dataset.augment import Box
+from dataset.augment import BOXES, Box
 from dataset.loader import TrainLoader
 from dataset.maze import VOCAB_SIZE as MAZE_VOCAB
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
-from dataset.schema import DatasetMetadata, PuzzleSet, Split
+from dataset.schema import DatasetMetadata, PuzzleSet, Split, merge_splits
 from dataset.sudoku import random_solution
 from tests.dataset.mazes import random_maze
 from utils.ranks.world import World
@@ -57,6 +58,15 @@ def sudoku_split(box: Box, num: int) -> Split:
     solutions_NS = np.concatenate([random_solution(box, rng)[None] for _ in range(num)])
     puzzles_NS = np.where(rng.random(solutions_NS.shape) < 0.6, 0, solutions_NS)
     return split_with((puzzles_NS + 1).astype(np.uint8), (solutions_NS + 1).astype(np.uint8), box.side + 2)
+
+
+def mixed_split() -> Split:
+    """Return 5 Sudokus of 4x4, 4 of 6x6 and 3 of 9x9 on one canvas."""
+    parts = [
+        replace(sudoku_split(BOXES[box], num), path=Path(f"data/{name}/train"))
+        for name, box, num in (("four", "2x2", 5), ("six", "2x3", 4), ("nine", "3x3", 3))
+    ]
+    return merge_splits(parts, [0, 1, 2], canvas_side=9)
 
 
 def solved_sudoku(puzzle_S: np.ndarray, box: Box) -> np.ndarray | None:
@@ -134,7 +144,5 @@ def augmented_batches(
     sets = list(split.sets.values())
     sampler = Sampler(sets, seed=seed, epochs=20, global_batch_size=size)
     slots = world.slice_of(size)
-    augmentation = OnlineAugmentation.build(
-        split, seed=seed, global_batch_size=size, slots=slots, most_clues=most_clues
-    )
+    augmentation = OnlineAugmentation(split, seed=seed, global_batch_size=size, slots=slots, most_clues=most_clues)
     return list(TrainLoader(split, sampler, world, augmentation=augmentation, **options).batches(steps))

@@ -159,93 +159,30 @@ def test_the_batches_of_a_gpu_are_those_of_the_host() -> None:
         assert [_unpack(batch) for batch in on_gpu.batches(steps)] == expected
 
 
-@pytest.mark.parametrize("data_on", DATA_ON)
-def test_ranks_read_their_slots(data_on: DataOn) -> None:
-    split = _split([[1, 3, 2], [2, 2]])
-    sampler = _sampler(split, 4, epochs=2)
-    (whole,) = TrainLoader(split, sampler, World.single()).batches(range(3, 4))
-    parts = [
-        next(TrainLoader(split, sampler, world_of(rank, 2), data_on=data_on).batches(range(3, 4))) for rank in range(2)
-    ]
-    for name, tensor in whole.items():
-        torch.testing.assert_close(torch.cat([part[name] for part in parts]), tensor, rtol=0, atol=0)
-
-
-def test_a_run_that_starts_in_the_middle_reads_the_same_batches() -> None:
-    split = _split([[1] * 30])
-    sampler = _sampler(split, 3)
-    whole = list(TrainLoader(split, sampler, World.single()).batches(range(1, 21)))
-    for batch, expected in zip(
-        TrainLoader(split, sampler, World.single()).batches(range(8, 21)), whole[7:], strict=True
-    ):
-        assert _unpack(batch) == _unpack(expected)
-    assert list(TrainLoader(split, sampler, World.single()).batches(range(21, 21))) == []
-
-
-def test_a_slow_reader_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    split = _split([[1] * 30])
-    sampler = _sampler(split, 3)
-    expected = [_unpack(batch) for batch in TrainLoader(split, sampler, World.single()).batches(range(1, 21))]
-    examples, pause = sampler.examples, threading.Event()
-
-    def slowly(step: int, slots: slice) -> np.ndarray:
-        pause.wait(0.01 * (step % 3))
-        return examples(step, slots)
-
-    monkeypatch.setattr(sampler, "examples", slowly)
-    assert [_unpack(batch) for batch in TrainLoader(split, sampler, World.single()).batches(range(1, 21))] == expected
-
-
-def test_batches_are_read_ahead_and_not_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_while_reading_reaches_the_loop_and_the_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     split = _split([[1] * 60])
     sampler = _sampler(split, 3)
-    examples, reads = sampler.examples, []
-
-    def noted(step: int, slots: slice) -> np.ndarray:
-        reads.append(step)
-        return examples(step, slots)
-
-    monkeypatch.setattr(sampler, "examples", noted)
-    steps = TrainLoader(split, sampler, World.single()).batches(range(1, 31))
-    next(steps)
-    deadline = threading.Event()
-    while len(reads) < 4 and not deadline.wait(0.01):
-        pass
-    deadline.wait(0.05)
-    assert 4 <= len(reads) <= 6
-    assert isinstance(steps, Generator)
-    steps.close()
-
-
-def _loader_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
-
-
-def test_a_failure_while_reading_reaches_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    split = _split([[1] * 30])
-    sampler = _sampler(split, 3)
-    examples = sampler.examples
+    examples, reads = sampler.examples, list[int]()
 
     def failing(step: int, slots: slice) -> np.ndarray:
-        if step == 6:
+        reads.append(step)
+        if step == 16:
             raise OSError("the disk is gone")
         return examples(step, slots)
 
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("loader")]
+
     monkeypatch.setattr(sampler, "examples", failing)
-    received: list[Any] = []
-    with pytest.raises(OSError, match="the disk is gone"):
-        received.extend(_unpack(batch) for batch in TrainLoader(split, sampler, World.single()).batches(range(1, 21)))
-    assert _loader_threads() == []
-
-
-def test_closing_the_batches_ends_the_thread() -> None:
-    split = _split([[1] * 30])
-    steps = TrainLoader(split, _sampler(split, 3), World.single()).batches(range(1, 21))
+    steps = TrainLoader(split, sampler, World.single()).batches(range(1, 31))
     next(steps)
-    assert len(_loader_threads()) == 1
+    assert len(threads()) == 1 and len(reads) <= 6, "batches are read ahead, and not without limit"
     assert isinstance(steps, Generator)
     steps.close()
-    assert _loader_threads() == []
+    assert threads() == []
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(TrainLoader(split, sampler, World.single()).batches(range(1, 21)))
+    assert threads() == []
 
 
 PUZZLES = st.lists(st.integers(1, 4), min_size=1, max_size=6)

@@ -103,39 +103,27 @@ def test_merged_datasets_share_arrays_and_number_puzzles_anew(tmp_path: Path) ->
     assert all(str(split.path) in str(merged.path) for split in splits)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"vocab_size": 8}, "vocab_size 7, but .*two/train has 8"),
-        ({"pad_id": 1}, "pad_id 0, but .*two/train has 1"),
-        ({"ignore_label_id": None}, "ignore_label_id 0, but .*two/train has None"),
-    ],
-)
-def test_datasets_of_different_tasks_are_not_merged(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
-    splits = [open_split(_write(tmp_path / "one"), "train"), open_split(_write(tmp_path / "two", **changes), "train")]
-    with pytest.raises(ValueError, match=f"one/train has {expected}.*; train on"):
-        merge_splits(splits, [0, 4])
+def test_datasets_of_different_tasks_are_not_merged(tmp_path: Path) -> None:
+    one, two = (open_split(_write(tmp_path / name, pad_id=pad), "train") for pad, name in enumerate(("one", "two")))
+    with pytest.raises(ValueError, match=r"one/train has pad_id 0, but .*two/train has 1; train on"):
+        merge_splits([one, two], [0, 4])
 
 
-def test_the_fingerprint_of_merged_datasets_depends_on_contents_order_and_offsets(tmp_path: Path) -> None:
+def test_merged_datasets_are_checked_one_by_one_and_have_a_fingerprint(tmp_path: Path) -> None:
+    """It depends on contents, order and offsets."""
     one, two = (open_split(_write(tmp_path / folder), "train") for folder in ("one", "two"))
     before = check_contents(merge_splits([one, two], [0, 4]))
     assert check_contents(merge_splits([one, two], [0, 4])) == before
     others = [check_contents(one), check_contents(merge_splits([two, one], [0, 4]))]
     others += [check_contents(merge_splits([one, two], [0, offset])) for offset in (0, 5)]
-    _edit(tmp_path / "two", "inputs", lambda array: (array + 1) % VOCAB)
-    others.append(check_contents(merge_splits([one, open_split(tmp_path / "two", "train")], [0, 4])))
-    assert len({before, *others}) == 6
-
-
-def test_every_merged_dataset_is_checked_by_itself(tmp_path: Path) -> None:
-    one, two = (open_split(_write(tmp_path / folder), "train") for folder in ("one", "two"))
     (tmp_path / "two" / "fingerprint.json").write_text(json.dumps({"train": check_contents(two)}))
-    check_contents(merge_splits([one, two], [0, 4]))
-
     _edit(tmp_path / "two", "inputs", lambda array: (array + 1) % VOCAB)
+    changed = merge_splits([one, open_split(tmp_path / "two", "train")], [0, 4])
     with pytest.raises(ValueError, match="two/train changed after it was built"):
-        check_contents(merge_splits([one, open_split(tmp_path / "two", "train")], [0, 4]))
+        check_contents(changed)
+    (tmp_path / "two" / "fingerprint.json").unlink()
+    others.append(check_contents(changed))
+    assert len({before, *others}) == 6
     # Identifier 4 is possible in the merged data, but not in this dataset.
     _edit(tmp_path / "one", "puzzle_identifiers", _set(1, 4))
     with pytest.raises(ValueError, match=r"one/train/all__puzzle_identifiers.npy: row 1 has puzzle identifier 4"):
@@ -167,10 +155,8 @@ def test_the_fingerprint_does_not_depend_on_the_chunks(tmp_path: Path, monkeypat
         ({"vocab_size": "drop"}, "vocab_size: Field required"),
         ({"seq_len": 6}, "rows have 5 tokens, but seq_len is 6"),
         ({"total_groups": 4}, "total_groups is 4, but the sets hold 3"),
-        ({"pad_id": 7}, "pad_id is 7, but vocab_size is 7"),
         ({"blank_identifier_id": 4}, "blank_identifier_id is 4, but num_puzzle_identifiers is 4"),
         ({"mean_puzzle_examples": float("nan")}, "mean_puzzle_examples: Input should be a finite number"),
-        ({"ignore_label_id": 2**31}, "ignore_label_id: Input should be less than 2147483648"),
         ({"sets": ["../all"]}, "sets.0: String should match pattern"),
         ({"sets": ["all", "all"]}, "names a set twice"),
         ({"sets": ["other"]}, "other__inputs.npy is missing"),
@@ -178,13 +164,6 @@ def test_the_fingerprint_does_not_depend_on_the_chunks(tmp_path: Path, monkeypat
 )
 def test_wrong_metadata_are_refused(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
     assert expected in _error(_write(tmp_path, **changes))
-
-
-@pytest.mark.parametrize("text", ["{", "[1]"])
-def test_a_malformed_dataset_json_is_named(tmp_path: Path, text: str) -> None:
-    file = _write(tmp_path) / "train" / "dataset.json"
-    file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert str(file) in _error(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -195,13 +174,10 @@ def test_a_malformed_dataset_json_is_named(tmp_path: Path, text: str) -> None:
         ("puzzle_identifiers", _set(5, 4), "all__puzzle_identifiers.npy: row 5 has puzzle identifier 4, but 0 to 3"),
         ("puzzle_identifiers", lambda a: a[:-1], "5 entries, but puzzle_indices has 6 puzzles"),
         ("puzzle_indices", _set(0, 1), "all__puzzle_indices.npy: does not rise from 0 to 12 rows"),
-        ("puzzle_indices", _set(2, 2), "does not rise"),
-        ("puzzle_indices", _set(6, 11), "does not rise"),
         ("puzzle_indices", lambda a: _set(2, 1)(a.astype(np.uint8)), "does not rise"),
         ("group_indices", _set(3, 7), "all__group_indices.npy: does not rise from 0 to 6 puzzles"),
         ("group_indices", lambda a: a[:0], "all__group_indices.npy: holds int32 of shape (0,)"),
         ("labels", lambda a: a[:-1], "all__labels.npy: has shape (11, 5), but inputs (12, 5)"),
-        ("inputs", lambda a: a.ravel(), "holds int64 of shape (60,), not integers with 2 axes"),
         ("inputs", lambda a: a.astype(np.float32), "holds float32"),
     ],
 )
@@ -219,7 +195,7 @@ def test_a_label_may_be_the_ignored_id(tmp_path: Path) -> None:
     assert "row 5 has label -99, but 0 to 6 are possible" in _error(tmp_path)
 
 
-@pytest.mark.parametrize("length", [0, 40, -1])
+@pytest.mark.parametrize("length", [0, -1])
 def test_a_truncated_array_is_named(tmp_path: Path, length: int) -> None:
     file = _write(tmp_path) / "train" / "all__inputs.npy"
     os.truncate(file, length if length >= 0 else file.stat().st_size + length)
@@ -236,7 +212,7 @@ class _Payload:
         return (Path.touch, (self.trace,))
 
 
-@pytest.mark.parametrize("name", ["inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices"])
+@pytest.mark.parametrize("name", ["inputs", "puzzle_identifiers"])
 def test_no_code_runs_from_a_dataset(tmp_path: Path, name: str) -> None:
     file = _write(tmp_path / "data") / "train" / f"all__{name}.npy"
     trace = tmp_path / "trace"
@@ -275,16 +251,13 @@ def test_a_missing_dataset_names_its_builder(name: str, command: str, tmp_path: 
 def test_what_is_no_dataset_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _write(tmp_path / "data" / "sudoku-x")
-    (tmp_path / "mazes of mine").mkdir()
-    (tmp_path / "mazes of mine" / "train.csv.gz").touch()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").touch()
     for path, said in (
         ("data/sudoku-y", "give data/sudoku-x, or build one"),
-        ("data/addition", f"there is no folder data/addition here in {tmp_path}; build one"),
-        ("data", "data/train/dataset.json is missing; give a folder in it, such as data/sudoku-x"),
+        ("data", "data/train/dataset.json is missing; give data/sudoku-x, or build one"),
+        ("data/addition", "data/addition/train/dataset.json is missing; build one"),
         ("data/sudoku-x/train", "it is one split of a dataset; give the folder above it, data/sudoku-x"),
-        ("mazes of mine", "build_maze_dataset.py --output-dir 'data/mazes of mine-built' --source-dir 'mazes of"),
         ("run", "it is a run; resume=run goes on with it"),
     ):
         assert said in _error(Path(path))

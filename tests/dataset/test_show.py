@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset import show
 from dataset.build_sudoku_dataset import main as build_sudoku
 from dataset.builder import SplitWriter, finish
-from dataset.schema import check_contents, open_split
+from dataset.schema import open_split
 from dataset.show import main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -72,21 +71,15 @@ def test_sizes_are_counted(sudoku: Path, own_task: Path, capsys: pytest.CaptureF
 
 
 def test_the_fingerprint_is_recorded_or_computed(
-    sudoku: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sudoku: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded = json.loads((sudoku / "fingerprint.json").read_text())
     lines = _shown(capsys, sudoku, "--num", 0)
     assert lines[5:7] == [f"  sha256   {split:<5} {recorded[split]} (recorded)" for split in ("train", "test")]
-    assert f"  sha256   test  {recorded['test']} (computed)" in _shown(capsys, sudoku, "--num", 0, "--fingerprint")
-
-    copy = tmp_path / "copy"
-    shutil.copytree(sudoku, copy)
+    copy = Path(shutil.copytree(sudoku, tmp_path / "copy"))
     (copy / "fingerprint.json").unlink()
-    computed = f"  sha256   train {check_contents(open_split(copy, 'train'))} (computed)"
-    assert computed in _shown(capsys, copy, "--num", 0)
-    monkeypatch.setattr(show, "MAX_HASHED_BYTES", 100)
-    assert "  sha256   train not recorded; --fingerprint computes it from 0.0 GB" in _shown(capsys, copy, "--num", 0)
-    assert computed in _shown(capsys, copy, "--num", 0, "--fingerprint")
+    assert "  sha256   train not recorded; --fingerprint computes it" in _shown(capsys, copy, "--num", 0)
+    assert f"  sha256   test  {recorded['test']} (computed)" in _shown(capsys, copy, "--num", 0, "--fingerprint")
 
 
 def test_a_board_beside_its_solution(sudoku: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +110,6 @@ def test_options_choose_the_rows(own_task: Path, capsys: pytest.CaptureFixture[s
     assert rows("--row", 10, "--num", 5) == ["train/all row 10", "train/all row 11"]
     assert rows() == rows("--seed", 0) and len(rows()) == 3
     assert len({tuple(rows("--seed", seed)) for seed in range(5)}) > 1
-    assert rows("--num", 100) == [f"train/all row {row}" for row in range(12)]
     assert rows("--num", 1, "--split", "test")[0].startswith("test/all row ")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset import arc, sudoku, validate
+from dataset import arc, validate
 from dataset.augment import BOXES, draw_symmetries
 from dataset.build_sudoku_dataset import main as build_sudoku
 from dataset.builder import SplitWriter, finish
@@ -122,21 +122,21 @@ def _assert_errors(report: _Report, *expected: str) -> None:
 
 def test_one_error_hides_no_other_of_its_kind(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """First the files of both splits are checked, then the values, then the examples."""
-    for name, at, value in (("inputs", (slice(3, 6), 0), 77), ("labels", 20, 0)):
-        _edit(data / f"train/all__{name}.npy", _put(at, value))  # type: ignore[arg-type]
-    indices = np.load(data / "train/all__group_indices.npy")
-    (data / "train/all__group_indices.npy").write_bytes(b"nothing")
-    identifiers = (data / "test/all__puzzle_identifiers.npy").read_bytes()
-    (data / "test/all__puzzle_identifiers.npy").unlink()
+    _edit(data / "train/all__inputs.npy", _put((slice(3, 6), 0), 77))  # type: ignore[arg-type]
+    _edit(data / "train/all__labels.npy", _put(20, 0))
     _edit(data / "test/all__inputs.npy", _put((1, 1), 99))
-    of_files = (
+    files = [data / "train/all__group_indices.npy", data / "test/all__puzzle_identifiers.npy"]
+    contents = [file.read_bytes() for file in files]
+    files[0].write_bytes(b"nothing")
+    files[1].unlink()
+    _assert_errors(
+        _Report(capsys, data),
         "train/all__group_indices.npy: cannot be mapped",
         "test/all__puzzle_identifiers.npy is missing",
     )
-    _assert_errors(_Report(capsys, data), *of_files)
 
-    np.save(data / "train/all__group_indices.npy", indices)
-    (data / "test/all__puzzle_identifiers.npy").write_bytes(identifiers)
+    for file, content in zip(files, contents, strict=True):
+        file.write_bytes(content)
     _edit_json(data / "test/dataset.json", num_puzzle_identifiers=2)
     (data / "identifiers.json").write_text('["<blank>", "a", "b"]')
     report = _Report(capsys, data)
@@ -172,32 +172,25 @@ def test_a_change_after_the_build_is_found(tmp_path: Path, capsys: pytest.Captur
     assert "test changed after it was built" in error
 
 
-def test_wrong_lists_of_names_are_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (data / "identifiers.json").write_text("{}")
-    (error,) = _Report(capsys, data).errors
-    assert "no list of names" in error
-    (data / "identifiers.json").unlink()
-    report = _Report(capsys, data)
-    assert report.status == 0 and "identifiers.json: is missing" in report.warnings[0]
-
-
-def test_repeated_names_and_unseen_identifiers_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_and_unseen_identifiers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _write(tmp_path / "data", _random(), num_identifiers=5)
     (path / "fingerprint.json").unlink()
     assert _Report(capsys, path).warnings == []
     _edit(path / "train/all__puzzle_identifiers.npy", lambda array: np.where(array == 3, 2, array))
     (path / "identifiers.json").write_text('["<blank>", "a", "b", "a", "c"]')
-    names, unseen = _Report(capsys, path).warnings
-    assert "names 'a' twice" in names or "names 'a' twice" in unseen
-    assert "puzzle 3 has identifier 3, which no training puzzle has (and so 39 others)" in names + unseen
+    unseen, names = _Report(capsys, path).warnings
+    assert "names 'a' twice" in names
+    assert "puzzle 3 has identifier 3, which no training puzzle has (40 puzzles in all)" in unseen
+    (path / "identifiers.json").write_text("{}")
+    assert "no list of names" in _Report(capsys, path).errors[0]
+    (path / "identifiers.json").unlink()
+    assert "identifiers.json: is missing" in _Report(capsys, path).warnings[-1]
 
 
 def test_one_group_for_all_puzzles_is_a_warning(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _edit(data / "train/all__group_indices.npy", lambda array: np.array([0, 400]))
     _edit_json(data / "train/dataset.json", total_groups=1, mean_puzzle_examples=3.5)
-    report = _Report(capsys, data)
-    assert report.errors == []
-    mean, group = report.warnings
+    mean, group = _Report(capsys, data).warnings
     assert "mean_puzzle_examples is 3.5, but 400 examples of 400 puzzles are 1" in mean
     assert "one group holds all 400 puzzles" in group
 
@@ -223,7 +216,7 @@ def test_a_few_labels_that_teach_nothing_are_a_warning_and_all_an_error(
 # ---- leaks and duplicates ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_leaked, is_error", [(1, False), (2, False), (3, True), (200, True)])
+@pytest.mark.parametrize("num_leaked, is_error", [(2, False), (3, True)])
 def test_a_few_leaks_are_a_warning_and_many_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], num_leaked: int, is_error: bool
 ) -> None:
@@ -274,30 +267,21 @@ def test_labels_disagree_only_where_both_count(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_symmetric_sudokus_with_two_answers_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shape = BOXES["3x3"]
-    questions, answers = map(list, zip(*generate(6, shape, np.random.default_rng(0)), strict=True))
-    # Without some clues the first question has a second answer.
-    other_S = None
-    for cell in np.flatnonzero(questions[0]):
-        questions[0][cell] = 0
-        candidates = sudoku._candidates(questions[0], shape)
-        candidates[answers[0][cell] - 1] &= ~(1 << int(cell))
-        if (other := next(sudoku._search(candidates, 0, sudoku._board(shape)), None)) is not None:
-            other_S = sudoku._to_array(other, shape)
-            break
-    assert other_S is not None and valid_solutions(other_S[None], shape)
+    shape = BOXES["2x2"]
+    question, answer, other = "0004002023400032", "3214142323414132", "3214412323411432"
     symmetry = draw_symmetries(np.random.default_rng(1), 1, shape)
+    (test_S, solution_S), *_ = generate(1, shape, np.random.default_rng(0))
 
-    def report(answer_S: np.ndarray, folder: str) -> _Report:
-        turned = [symmetry.apply(board_S[None])[0] for board_S in (questions[0], answer_S)]
-        train = (np.stack([*questions[:3], turned[0]]) + np.uint8(1), np.stack([*answers[:3], turned[1]]) + np.uint8(1))
-        test = (np.stack(questions[3:]) + np.uint8(1), np.stack(answers[3:]) + np.uint8(1))
-        return _Report(capsys, _write(tmp_path / folder, {"train": train, "test": test}, vocab_size=11))
+    def errors(second: str) -> list[str]:
+        tokens = [np.array([list(map(int, text))], np.uint8) for text in (question, answer, question, second)]
+        tokens[2:] = [symmetry.apply(board_NS) for board_NS in tokens[2:]]
+        train = (np.concatenate(tokens[::2]) + np.uint8(1), np.concatenate(tokens[1::2]) + np.uint8(1))
+        test = (test_S[None] + np.uint8(1), solution_S[None] + np.uint8(1))
+        return _Report(capsys, _write(tmp_path / second, {"train": train, "test": test}, vocab_size=6)).errors
 
-    assert report(answers[0], "same").errors == []
-    (error,) = report(other_S, "other").errors
-    file = tmp_path / "other/train/all__inputs.npy"
-    assert error.startswith(f"row 0 of {file} and row 3 of {file} are symmetries, but their labels disagree")
+    assert errors(answer) == []
+    (error,) = errors(other)
+    assert error.startswith("row 0 of ") and "and row 1 of " in error and "are symmetries, but their labels" in error
 
 
 def test_mazes_with_two_answers_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -379,43 +363,24 @@ def test_sudoku(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_arc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
-
-    def draw(num: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        return [
-            (rng.integers(0, 10, (3, 4)).astype(np.uint8), rng.integers(0, 10, (2, 2)).astype(np.uint8))
-            for _ in range(num)
-        ]
-
-    def split(pairs: list[tuple[np.ndarray, np.ndarray]], top: int, left: int) -> tuple[np.ndarray, np.ndarray]:
-        first, second = (
-            np.stack([arc.to_tokens(grid, top, left) for grid in column]) for column in zip(*pairs, strict=True)
-        )
-        return first, second
-
-    train, test = draw(300), draw(200)
-    train[17], test[60] = (test[30][0], test[30][1]), (test[60][0], np.zeros((0, 0), np.uint8))
-    # The training inputs touch the lower right corner, where end markers do not fit. One test pair
-    # has a hidden answer.
-    hidden = split(test[:60] + test[61:], 0, 0)
-    arrays = {
-        "train": split(train, 27, 26),
-        "test": (
-            np.insert(hidden[0], 60, arc.to_tokens(test[60][0]), axis=0),
-            np.insert(hidden[1], 60, 0, axis=0),
-        ),
-    }
+    grids = rng.integers(0, 10, (500, 2, 3, 4)).astype(np.uint8)
+    grids[17] = grids[330]
+    # The training inputs touch the lower right corner, where end markers do not fit.
+    places = [(27, 26)] * 300 + [(0, 0)] * 200
+    inputs_NS, labels_NS = (
+        np.stack([arc.to_tokens(pair[part], *place) for pair, place in zip(grids, places, strict=True)])
+        for part in (0, 1)
+    )
+    arrays = {"train": (inputs_NS[:300], labels_NS[:300]), "test": (inputs_NS[300:], labels_NS[300:])}
     path = _write(tmp_path / "data", arrays, vocab_size=12, num_identifiers=4)
     report = _Report(capsys, path)
     assert report.errors == [] and "(ARC)" in report.summary[0]
-    assert len(report.warnings) == 2
-    assert "row 60 has no label that counts" in report.warnings[0]
-    assert "row 30 of" in report.warnings[1] and "row 17 of" in report.warnings[1]
+    (leak,) = report.warnings
+    assert "row 30 of" in leak and "row 17 of" in leak
     (path / "fingerprint.json").unlink()
-    _edit(path / "train/all__inputs.npy", lambda array: np.concatenate([array[:9], arrays["test"][0][:1], array[10:]]))
+    _edit(path / "train/all__inputs.npy", lambda array: np.concatenate([array[:9], inputs_NS[300:301], array[10:]]))
     _edit(path / "train/all__labels.npy", _put((12, 0), 5))
-    elsewhere, no_grid = _Report(capsys, path).errors
-    if "elsewhere" not in elsewhere:
-        elsewhere, no_grid = no_grid, elsewhere
+    no_grid, elsewhere = sorted(_Report(capsys, path).errors, key=lambda error: "elsewhere" in error)
     assert "train/all__labels.npy: row 9 has its grid elsewhere on the canvas than its input" in elsewhere
     assert "train/all__labels.npy: row 12 is no rectangle of colours" in no_grid
 
@@ -423,7 +388,7 @@ def test_arc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 # ---- the command line --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [[], ["{data}/nowhere"], ["{data}/train"], ["{data}", "--quick"], ["{data}/.."]])
+@pytest.mark.parametrize("arguments", [[], ["{data}/nowhere"], ["{data}", "--quick"]])
 def test_mistakes_are_one_line(data: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert main([argument.format(data=data) for argument in arguments]) == 2
     output = capsys.readouterr()

@@ -262,7 +262,7 @@ class Votes(Evaluators):
     """Evaluators that record their calls."""
 
     def __init__(self) -> None:
-        super().__init__([])
+        super().__init__()
         self.told: list[str] = []
         self.confidence: dict[int, float] = {}
         self.answers: dict[int, list[int]] = {}

@@ -269,7 +269,7 @@ def test_all_ranks_together_augment_like_one_process(data: Path) -> None:
         return torch.cat(parts)
 
     split = open_data(_small(data), SINGLE).puzzles("train")
-    expected = OnlineAugmentation.build(split, seed=7, global_batch_size=16, slots=slice(0, 16)).draw(3, examples_B)
+    expected = OnlineAugmentation(split, seed=7, global_batch_size=16, slots=slice(0, 16)).draw(3, examples_B)
     whole = torch.cat([*expected.values()], dim=1)
     assert torch.equal(drawn(7, 1), whole) and torch.equal(drawn(7, 2), whole)
     assert not torch.equal(drawn(8, 1), whole)

@@ -66,10 +66,9 @@ def _canvases() -> list[np.ndarray]:
     """Return canvases with grids of many sizes in many places."""
     rng = np.random.default_rng(0)
     found = []
-    for height, width in [(1, 1), (30, 30), (30, 1), (1, 30), (29, 30), (3, 5), *rng.integers(1, 31, (20, 2)).tolist()]:
+    for height, width in [(1, 1), (30, 30), (30, 1), (1, 30), (29, 30), *rng.integers(1, 31, (20, 2)).tolist()]:
         grid = rng.integers(0, 10, (height, width)).astype(np.uint8)
-        top, left = (int(rng.integers(0, 31 - size)) for size in (height, width))
-        found += [arc.to_tokens(grid), arc.to_tokens(grid, top, left), arc.to_tokens(grid, 30 - height, 30 - width)]
+        found += [arc.to_tokens(grid), arc.to_tokens(grid, 30 - height, 30 - width)]
     return found
 
 
@@ -137,29 +136,15 @@ def test_grids_are_transformed_inside_their_boxes(transform: int, around: int) -
             np.testing.assert_array_equal(batch[name][index].numpy(), expected_S, err_msg=f"{name} {index}")
 
 
-def test_an_ignored_cell_of_a_grid_stays_ignored() -> None:
-    symmetries = ArcSymmetries()
-    chosen = symmetries.choose(np.random.default_rng(0).random((8, symmetries.num_draws)), np.arange(8))
-    inputs_S = on_canvas(np.full((3, 3), 5), 0, 0)
-    labels_S = inputs_S.astype(np.int32)
-    labels_S[31] = IGNORE_LABEL  # the cell in the middle
-    batch = symmetries.apply(
-        tensors(np.tile(inputs_S, (8, 1)), np.tile(labels_S, (8, 1))),
-        {name: torch.from_numpy(array) for name, array in chosen.items()},
-    )
-    assert (batch["labels"][:, 31] == IGNORE_LABEL).all()
-
-
-@pytest.mark.parametrize("side", [5, 9, 12, 29])
+@pytest.mark.parametrize("side", [5, 12, 29])
 def test_a_small_canvas_is_the_corner_of_a_large_one(side: int) -> None:
     """Its tokens, its grids and its symmetries are."""
     rng = np.random.default_rng(side)
-    num = 64
-    cases = []
+    num, cases = 64, []
     for _ in range(num):
-        height, width = rng.integers(1, side + 1, 2).tolist()
-        top, left = (int(rng.integers(0, side + 1 - size)) for size in (height, width))
-        cases.append((rng.integers(0, 10, (height, width)).astype(np.uint8), top, left))
+        size = rng.integers(1, side + 1, 2)
+        top, left = rng.integers(0, side + 1 - size).tolist()
+        cases.append((rng.integers(0, 10, size).astype(np.uint8), top, left))
 
     def corner(canvas_BS: np.ndarray) -> np.ndarray:
         return canvas_BS.reshape(num, arc.SIDE, arc.SIDE)[:, :side, :side].reshape(num, -1)
@@ -167,8 +152,6 @@ def test_a_small_canvas_is_the_corner_of_a_large_one(side: int) -> None:
     small_BS = np.stack([arc.to_tokens(*case, side=side) for case in cases])
     large_BS = np.stack([arc.to_tokens(*case) for case in cases])
     np.testing.assert_array_equal(small_BS, corner(large_BS))
-    for small_hw, large_hw in zip(arc.crop(small_BS), arc.crop(large_BS), strict=True):
-        np.testing.assert_array_equal(small_hw, large_hw)
     right_N, first_N = _grids(small_BS)
     assert right_N.all() and first_N.tolist() == [top * side + left for _, top, left in cases]
 
@@ -177,12 +160,3 @@ def test_a_small_canvas_is_the_corner_of_a_large_one(side: int) -> None:
     of_batch = {name: torch.from_numpy(array) for name, array in chosen.items()}
     small, large = (symmetries.apply(tensors(rows_BS, rows_BS), of_batch) for rows_BS in (small_BS, large_BS))
     np.testing.assert_array_equal(small["inputs"].numpy(), corner(large["inputs"].numpy()))
-
-
-def test_every_arc_transform_and_colour_is_drawn_about_equally_often() -> None:
-    symmetries, num = ArcSymmetries(), 8000
-    chosen = symmetries.choose(np.random.default_rng(0).random((num, symmetries.num_draws)), np.arange(num))
-    assert abs(np.bincount(chosen["transforms"], minlength=8) - num / 8).max() < 6 * (num / 8) ** 0.5
-    for colour in range(3, arc.VOCAB_SIZE):
-        counts = np.bincount(chosen["names"][:, colour], minlength=arc.VOCAB_SIZE)[3:]
-        assert abs(counts - num / 9).max() < 6 * (num / 9) ** 0.5

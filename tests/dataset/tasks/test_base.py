@@ -19,20 +19,23 @@ MAZE_5 = MazeTask(5)
 def test_a_text_is_split_into_puzzles() -> None:
     rows = [QUESTION[start : start + 4] for start in range(0, 16, 4)]
     text = "\n".join([QUESTION, "", *rows, SOLUTION, "123", "  " + SOLUTION]) + "\n"
-    assert list(SUDOKU.split(text, "stdin")) == [
+    assert list(SUDOKU.split(SUDOKU.lines_in(text), "stdin")) == [
         ("stdin:1", QUESTION),
         ("stdin:3", QUESTION),
         ("stdin:7", SOLUTION),
         ("stdin:8", "123"),  # `parse` refuses this line later
         ("stdin:9", SOLUTION),
     ]
-    assert list(SUDOKU.split("", "stdin")) == []
+    assert list(SUDOKU.split([], "stdin")) == []
     with pytest.raises(ValueError, match="stdin:3 has 3 characters, but row 3 of this board needs 4"):
-        list(SUDOKU.split("....\n....\n...", "stdin"))
+        list(SUDOKU.split(SUDOKU.lines_in("....\n....\n..."), "stdin"))
     with pytest.raises(ValueError, match="stdin ends after row 2 of a board of 4 rows"):
-        list(SUDOKU.split("....\n....\n", "stdin"))
+        list(SUDOKU.split(SUDOKU.lines_in("....\n....\n"), "stdin"))
     maze_rows = [MAZE[start : start + 5] for start in range(0, 25, 5)]
-    assert list(MAZE_5.split("\n".join([*maze_rows, MAZE]), "here")) == [("here:1", MAZE), ("here:6", MAZE)]
+    assert list(MAZE_5.split(MAZE_5.lines_in("\n".join([*maze_rows, MAZE])), "here")) == [
+        ("here:1", MAZE),
+        ("here:6", MAZE),
+    ]
 
 
 class Ribbon(TextTask):
@@ -50,7 +53,7 @@ class Ribbon(TextTask):
 
 def test_a_board_that_is_no_square_can_be_read() -> None:
     task = Ribbon()
-    assert list(task.split("aba\nbba\naabbaa\n", "here")) == [("here:1", "ababba"), ("here:3", "aabbaa")]
+    assert list(task.split(task.lines_in("aba\nbba\naabbaa\n"), "here")) == [("here:1", "ababba"), ("here:3", "aabbaa")]
     question_S = task.parse("ababba", "here")
     assert question_S.tolist() == [1, 2, 1, 2, 2, 1] and task.plain(question_S) == "ababba"
     assert task.parse_solution("bbbbbb", "here", question_S).tolist() == [2] * 6

@@ -50,10 +50,6 @@ def test_a_maze_in_rows_is_one_maze(side: int) -> None:
     assert _split(rows, MazeTask(10)) == [("stdin:1", "#" * side * side)]
 
 
-def test_a_line_that_lacks_a_cell_is_one_puzzle() -> None:
-    assert _split("#" * 99, MazeTask(10)) == [("stdin:1", "#" * 99)]
-
-
 def test_a_line_of_a_maze_is_read_as_the_training_was() -> None:
     large = MazeTask(36)
     rows = "\n".join(["#" * 36] * 36)

@@ -10,10 +10,9 @@ import torch
 from dataset.augment import BOXES, Box
 from dataset.evaluators import build_evaluators
 from dataset.schema import IGNORE_LABEL
-from dataset.sudoku import generate, random_solution, symmetry_class, valid_solutions
+from dataset.sudoku import generate, random_solution
 from dataset.tasks.sudoku import SudokuSymmetries, SudokuTask
-from tests.dataset.shapes import augmented_batches, is_valid_sudoku, split_of, sudoku_split, tensors
-from utils.ranks.world import World
+from tests.dataset.shapes import is_valid_sudoku, split_of, tensors
 
 QUESTION = "1..4....4....3.1"
 SOLUTION = "1234341241232341"
@@ -43,31 +42,14 @@ def test_sudoku_text_and_tokens(box: Box) -> None:
             "1..4....4....3.5",
             "here has '5' in cell 16 (row 4, column 4), where only 1 to 4, and . or 0 for a blank, can",
         ),
-        ("14.4............", "here has the digit 4 twice in row 1 (columns 2 and 4); correct it"),
-        (".3......" + ".3......", "here has the digit 3 twice in column 2 (rows 1 and 3); correct it"),
-        ("..2....2........", "here has the digit 2 twice in box 2 (its cells 1 and 4); correct it"),
+        ("14.4............", "here has the digit 4 twice in row 1; correct it"),
+        (".3......" + ".3......", "here has the digit 3 twice in column 2; correct it"),
+        ("..2....2........", "here has the digit 2 twice in box 2; correct it"),
     ],
 )
 def test_malformed_sudokus_are_refused(text: str, expected: str) -> None:
     with pytest.raises(ValueError, match=re.escape(expected)):
         SUDOKU.parse(text, "here")
-
-
-@pytest.mark.parametrize("box", [BOXES["2x2"], BOXES["2x3"]], ids=str)
-def test_verdicts_on_sudokus_are_those_of_the_rules(box: Box) -> None:
-    rng = np.random.default_rng(1)
-    task = SudokuTask(box)
-    seen = set()
-    for question_S, solution_S in generate(40, box, rng):
-        answer_S = solution_S + 1
-        cells = rng.choice(box.num_cells, rng.integers(0, 3), replace=False)
-        answer_S[cells] = rng.integers(0, box.side + 2, len(cells))
-        kept = ((question_S == 0) | (answer_S == question_S + 1)).all()
-        expected = bool(kept) and is_valid_sudoku(answer_S.astype(int) - 1, box)
-        verdict = task.verdict(question_S + 1, answer_S)
-        assert (verdict.valid, verdict.solved) == (expected, expected), verdict
-        seen.add(expected)
-    assert seen == {True, False}
 
 
 def _sudoku(text: str) -> np.ndarray:
@@ -129,6 +111,9 @@ def test_a_board_is_valid_if_every_row_column_and_box_is(box: Box) -> None:
     expected = [is_valid_sudoku(board_S - 1, box) for board_S in boards_BS]
     assert 8 <= sum(expected) < len(boards)
     task = SudokuTask(box)
+    blank_S = np.ones(box.num_cells, np.int64)
+    verdicts = [task.verdict(blank_S, board_S) for board_S in boards_BS]
+    assert [verdict.valid for verdict in verdicts] == [verdict.solved for verdict in verdicts] == expected
     for dtype in (torch.int64, torch.int32):
         predictions_BS = torch.from_numpy(boards_BS).to(dtype)
         found = task.judge(torch.ones_like(predictions_BS, dtype=torch.int32), predictions_BS)
@@ -147,23 +132,12 @@ def test_clues_are_kept_where_the_input_has_a_digit() -> None:
     predictions_BS[3, 9] = 2
     found = build_evaluators(["sudoku"], split_of(16, 6)).judge(inputs_BS, predictions_BS)
     assert found["clues_kept"].tolist() == [True, False, False, True]
+    reasons = [SUDOKU.verdict(*pair).reason for pair in zip(inputs_BS.numpy(), predictions_BS.numpy(), strict=True)]
+    assert ["1 clue altered" in reason for reason in reasons] == [False, True, True, False]
     assert not found["valid_boards"].any()
 
 
 # ---- symmetries --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("box", BOXES.values(), ids=str)
-def test_labels_still_solve_the_inputs(box: Box) -> None:
-    split = sudoku_split(box, 4)
-    batches = augmented_batches(split, World.single(), range(1, 11))
-    inputs_BS, labels_BS = (torch.cat([batch[name] for batch in batches]).numpy() for name in ("inputs", "labels"))
-    assert {batch[name].dtype for batch in batches for name in ("inputs", "labels")} == {torch.int32}
-    assert valid_solutions(labels_BS - 1, box).all()
-    assert ((inputs_BS == 1) | (inputs_BS == labels_BS)).all()
-    originals = {symmetry_class(row - np.uint8(1), box) for row in split.sets["all"].inputs}
-    assert {symmetry_class((row - 1).astype(np.uint8), box) for row in inputs_BS} == originals
-    assert len({row.tobytes() for row in inputs_BS}) > 70
 
 
 def test_ignored_labels_and_padding_move_but_keep_their_value() -> None:

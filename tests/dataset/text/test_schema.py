@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dataset.schema import unchanged
 from dataset.text.schema import TextSplit, check_text_contents, kind_of_data, open_text_split, require_same_tokens
 from tests.dataset.text.samples import random_split, write_hrm_text
 from utils.errors import UserError
@@ -133,10 +134,14 @@ def test_a_changed_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_became_shorter_is_noticed(tmp_path: Path) -> None:
     split = random_split(tmp_path, num=20, longest=30)
-    split.require_unchanged()
+    with unchanged([split]):
+        pass
     os.truncate(tmp_path / "train" / "tokens.npy", 200)
-    with pytest.raises(UserError, match=r"tokens.npy was written to or replaced .200 bytes, not "):
-        split.require_unchanged()
+    with (
+        pytest.raises(UserError, match=r"tokens.npy was written to or replaced .200 bytes, not "),
+        unchanged([split]),
+    ):
+        pass
 
 
 # ---- HRM-Text's own format -----------------------------------------------------------------------
