@@ -243,7 +243,10 @@ class Checkpointer:
         aside = self.run / f"{REPLACED}{folder.name}"
 
         def restore(pointer: Path) -> None:
-            former[pointer].replace(pointer) if former[pointer].exists() else pointer.unlink(missing_ok=True)
+            if former[pointer].exists():
+                former[pointer].replace(pointer)
+            else:
+                pointer.unlink(missing_ok=True)
 
         def remove_leftovers() -> None:
             for leftover in (*new.values(), *former.values()):

@@ -315,7 +315,7 @@ def _fails_at(world: World, run: Path, fail_on: str) -> str:
         return write_half
 
     writer_module._write_tensors = refusing(write_tensors)
-    weights_module.write_pieces = writer_module.write_pieces = refusing(weights_module.write_pieces)  # type: ignore
+    weights_module.write_pieces = writer_module.write_pieces = refusing(weights_module.write_pieces)  # type: ignore[attr-defined]
     writer_module.write_synced = files.write_synced = refusing(write_synced)  # type: ignore[attr-defined]
     checkpointer = Checkpointer(run, connect_devices(world, "cpu"), None)
     checkpointer.save(snapshot_at(6, world), is_best=False)
