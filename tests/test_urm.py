@@ -181,9 +181,9 @@ def test_the_published_commands_run_and_resume(name: str, data: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("grad_accum_steps=2", "global_batch_size the size of that sum, and grad_accumulation=N"),
+        ("grad_accum_steps=2", "global_batch_size the size of the sum, and grad_accumulation=N"),
         ("+load_optimizer_state=False", "resume=<run> goes on with the optimizers' state"),
-        ("arch.loop_deltas=[0,8]", "does not read it; leave it out"),
+        ("arch.loop_deltas=[0,8]", "has no effect on URM in its own code; leave it out"),
         ("load_checkpoint=latest", "give resume=auto and the checkpoint_path of the run instead"),
     ],
 )
