@@ -113,7 +113,8 @@ def read_config_file(file: Path, group: str, config_name: str) -> ConfigFile:
         text = read_plain_yaml(file).removeprefix("\ufeff")  # which some editors put in front
         reader = _Reader(text, file, config_name)
         pairs = reader.root
-        is_inside = not sets_whole_config(group) and not re.match(rf"\s*{_GLOBAL}", text)
+        is_global = re.match(rf"\s*{_GLOBAL}", text) is not None and group in [key.value for key, _ in pairs]
+        is_inside = not sets_whole_config(group) and not is_global
         values = reader.mapping([pair for pair in pairs if pair[0].value != "defaults"], [group] if is_inside else [])
         defaults = [entry for key, value in pairs if key.value == "defaults" for entry in reader.defaults(value, group)]
         if all(entry.names != [SELF] for entry in defaults):

@@ -129,11 +129,7 @@ def test_a_run_by_an_own_experiment_resumes_without_the_file(folder: Path, data:
 
 # The group, the text of the file, and the message after the name of the file.
 MISTAKES = {
-    "package of another": (
-        "arch",
-        GLOBAL + "hidden_size: 64\n",
-        ":2: unknown key 'hidden_size'; did you mean arch.hid",
-    ),
+    "package of another": ("arch", GLOBAL + "name: trm\nhiden_size: 64\n", ":3: unknown key 'arch.hiden_size'"),
     "misspelt": ("experiment", GLOBAL + "# why\nlrr: 3\n", ":3: unknown key 'lrr'; did you mean lr?"),
     "nested": ("experiment", GLOBAL + "arch:\n  loss:\n    los_type: x\n", ":4: unknown key 'arch.loss.los_type'; did"),
     "dotted": (
