@@ -45,7 +45,7 @@ from training.target import Target
 from training.trained import Trained, TrainedConfig, open_trained
 from utils.checkpoint.reader import open_checkpoint
 from utils.command_line import CommandLine, read_config, validate
-from utils.composing import Origin
+from utils.composing import compose
 from utils.config import Bool, Int, page
 from utils.drawing import pyplot
 from utils.errors import UserError
@@ -120,7 +120,7 @@ def main(world: World) -> None:
                 show(command.page)
             else:
                 typed = read_config("evaluate", command.overrides)
-                config = validate(EvaluateConfig, typed, Origin("evaluate", command.overrides))
+                config = validate(EvaluateConfig, typed, lambda: compose("evaluate", command.overrides))
     config = world.broadcast_object(config)
     if config is None:
         return

@@ -35,7 +35,6 @@ from optim.build import build_optimizers
 from optim.ema import EMA
 from optim.loss_scale import LossScale
 from optim.sparse_sign_sgd import sparse_sign_sgd_
-from training.arch_of_recipe import note_on_arch
 from training.attention_kernel import require_attention_kernel
 from training.compiling import with_compile
 from training.data import Data
@@ -102,8 +101,6 @@ def main(world: World) -> None:
         start = read_config_and_checkpoint(overrides, lock, world)
         world, data = open_run(start, world)
         start.notes[:0] = heading(sys.argv, start.config.run_path, world)
-        if start.checkpoint is None:
-            start.notes.extend(note_on_arch(overrides, start.config, data.sizes))
         recovery = Recovery(start, world)
         while not recovery.is_done:
             # If a step goes wrong, the context catches its error, and the next start follows.

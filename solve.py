@@ -38,7 +38,7 @@ from training.prompts import Writer, open_reader
 from training.solver import SHORT, Solution, SolveConfig, Solver, Step, find_model
 from training.trained import Trained
 from utils.command_line import CommandLine, read_config, validate
-from utils.composing import Origin
+from utils.composing import compose
 from utils.errors import UserError
 from utils.program import run
 from utils.ranks.setup import connect_devices
@@ -184,7 +184,7 @@ def read_command_line(argv: Sequence[str]) -> Typed:
     if command.page:
         return Typed(None, command.page, as_json=False)
     config = validate(
-        SolveConfig, read_config("solve", command.overrides) | verbatim, Origin("solve", command.overrides)
+        SolveConfig, read_config("solve", command.overrides) | verbatim, lambda: compose("solve", command.overrides)
     )
     if len(verbatim) > 1:
         raise UserError(f"{' and '.join(f'{key}=' for key in verbatim)} exclude each other; give one of them")

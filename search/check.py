@@ -8,7 +8,7 @@ from training.config import PretrainConfig
 from training.kinds import kind_of_arch
 from training.splits import open_own
 from utils.command_line import read_config, validate
-from utils.composing import Origin
+from utils.composing import compose
 from utils.errors import UserError
 
 # Of each run, whatever its number of ranks.
@@ -43,7 +43,7 @@ def config_at(sweep: Sweep, point: Point) -> PretrainConfig:
     typed = " ".join(overrides_of(point)) or "the sweep's overrides"
     overrides = sweep.overrides(point, sweep.config.seeds[0])
     try:
-        return validate(PretrainConfig, read_config("pretrain", overrides), Origin("pretrain", overrides))
+        return validate(PretrainConfig, read_config("pretrain", overrides), lambda: compose("pretrain", overrides))
     except UserError as error:
         raise UserError(f"the config refuses {typed}: {error}") from error
 

@@ -6,9 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, QuotedString, RangeSweep
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -16,12 +14,12 @@ from yaml import YAMLError
 from search.config import OWN_KEYS, SweepConfig, key_of
 from search.space import Point, Space, overrides_of
 from utils.command_line import filled_up, read_config, validate
-from utils.composing import Origin
-from utils.config import StrictModel, page
-from utils.config_files import Container, names_file
+from utils.composing import compose
+from utils.config import Container, StrictModel, page
+from utils.config_files import names_file
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, write_atomically, writing
-from utils.overrides import as_override
+from utils.overrides import as_override, parse_override
 from utils.run.folder import CHECKPOINTS
 
 SWEEPS = CHECKPOINTS / "sweeps"
@@ -72,14 +70,15 @@ class Sweep:
         Raises:
             UserError: A key or a value is wrong, or there is nothing to search.
         """
-        own = [each for each in typed if re.match(r"\+*sweep[.=]", each)]
-        if parameter := next((each for each in own if re.match(r"\+*sweep\.parameters\b", each)), None):
+        typed = [each.lstrip("+") for each in typed]
+        own = [each for each in typed if re.match(r"sweep[.=]", each)]
+        if parameter := next((each for each in own if re.match(r"sweep\.parameters\b", each)), None):
             raise UserError(f"{parameter!r}: type the key itself with several values (lr=1e-4,2e-4), or write a file")
         container, given = read_config("sweep", own)["sweep"], {*map(key_of, own)}
         container |= {key: value for key, value in (again or {}).items() if f"sweep.{key}" not in given}
         parameters, seeds, overrides = _of_runs([each for each in typed if each not in own])
         container["overrides"] = merged(container["overrides"] or [], overrides)
-        fixed = {override.key_or_group: _plain(override.value()) for override in map(_parsed, overrides)}
+        fixed = {override.key_or_group: _plain(override.value()) for override in map(parse_override, overrides)}
         narrowed = {key: values for key, values in parameters.items() if isinstance(values, list)}
         searched = {key: entry for key, entry in (container["parameters"] or {}).items() if key not in fixed}
         possible = {key: [value] for key, value in fixed.items()} | narrowed
@@ -93,7 +92,7 @@ class Sweep:
         if (container["points"] or "sweep" not in given) and "sweep.sampler.name" not in given:
             finite = not any(isinstance(each, dict) for each in container["parameters"].values())
             container["sampler"]["name"] = "grid" if finite else "tpe"
-        config = validate(SweepPage, {"sweep": container}, Origin("sweep", own)).sweep
+        config = validate(SweepPage, {"sweep": container}, lambda: compose("sweep", own)).sweep
         if not (config.parameters or config.points) and len(config.seeds) == 1:
             raise UserError("there is nothing to search; give a file (sweep=lr_arch) or several values (lr=1e-4,2e-4)")
         name = config.name or _name_of_file(own) or "+".join(config.parameters) or "seed"
@@ -189,7 +188,7 @@ def _of_runs(typed: list[str]) -> tuple[dict[str, Any], list[Any] | None, list[s
     seeds: list[Any] | None = None
     overrides = []
     for each in typed:
-        key, override = key_of(each), _parsed(each)
+        key, override = key_of(each), parse_override(each)
         if key in OWN_KEYS:
             raise UserError(
                 f"{key}=...: sweep.py gives every run its own {key}; leave it out (sweep.path is for a folder)"
@@ -207,15 +206,6 @@ def _of_runs(typed: list[str]) -> tuple[dict[str, Any], list[Any] | None, list[s
     return parameters, seeds, overrides
 
 
-def _parsed(typed: str) -> Override:
-    try:
-        return OverridesParser.create().parse_override(typed.lstrip("+"))
-    except (HydraException, ValueError) as error:
-        raise UserError(
-            f"{typed!r} can't be read ({' '.join(str(error).split())}); write key=value, or several: key=a,b"
-        ) from error
-
-
 def differing(identity: Container, stored: Container) -> list[str]:
     """Return the keys in which a sweep differs from a stored one. Needless quotes do not count."""
 
@@ -226,7 +216,7 @@ def differing(identity: Container, stored: Container) -> list[str]:
 
 
 def _without_needless_quotes(typed: str) -> str:
-    value = _parsed(typed).value()
+    value = parse_override(typed.lstrip("+")).value()
     return f"{typed.partition('=')[0]}={as_override(value)}" if isinstance(value, str) else typed
 
 

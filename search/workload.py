@@ -17,7 +17,6 @@ from search.report import num_of
 from search.study import FINISHED, dry_points
 from search.sweep import Sweep
 from training import step_time
-from training.arch_of_recipe import note_on_arch
 from training.config import PretrainConfig
 from training.data import AnySizes
 from training.kinds import kind_of_arch
@@ -62,23 +61,20 @@ class Size:
         arch: as it was typed.
         num_steps: of a run.
         step_s: seconds of a step; None: not known.
-        note: what the architecture changes in the recipe.
     """
 
     arch: str
     config: PretrainConfig
     sizes: AnySizes
     num_steps: int
-    note: list[str]
     num_trials: int = 0
     step_s: float | None = None
 
     @staticmethod
-    def of(arch: str, config: PretrainConfig, overrides: list[str]) -> "Size":
+    def of(arch: str, config: PretrainConfig) -> "Size":
         data, kind = open_own(config, "train"), kind_of_arch(config.arch)
         sizes, last_step = kind.sizes.of(data), kind.sampler(config, data, Progress()).last_step
-        note = note_on_arch(overrides, config, sizes)
-        return Size(arch, config, sizes, min(last_step, config.max_steps or last_step), note)
+        return Size(arch, config, sizes, min(last_step, config.max_steps or last_step))
 
     @property
     def num_parameters(self) -> int:
@@ -112,7 +108,7 @@ class Workload:
                 arch = next((each[5:] for each in reversed(overrides) if each.startswith("arch=")), config.arch.name)
                 key = arch + config.model_dump_json(include=_DECISIVE)
                 if key not in found:
-                    found[key] = Size.of(arch, config, overrides)
+                    found[key] = Size.of(arch, config)
                 found[key].num_trials += 1
         return Workload(sweep, num_left, [*found.values()])
 
@@ -166,7 +162,6 @@ class Workload:
         for arch, same in self._by_arch().items():
             parameters = _range(sorted(size.num_parameters for size in same))
             yield f"  arch={arch}: {parameters} parameters, {_range(sorted(size.num_steps for size in same))} steps"
-            yield from (f"  {line}" for line in same[0].note)
 
     def time(self) -> str:
         """Return a line with the time of all training steps. It warns of more than a day."""

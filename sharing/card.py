@@ -24,7 +24,7 @@ from sharing.recipe import differences_from_groups, recipe_text
 from sharing.stored_config import completed
 from utils.checkpoint.reader import Checkpoint
 from utils.command_line import read_config
-from utils.config_files import Container
+from utils.config import Container
 from utils.errors import UserError
 from utils.files import plain
 from utils.overrides import typed_override

@@ -10,8 +10,8 @@ import yaml
 
 from utils.command_line import read_config, with_changes
 from utils.composing import compose
-from utils.config import flatten
-from utils.config_files import CONFIG_DIR, Container, choices, default_groups
+from utils.config import Container, flatten
+from utils.config_files import CONFIG_DIR, choices, default_groups
 from utils.overrides import as_override
 
 

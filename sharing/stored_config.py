@@ -3,8 +3,8 @@
 from typing import Any
 
 from utils.command_line import filled_up, read_config, with_changes
-from utils.config import flatten
-from utils.config_files import Container, choices, default_groups
+from utils.config import Container, flatten
+from utils.config_files import choices, default_groups
 from utils.errors import UserError
 from utils.ranks.config import DEFAULT_MEETING
 

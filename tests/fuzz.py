@@ -30,7 +30,7 @@ import traceback
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -600,19 +600,8 @@ class Outcome:
 
     how: str
     said: str
-    seconds: float
-    mib: float  # the largest growth of the process since its start
-
-
-def _read_one(kind: Kind, folder: Path, rng: Random) -> tuple[str, str]:
-    try:
-        with SINGLE.shared_errors():
-            kind.read(folder, rng)
-    except UserError as error:
-        return "refused", str(error)
-    except BaseException as error:  # any other exception is what the program looks for
-        return "crash", f"{type(error).__name__}: {' '.join(str(error).split())}\n{traceback.format_exc()}"
-    return "accepted", ""
+    seconds: float = 0
+    mib: float = 0  # the largest growth of the process since its start
 
 
 def attempt(name: str, kind: Kind, folder: Path, seed: int, index: int) -> tuple[str, str]:
@@ -624,36 +613,35 @@ def attempt(name: str, kind: Kind, folder: Path, seed: int, index: int) -> tuple
     rng = Random(f"{seed} {name} {index}")
     if index >= 0:  # -1 reads the example unaltered
         alter(case, kind, rng)
-    how, said = _read_one(kind, case, rng)
-    if _sprung(folder):
+    how, said = "accepted", ""
+    try:
+        with SINGLE.shared_errors():
+            kind.read(case, rng)
+    except UserError as error:
+        how, said = "refused", str(error)
+    except BaseException as error:  # any other exception is what the program looks for
+        how, said = "crash", f"{type(error).__name__}: {' '.join(str(error).split())}\n{traceback.format_exc()}"
+    if list(folder.rglob("*sprung*")):
         return "crash", "the file's code ran"
     if (folder / "outside" / "victim").read_text() != "untouched" or len(list((folder / "outside").iterdir())) > 1:
         return "crash", "a file outside was written"
     return how, said
 
 
-def _sprung(folder: Path) -> bool:
-    return bool(list(folder.rglob("*sprung*")))
-
-
 def _work(pipe: Connection, name: str, kind: Kind, folder: str, seed: int) -> None:
-    """Read the files whose numbers come through the pipe, until the pipe is closed.
-
-    This function runs in its own process.
-    """
+    """Read the files whose numbers come through the pipe, in a process of its own."""
     torch.set_num_threads(1)
     place = Path(folder)
     (place / "outside").mkdir(parents=True)
     (place / "outside" / "victim").write_text("untouched")
     os.chdir(place)
-    process = psutil.Process()
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+    with _quiet():
         warnings.simplefilter("ignore")
         # Use every reader of the kind first, so that memory for imports doesn't count for a file.
         for _ in range(8):
             how, said = attempt(name, kind, place, seed, -1)
             assert how == "accepted", said
-        most = process.memory_info().vms + _ADDRESS_SPACE
+        most = psutil.Process().memory_info().vms + _ADDRESS_SPACE
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         pipe.send("ready")
@@ -662,6 +650,12 @@ def _work(pipe: Connection, name: str, kind: Kind, folder: str, seed: int) -> No
             how, said = attempt(name, kind, place, seed, index)
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began) / 1024
             pipe.send(Outcome(how, said, time.perf_counter() - start, grown))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        yield
 
 
 class Worker:
@@ -674,19 +668,17 @@ class Worker:
         self._pipe, theirs = mp.Pipe()
         self._process = runs.fork(_work, theirs, name, kind, str(folder), seed)
         theirs.close()
-        assert self._pipe.poll(60) and self._pipe.recv() == "ready", (
-            f"the reader does not accept the valid example of {name}"
-        )
+        assert self._pipe.poll(60) and self._pipe.recv() == "ready", f"the valid example of {name} is not accepted"
 
     def read(self, index: int) -> Outcome:
         self._pipe.send(index)
         try:
             if not self._pipe.poll(LIMIT_S):
-                return Outcome("hang", f"no answer in {LIMIT_S} s", LIMIT_S, 0)
+                return Outcome("hang", f"no answer in {LIMIT_S} s", LIMIT_S)
             outcome: Outcome = self._pipe.recv()
         except (EOFError, ConnectionError):
             self._process.join()
-            return Outcome("crash", f"the process ended with {self._process.exitcode}", 0, 0)
+            return Outcome("crash", f"the process ended with {self._process.exitcode}")
         if outcome.mib > LIMIT_MIB and outcome.how != "crash":
             return Outcome("memory", f"{outcome.mib:.0f} MiB; {outcome.said}", outcome.seconds, outcome.mib)
         return outcome
@@ -702,25 +694,22 @@ class Worker:
 
 @dataclass
 class Tally:
-    """The results for the files of one kind."""
+    """The results for the files of one kind, by their number."""
 
-    how: Counter[str] = field(default_factory=Counter)
-    mib: float = 0
-    seconds: float = 0
-    slowest: float = 0
-    failures: list[tuple[int, Outcome]] = field(default_factory=list)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
 
-    def add(self, index: int, outcome: Outcome) -> None:
-        self.how[outcome.how] += 1
-        self.mib, self.slowest = max(self.mib, outcome.mib), max(self.slowest, outcome.seconds)
-        self.seconds += outcome.seconds
-        if outcome.how not in ("accepted", "refused"):
-            self.failures.append((index, outcome))
+    @property
+    def how(self) -> Counter[str]:
+        return Counter(outcome.how for outcome in self.outcomes.values())
+
+    @property
+    def failures(self) -> dict[int, Outcome]:
+        return {index: each for index, each in self.outcomes.items() if each.how not in ("accepted", "refused")}
 
 
 def write_example(name: str, folder: Path) -> None:
     (folder / "examples" / name).mkdir(parents=True)
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+    with _quiet():
         KINDS[name].write(folder / "examples" / name)
 
 
@@ -730,10 +719,8 @@ def fuzz(name: str, indices: range, seed: int, folder: Path) -> Tally:
     tally = Tally()
     worker: Worker | None = None
     for number, index in enumerate(indices):
-        if worker is None:
-            worker = Worker(name, KINDS[name], folder / f"worker_{number}", seed)
-        outcome = worker.read(index)
-        tally.add(index, outcome)
+        worker = worker or Worker(name, KINDS[name], folder / f"worker_{number}", seed)
+        outcome = tally.outcomes[index] = worker.read(index)
         if outcome.how in ("hang", "memory") or "ended with" in outcome.said or number % _FILES_OF_A_WORKER == 1999:
             worker.close()
             worker = None
@@ -750,26 +737,23 @@ def main() -> int:
     parser.add_argument("--only", type=int, metavar="INDEX", help="read only this file of each kind, and keep it")
     options = parser.parse_args()
     failed = False
-    print(f"{'kind':<12}{'files':>7}{'accepted':>10}{'refused':>9}{'crashes':>9}{'hangs':>7}{'memory':>8}"
-          f"{'most MiB':>10}{'slowest s':>11}{'all s':>8}")  # fmt: skip
     for name in options.kind:
         folder = Path(tempfile.mkdtemp(prefix=f"fuzz_{name}_"))
-        num = -(-options.files // len(options.kind))
-        indices = range(num) if options.only is None else range(options.only, options.only + 1)
-        try:
-            tally = fuzz(name, indices, options.seed, folder)
-        finally:
-            if options.only is None:
-                shutil.rmtree(folder)
-        how = tally.how
-        print(f"{name:<12}{how.total():>7}{how['accepted']:>10}{how['refused']:>9}{how['crash']:>9}{how['hang']:>7}"
-              f"{how['memory']:>8}{tally.mib:>10.0f}{tally.slowest:>11.2f}{tally.seconds:>8.1f}")  # fmt: skip
-        for index, outcome in tally.failures:
+        indices = range(-(-options.files // len(options.kind)))
+        if options.only is not None:
+            indices = range(options.only, options.only + 1)
+        tally = fuzz(name, indices, options.seed, folder)
+        outcomes = tally.outcomes.values()
+        most = f"{max(each.mib for each in outcomes):.0f} MiB and {max(each.seconds for each in outcomes):.2f} s"
+        print(f"{name:<12}{len(outcomes):>7} files: {dict(tally.how)}; at most {most} for a file")
+        for index, outcome in tally.failures.items():
             failed = True
             said = outcome.said if options.only is not None else outcome.said.split("\n")[0][:200]
             print(f"  {outcome.how}: --kind {name} --seed {options.seed} --only {index}: {said}")
         if options.only is not None:
             print(f"  kept in {folder}")
+        else:
+            shutil.rmtree(folder)
     return 1 if failed else 0
 
 

@@ -13,7 +13,6 @@ from random import Random
 from typing import Any
 
 import huggingface_hub
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -31,7 +30,6 @@ from training.saved_outputs import OutputWriter
 from utils.checkpoint.reader import Checkpoint
 from utils.errors import UserError
 from utils.files import write_atomically
-from viewer.pages import to_text
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -53,10 +51,6 @@ def _raises(folder: Path, rng: Random) -> None:
     raise KeyError("step")
 
 
-def _refuses(folder: Path, rng: Random) -> None:
-    raise UserError("no file;\n give one")
-
-
 def _writes_elsewhere(folder: Path, rng: Random) -> None:
     (folder.parent / "outside" / "victim").write_text("taken over")
 
@@ -69,7 +63,6 @@ def _is_sprung(folder: Path, rng: Random) -> None:
     "read, expected",
     [
         (_raises, ("crash", "KeyError: 'step'")),
-        (_refuses, ("refused", "no file; give one")),
         (_writes_elsewhere, ("crash", "a file outside was written")),
         (_is_sprung, ("crash", "the file's code ran")),
     ],
@@ -275,7 +268,7 @@ def _forge(run: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["checkpoint", "config.yaml"])
-@pytest.mark.parametrize("value", ["${oc.env:HOME}", "${", "x${lr}"])
+@pytest.mark.parametrize("value", ["${oc.env:HOME}", "${"])
 def test_a_stored_config_interpolates_nothing(copied: Path, where: str, value: str) -> None:
     if where == "checkpoint":
         _forge(copied, best_metric=value)
@@ -420,11 +413,6 @@ def test_datasets_may_be_linked(data: Path, tmp_path: Path) -> None:
 
 
 # ---- what view.py shows ------------------------------------------------------------------------
-
-
-def test_view_accepts_tokens_of_any_integer_type() -> None:
-    assert to_text(np.array([1, 200], dtype=np.uint8)) == [1, 200]
-    assert to_text(np.array([-5, 200], dtype=np.int16)) == [-1, 200]
 
 
 def test_view_refuses_a_dtype_that_numpy_does_not_know(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests import runs
-from tests.in_process import mistake, train_here
+from tests.in_process import train_here
 from tests.runs import LAST_STEP, Torchrun, assert_same_run, rows, settings, train, until, with_arguments
 from utils.checkpoint.reader import Checkpoint
 
@@ -51,32 +51,6 @@ def test_killed_between_changes_on_disk(data: Path, quiet_2: Path, tmp_path: Pat
     assert_same_run(run, quiet_2)
     leftovers = [path.name for path in run.iterdir() if path.name.startswith(".incomplete")]
     assert not leftovers, f"killed at {moments}"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_killed_before_each_change_on_disk_of_the_first_saves(
-    data: Path, quiet: Path, tmp_path: Path, log: Path
-) -> None:
-    for moment in range(1, 50):
-        run = tmp_path / f"run_{moment}"
-        train(
-            settings(data, run, keep_last_k=1),
-            log,
-            hook=with_arguments(runs.killed_at_file_event, str(run), moment),
-        ).killed()
-        runs.resume(data, run, log, keep_last_k=1).ok()
-        assert_same_run(run, quiet)
-
-
-def test_leftovers_of_killed_writes_are_removed(data: Path, quiet: Path, copied: Path) -> None:
-    """write_atomically leaves a file behind, and an unfinished step leaves a folder behind."""
-    runs.rewind(copied, 4)
-    (copied / ".incomplete_latest").write_text("step_")
-    (copied / ".incomplete_step_00000006").mkdir()
-    train_here(settings(data, copied, resume="auto"))
-    assert not list(copied.glob(".incomplete*"))
-    assert_same_run(copied, quiet)
 
 
 @pytest.mark.parametrize("by", ["auto", "path"])
@@ -341,28 +315,9 @@ def test_disk_full_at_a_log_line(data: Path, quiet: Path, tmp_path: Path, log: P
     assert_same_run(run, quiet)
 
 
-def test_disk_full_on_one_rank(data: Path, tmp_path: Path, log: Path) -> None:
-    """Both ranks end with the reason, and no step folder is published."""
-    run = tmp_path / "run"
-    done = train(settings(data, run), log, ranks=2, hook=with_arguments(_small_disk_on_rank_1))
-    assert "the checkpoint of step 2 could not be written" in done.error()
-    assert "there is no checkpoint yet" in done.error()
-    assert not list(run.glob("*step_*")) and not (run / "latest").exists()
-
-
-def _small_disk_on_rank_1(rank: int) -> None:
-    if rank == 1:
-        runs.small_disk(1000, rank)
-
-
 def test_disk_full_from_the_start(data: Path, tmp_path: Path, log: Path) -> None:
     hook = with_arguments(runs.small_disk, 900)  # config.yaml is larger
     assert "can't write to" in train(settings(data, tmp_path / "run"), log, hook=hook).error()
-
-
-def test_folder_that_cannot_be_written(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert str(tmp_path / "file") in mistake(settings(data, tmp_path / "file" / "run"))
 
 
 def test_numbers_that_are_not_finite_stop_the_run_and_keep_its_checkpoints(data: Path, copied: Path, log: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tests import fuzz, runs
 from tests.in_process import begin, load_run, train_here
 from training.config import PretrainConfig
 from utils.command_line import read_config, validate
-from utils.composing import Origin
+from utils.composing import compose
 from utils.errors import UserError
 
 SMALL = {"arch": "urm", "arch.num_layers": 1, "arch.H_cycles": 2, "arch.L_cycles": 2, "lr_warmup_steps": 3}
@@ -180,9 +181,9 @@ def test_the_published_commands_run_and_resume(name: str, data: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("grad_accum_steps=2", "global_batch_size the size of that sum, and grad_accumulation=N"),
+        ("grad_accum_steps=2", "global_batch_size the size of the sum, and grad_accumulation=N"),
         ("+load_optimizer_state=False", "resume=<run> goes on with the optimizers' state"),
-        ("arch.loop_deltas=[0,8]", "does not read it; leave it out"),
+        ("arch.loop_deltas=[0,8]", "has no effect on URM in its own code; leave it out"),
         ("load_checkpoint=latest", "give resume=auto and the checkpoint_path of the run instead"),
     ],
 )
@@ -208,7 +209,7 @@ def test_a_file_is_told_our_names(tmp_path: Path) -> None:
         file.write_text(f"# @package _global_\ndefaults:\n  - override /arch: urm\n{lines}")
         with pytest.raises(UserError, match=re.escape(expected)):
             overrides = [f"experiment={file}"]
-            validate(PretrainConfig, read_config("pretrain", overrides), Origin("pretrain", overrides))
+            validate(PretrainConfig, read_config("pretrain", overrides), partial(compose, "pretrain", overrides))
 
 
 def test_a_checkpoint_for_the_program_of_urm_starts_a_run_here(data: Path, tmp_path: Path) -> None:

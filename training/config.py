@@ -32,10 +32,7 @@ _SLOTS = {"puzzles": ("global_batch_size", "slots"), "text": ("rows_per_step", "
 
 @page("pretrain", bare="data_path", aliases=aliases(batch_size="eval_batch_size"))
 class PretrainConfig(RunConfig):
-    """All keys of a run, with those of RunConfig.
-
-    config/pretrain.yaml holds the defaults and says what each key means.
-    """
+    """All keys of a run. config/pretrain.yaml holds the defaults and says what each key means."""
 
     arch: ArchConfig
     optim: OptimConfig
@@ -114,68 +111,38 @@ class PretrainConfig(RunConfig):
     dist: DistConfig
 
     @model_validator(mode="after")
-    def _something_is_left_to_train(self) -> "PretrainConfig":
+    def _keys_fit_together(self) -> "PretrainConfig":
+        has_table = isinstance(self.arch, CommonConfig) and self.arch.puzzle_emb_ndim > 0
+        frozen = "freeze_weights" if self.freeze_weights else f"freeze={self.freeze}"
         if self.freeze_weights and self.freeze != "none":
+            raise ValueError(f"freeze_weights and freeze={self.freeze} exclude each other; give one of them")
+        if (self.freeze_weights or self.freeze == "puzzle_table") and not has_table:
             raise ValueError(
-                f"freeze_weights trains the puzzle table only, and freeze={self.freeze} leaves less; give one of them"
+                f"{frozen} is about the puzzle table, but arch.puzzle_emb_ndim is 0: there is none; leave it out"
             )
-        if self.freeze_weights and not self._has_table:
-            raise ValueError(
-                "freeze_weights trains the puzzle table only, but arch.puzzle_emb_ndim is 0: there is none; "
-                "give it a size, or freeze=blocks"
-            )
-        if self.freeze == "puzzle_table" and not self._has_table:
-            raise ValueError("freeze=puzzle_table, but arch.puzzle_emb_ndim is 0: there is none; leave freeze out")
-        return self
-
-    @property
-    def _has_table(self) -> bool:
-        return isinstance(self.arch, CommonConfig) and self.arch.puzzle_emb_ndim > 0
-
-    @model_validator(mode="after")
-    def _one_batch_stays_one_batch(self) -> "PretrainConfig":
         if self.overfit_one_batch and self.augment != "none":
             raise ValueError(
                 f"overfit_one_batch repeats a batch, and augment={self.augment} varies it; give augment=none"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _clues_are_augmentation(self) -> "PretrainConfig":
         if self.augment_clues and self.augment == "none":
             raise ValueError(
                 f"augment_clues={self.augment_clues} is part of augment=online; give that too, or augment_clues=0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _weights_have_one_source(self) -> "PretrainConfig":
         if self.init_from and self.load_checkpoint:
             raise ValueError(
                 f"init_from={self.init_from} and load_checkpoint={self.load_checkpoint} mean the same; give one"
             )
         if self.load_checkpoint == "latest":
-            raise ValueError(
-                "load_checkpoint=latest goes on with a run in URM's code; give resume=auto and the checkpoint_path of "
-                "the run instead"
-            )
+            raise ValueError("load_checkpoint=latest: give resume=auto and the checkpoint_path of the run instead")
         if self.puzzle_table and not self.initial_weights:
             raise ValueError(
                 f"puzzle_table={self.puzzle_table} says what becomes of the table of init_from; give that too"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _patience_has_a_metric(self) -> "PretrainConfig":
         if self.early_stop_patience and not (self.best_metric and self.evaluates):
             raise ValueError(
                 f"early_stop_patience={self.early_stop_patience} counts evaluations without a better best_metric; "
                 "give that, and eval_interval or eval_every_n_steps"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _the_batch_is_whole(self) -> "PretrainConfig":
         if self.num_slots > _MOST_SLOTS:
             raise ValueError(f"{self.slots_key[0]} is {self.num_slots}, and must be at most {_MOST_SLOTS}")
         if self.global_batch_size % self.num_slots:

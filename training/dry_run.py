@@ -12,7 +12,6 @@ from typing import get_args
 
 from models.model import Checkpointing
 from models.parallel import ParallelConfig
-from training.arch_of_recipe import note_on_arch
 from training.config import PretrainConfig
 from training.data import AnySizes, slots_of_ranks
 from training.flops import flops_of_parts
@@ -23,7 +22,7 @@ from training.precision import with_forward_dtype
 from training.splits import open_own
 from training.trained import read_config_of_new_run
 from utils.command_line import read_config, validate
-from utils.composing import Origin
+from utils.composing import compose
 from utils.config_files import choices
 from utils.errors import UserError
 from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
@@ -79,7 +78,7 @@ class Question:
                 close := difflib.get_close_matches(key, _OWN_KEYS, 1, 0.8)
             ):
                 raise UserError(f"unknown key {key!r}; did you mean {close[0]}?")
-        config = validate(PretrainConfig, read_config_of_new_run(overrides), Origin("pretrain", overrides))
+        config = validate(PretrainConfig, read_config_of_new_run(overrides), lambda: compose("pretrain", overrides))
         if config.resume is not None:
             raise UserError(f"resume={config.resume}: --dry-run tells of a new run; leave resume out")
         arch = config.arch
@@ -270,7 +269,6 @@ def of_model(question: Question) -> Iterator[str]:
     in_blocks = sum(weight.numel() for weight in model.block_weights())
     rows = f"; {model.puzzle_embedding.weight.numel():,} in the puzzle table" if model.puzzle_embedding else ""
     yield f"parameters: {num_parameters(config, sizes):,}, of which {in_blocks:,} in blocks{rows}"
-    yield from note_on_arch(list(question.overrides), config, sizes)
     yield from _flops(question)
 
 

@@ -45,8 +45,8 @@ from training.evaluation_text import TextEvalOptions, TextSample, evaluate_text,
 from training.laps import Interrupts
 from training.text_loader import TextLoader
 from utils.checkpoint.format import Progress
-from utils.config import name_of
-from utils.config_files import CONFIG_DIR, Container
+from utils.config import Container, name_of
+from utils.config_files import CONFIG_DIR
 from utils.errors import UserError
 from utils.metrics import Picture
 from utils.ranks.world import World

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Set
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -20,10 +19,10 @@ from training.trained import read_config_of_new_run
 from utils.checkpoint.format import read_state, step_folders
 from utils.checkpoint.names import nearest_run, refuse_folder_of_runs, run_folder_of
 from utils.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
-from utils.command_line import differences, read_config, typed_changes, typed_keys_and_groups, validate, with_changes
-from utils.composing import Origin
-from utils.config import flatten
-from utils.config_files import Container, Place, default_groups, lines_of
+from utils.command_line import differences, typed_changes, typed_keys_and_groups, validate, with_changes
+from utils.composing import Composed, compose
+from utils.config import Container, flatten
+from utils.config_files import Place, default_groups, places_in
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
 from utils.overrides import typed_override
@@ -52,30 +51,6 @@ class Start:
     def branches_off(self) -> bool:
         """Whether the checkpoint belongs to another run."""
         return self.checkpoint is not None and not same_folder(self.checkpoint.path.parent, self.config.run_path)
-
-
-@dataclass(frozen=True)
-class _Resumed(Origin):
-    """Where the config of a resumed run comes from: its stored config, and overrides.
-
-    Attributes:
-        file: config.yaml, or a state.json, which has the keys below `config`.
-        changed: the keys and groups that the overrides change.
-    """
-
-    file: Path = Path()
-    changed: Set[str] = frozenset()
-
-    def place_of(self, key: str) -> Place | None:
-        """Return where a file sets a key; None: it was typed, or no file sets it."""
-        if any(key == each or key.startswith(f"{each}.") for each in self.changed):
-            return super().place_of(key)
-        above = "config." if self.file.name == "state.json" else ""
-        lines = lines_of(self.file)
-        stored = f"{above}{key}"
-        while stored not in lines and "." in stored:  # a list and its elements have one line
-            stored = stored.rpartition(".")[0]
-        return Place(self.file, lines[stored]) if stored in lines else None
 
 
 def read_start(overrides: list[str], lock: RunLock, launch: Launch) -> Start:
@@ -120,7 +95,7 @@ def read_start(overrides: list[str], lock: RunLock, launch: Launch) -> Start:
 
 
 def _new_run(overrides: list[str], where: RunConfig, notes: list[str]) -> Start:
-    asked = validate(PretrainConfig, read_config_of_new_run(overrides), Origin("pretrain", overrides))
+    asked = validate(PretrainConfig, read_config_of_new_run(overrides), lambda: compose("pretrain", overrides))
     named = {key: getattr(where, key) for key in ("project_name", "run_name", "checkpoint_path")}
     started_in = {"started_in": asked.started_in or os.getcwd()}
     return Start(asked.model_copy(update=named | started_in), notes=notes)
@@ -141,7 +116,7 @@ def _resumed(
         notes.append(f"not known when the run began: {', '.join(f'{key}={whole[key]}' for key in newer)}")
     if gone := [f"{key}={value}" for key, value in flatten(stored) if key in GONE]:
         notes.append(f"stored keys that no longer exist are dropped: {', '.join(gone)}")
-    stored, changes = _merged(whole, overrides)
+    stored, changes, places = _merged(whole, overrides)
     changes |= {
         "resume": where.resume,
         "checkpoint_path": str(run_path),
@@ -150,12 +125,18 @@ def _resumed(
     if where.resume not in (None, "auto"):  # a typed group, such as debug=tiny, gives no new names
         changes |= {key: getattr(where, key) or stored.get(key) for key in _NAMES}
     changes |= _typed_paths_as_stored(changes, started_in=changes.get("started_in", stored.get("started_in")))
-    origin = _Resumed(
-        "pretrain",
-        overrides,
-        file=run_path / "config.yaml" if checkpoint is None else checkpoint.path / "state.json",
-        changed=changes.keys() | {key for key in stored if stored[key] != whole[key]},
-    )
+    file = run_path / "config.yaml" if checkpoint is None else checkpoint.path / "state.json"
+    not_stored = changes.keys() | {key for key in stored if stored[key] != whole[key]}
+
+    def origin() -> Composed:
+        def is_stored(key: str) -> bool:
+            return not any(f"{key}.".startswith(f"{each}.") for each in not_stored)
+
+        above = "config." if file.name == "state.json" else ""
+        of_file = {key.removeprefix(above): place for key, place in places_in(file).items()}
+        of_file = {key: place for key, place in of_file.items() if is_stored(key)}
+        return Composed(places=of_file | {key: place for key, place in places.items() if not is_stored(key)})
+
     named = with_names(validate(PretrainConfig, with_changes(stored, changes), origin), launch)
     config = _with_started_in(named, checkpoint)
     notes.append(_goes_on(config, stored, checkpoint))
@@ -276,8 +257,8 @@ def _names_of(run: Path) -> dict[str, Any]:
     return {key: stored.get(key) or name for key, name in of_folder.items()}
 
 
-def _merged(stored: Container, overrides: list[str]) -> tuple[Container, Container]:
-    """Return the stored config, and the typed changes to it as {dotted key: value}.
+def _merged(stored: Container, overrides: list[str]) -> tuple[Container, Container, dict[str, Place]]:
+    """Return the stored config, the typed changes to it as {dotted key: value}, and their places.
 
     The overrides are read with the run's own architecture, optimizer and so on. If they choose
     another one, its options replace all stored options of that group.
@@ -288,14 +269,14 @@ def _merged(stored: Container, overrides: list[str]) -> tuple[Container, Contain
     typed = typed_keys_and_groups("pretrain", overrides)
     names = {group: name_in(stored.get(group), group) for group, _ in default_groups("pretrain")}
     given = [f"{group}={name}" for group, name in names.items() if name and not typed & {group, "experiment"}]
-    asked = read_config("pretrain", [*given, *overrides])
-    changes = typed_changes("pretrain", overrides, given)
+    composed = compose("pretrain", [*given, *overrides])
+    asked, changes = composed.values, typed_changes("pretrain", overrides, given)
     if "data_path" in typed and "data_paths" not in typed:
         changes["data_paths"] = []  # the typed data_path replaces it
     others = {
         group: asked[group] for group, name in names.items() if name and changes.get(f"{group}.name", name) != name
     }
-    return stored | others, changes
+    return stored | others, changes, composed.places
 
 
 def _changes(stored: Container, now: Container) -> list[str]:

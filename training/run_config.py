@@ -9,8 +9,8 @@ from pydantic import field_validator
 
 from utils.checkpoint.format import step_folders
 from utils.command_line import read_config, validate
-from utils.config import Bool, StrictModel
-from utils.config_files import Container, default_groups
+from utils.config import Bool, Container, StrictModel
+from utils.config_files import default_groups
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
 from utils.overrides import typed_override
@@ -50,11 +50,7 @@ class RunConfig(StrictModel):
 
 
 def place_of_run(overrides: list[str]) -> RunConfig:
-    """Return the keys that name a run, as the command line and the defaults set them.
-
-    Raises:
-        UserError: The config is wrong.
-    """
+    """Return the keys that name a run, as the command line and the defaults set them."""
     values = read_beside_groups(overrides)
     return validate(RunConfig, {key: values[key] for key in RunConfig.model_fields})
 
@@ -62,12 +58,8 @@ def place_of_run(overrides: list[str]) -> RunConfig:
 def read_beside_groups(overrides: list[str]) -> Container:
     """Compose the config for the keys that are in no group, such as resume or init_from.
 
-    An option of a group, such as arch.L_layers=1, may be wrong for the default architecture and
-    right for that of the resumed run or of the first weights. That one is not known yet, so such
-    options are left out here and read later.
-
-    Raises:
-        UserError: The config is wrong.
+    An option such as arch.L_layers=1 may be wrong for the default architecture and right for that
+    of the resumed run, which is not known yet. Such options are left out then, and read later.
     """
     try:
         return read_config("pretrain", overrides)
@@ -76,9 +68,8 @@ def read_beside_groups(overrides: list[str]) -> Container:
 
 
 def without_options(overrides: list[str]) -> list[str]:
-    """Return the overrides without those of options of a group, such as arch.L_layers=1."""
     options = tuple(f"{group}." for group, _ in default_groups("pretrain"))
-    return [typed for typed in overrides if not typed.lstrip("+~").startswith(options)]
+    return [typed for typed in overrides if not typed.lstrip("+").startswith(options)]
 
 
 C = TypeVar("C", bound=RunConfig)
@@ -97,10 +88,7 @@ def with_names(config: C, launch: Launch) -> C:
 
 @file_errors()
 def _draw_name(project: str, launch: Launch) -> str:
-    """Return a name of two random words.
-
-    A restarted attempt of a torchrun launch gets the name that the earlier attempt noted.
-    """
+    """Return two random words, or the name that an earlier attempt of this launch noted."""
     if launch.identity is not None:
         note = _note_of_launch(project, launch.identity)
         if not launch.is_later_attempt:
@@ -112,10 +100,7 @@ def _draw_name(project: str, launch: Launch) -> str:
 
 
 def note_name(config: RunConfig, launch: Launch) -> None:
-    """Note the run's name for later attempts of the same launch.
-
-    Only called when the run's folder exists: without it a later attempt has nothing to resume.
-    """
+    """Note the run's name for later attempts of the same launch, once its folder is there."""
     assert config.project_name is not None and config.run_name is not None
     if launch.identity is not None and config.run_path == CHECKPOINTS / config.project_name / config.run_name:
         note = _note_of_launch(config.project_name, launch.identity)
@@ -131,10 +116,8 @@ def _note_of_launch(project: str, identity: str) -> Path:
 def claim_fresh(run: Path, *, branches_off: bool = False) -> None:
     """Raise UserError if the folder holds checkpoints, which a new run would overwrite."""
     if steps := step_folders(run):
-        goes_on, begins = "resume=auto", "starts a new one"
-        if branches_off:
-            goes_on, begins = typed_override("resume", str(run)), "branches off again"
+        goes_on = typed_override("resume", str(run)) if branches_off else "resume=auto"
         raise UserError(
             f"{run} already holds checkpoints (newest {steps[-1].name}); {goes_on} continues that run, "
-            f"another run_name or checkpoint_path {begins}"
+            "another run_name or checkpoint_path starts a new one"
         )

@@ -109,7 +109,7 @@ class TrainState:
         own = {key: shape for part in world.gather_objects(own) for key, shape in part.items()}  # of all stages
         with world.shared_errors():
             require_same_state(checkpoint.sizes("optimizer"), _without_prefix("optimizer.", own))
-            kept = [prefix for prefix in ("ema", "loss_scale") if checkpoint.has(prefix)]  # others begin here
+            kept = [prefix for prefix in ("ema", "loss_scale") if checkpoint.sizes(prefix)]  # others begin here
             if "ema" in kept and self.ema is not None:
                 require_same_average(checkpoint.sizes("ema"), _without_prefix("ema.", own))
             tensors = {key: tensor for key, tensor in tensors.items() if key.split(".")[0] in ("optimizer", *kept)}

@@ -32,8 +32,7 @@ from utils.checkpoint.names import step_named
 from utils.checkpoint.reader import Checkpoint, InParts, open_checkpoint
 from utils.command_line import differences, read_config, typed_changes, typed_keys_and_groups, validate, with_changes
 from utils.composing import compose
-from utils.config import StrictModel
-from utils.config_files import Container
+from utils.config import Container, StrictModel
 from utils.errors import UserError
 from utils.files import file_errors
 from utils.ranks.world import World

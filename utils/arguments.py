@@ -13,15 +13,11 @@ from utils.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises UserError and keeps the line breaks of its description and examples.
+    """A parser that raises UserError, and takes output=FILE as --output FILE.
 
-    Each option can be typed as the other commands take their keys, too: output=FILE is --output
-    FILE, and png=true is --png. Underscores are dashes. Programs that pass overrides on (a
-    positional argument of this name) take only options.
+    Programs that pass overrides on (a positional argument of this name) take only options.
 
     Args:
-        prog: the name of the program.
-        description, epilog: text in front of the options and behind them.
         path_keys: keys for the first positional argument, such as checkpoint for checkpoint=RUN.
     """
 
@@ -36,11 +32,9 @@ class Parser(argparse.ArgumentParser):
         self._path_keys = path_keys
 
     def error(self, message: str) -> NoReturn:
-        """Raise UserError instead of printing the usage: a mistake is reported in one line."""
         raise UserError(f"{message}; --help shows the options")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse a command line, in which options may be written key=value."""
         words = list(sys.argv[1:] if args is None else args)
         if not any(action.dest == "overrides" for action in self._actions):
             words = list(self._with_dashes(words))
@@ -54,52 +48,33 @@ class Parser(argparse.ArgumentParser):
                 yield from words[number:]
                 return
             name, equals, value = word.lstrip("-").partition("=")
-            if is_value:
+            has_dashes = word.startswith("--")
+            action = self._option_string_actions.get(option(name) if has_dashes or equals else word)
+            is_key = has_dashes or (equals and re.fullmatch(r"[A-Za-z][\w-]*", word.partition("=")[0]))
+            if is_value or not is_key:
                 yield word
-            elif word.startswith("--") and name in self._path_keys:  # --checkpoint RUN, --checkpoint=RUN
+            elif name in self._path_keys:  # --checkpoint RUN, checkpoint=RUN
                 yield from [value] * bool(equals)
-            elif word.startswith("--") and option(name) not in self._option_string_actions:
-                self._refuse(word, name)
-            elif word.startswith("--"):  # --output_file too
-                word = option(name) + equals + value
+            elif action is None and not has_dashes and os.path.exists(word):  # a path with an equals sign
                 yield word
-            elif re.fullmatch(r"[A-Za-z][\w-]*", name) and equals and not word.startswith("-"):
-                yield from self._as_option(word, name, value)
+            elif action is None:
+                options = {each.lstrip("-"): each for each in self._option_string_actions if each.startswith("--")}
+                known = {**{key: f"{key}=..." for key in self._path_keys}, **options}
+                close = difflib.get_close_matches(name.replace("_", "-"), known, n=1)
+                self.error(f"unrecognized arguments: {word}" + (f" (did you mean {known[close[0]]}?)" if close else ""))
+            elif action.nargs == 0 and equals:
+                if value.lower() not in ("true", "false"):
+                    raise UserError(f"{name} is {value!r}; write {name}=true, or leave it out")
+                yield from [option(name)] * (value.lower() == "true")
+            elif action.nargs == "+" and equals and not has_dashes:
+                yield from [option(name), *filter(None, re.split(r"[,\s]+", value.strip("[]")))]
             else:
-                yield word
-            action = self._option_string_actions.get(word)
-            is_value = action is not None and action.nargs != 0
-
-    def _as_option(self, word: str, key: str, value: str) -> Iterator[str]:
-        action = self._option_string_actions.get(option(key))
-        if action is None and key in self._path_keys:
-            yield value
-        elif action is None and os.path.exists(word):  # a path with an equals sign
-            yield word
-        elif action is None:
-            self._refuse(word, key)
-        elif action.nargs == 0:
-            if value.lower() not in ("true", "false"):
-                raise UserError(f"{key} is {value!r}; write {key}=true, or leave it out")
-            yield from [option(key)] * (value.lower() == "true")
-        elif action.nargs == "+":
-            yield from [option(key), *filter(None, re.split(r"[,\s]+", value.strip("[]")))]
-        else:
-            yield f"{option(key)}={value}"
-
-    def _refuse(self, word: str, name: str) -> NoReturn:
-        options = {each.lstrip("-"): each for each in self._option_string_actions if each.startswith("--")}
-        known = {**{key: f"{key}=..." for key in self._path_keys}, **options}
-        close = difflib.get_close_matches(name.replace("_", "-"), known, n=1)
-        self.error(f"unrecognized arguments: {word}" + (f" (did you mean {known[close[0]]}?)" if close else ""))
+                yield option(name) + equals + value
+            is_value = not is_value and action is not None and action.nargs != 0 and not equals
 
 
 def typed_path(text: str) -> Path:
-    """Return a path that was typed, for `type=` of an argument. ~ is the home directory.
-
-    Raises:
-        argparse.ArgumentTypeError: No file can have this name, or its folder may not be read.
-    """
+    """Return a path that was typed, for `type=` of an argument. ~ is the home directory."""
     path = Path(os.path.expanduser(text))
     try:
         path.exists()

@@ -9,6 +9,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Container = dict[str, Any]
+
 # Without strict=True pydantic would read `epochs=true` as 1 and `lr="1e-4"` as a number. YAML's
 # quoting rules would then decide what runs.
 Int = Annotated[int, Field(strict=True)]
@@ -27,22 +29,14 @@ C = TypeVar("C", bound=type[BaseModel])
 
 @dataclass(frozen=True)
 class Page:
-    """What a program knows of its page, config/<name>.yaml.
-
-    Attributes:
-        config_class: holds the keys of the page.
-        bare: the key that a bare path on the command line stands for.
-        passes_on: the page of the program to which this one passes all other keys on.
-        aliases: other names of keys on a command line, {name: key}; also {key=value: override},
-            where an empty override means that it is left out.
-        text_key: takes the names above a value, and returns the page and the dotted key that decide
-            whether the value is text; None: the names joined, on this page.
-    """
+    """What a program knows of its page, config/<name>.yaml."""
 
     config_class: type[BaseModel]
-    bare: str | None = None
-    passes_on: str | None = None
+    bare: str | None = None  # the key that a bare path on the command line stands for
+    passes_on: str | None = None  # the page of the program to which this one passes all other keys on
+    # Other names of keys on a command line, {name: key}, or {key=value: override, perhaps empty}.
     aliases: Mapping[str, str] = field(default_factory=dict)
+    # Takes the names above a value; returns the page and key that decide whether it is text.
     text_key: Callable[[Sequence[str]], tuple[str, str]] | None = None
 
 
@@ -51,11 +45,7 @@ PAGES: dict[str, Page] = {}
 
 
 def page(name: str, **known: Any) -> Callable[[C], C]:
-    """Return a decorator of the config class that holds the keys of config/<name>.yaml.
-
-    Args:
-        known: attributes of Page.
-    """
+    """Return a decorator of the config class of config/<name>.yaml, with attributes of its Page."""
 
     def register(config_class: C) -> C:
         PAGES[name] = Page(config_class, **known)
@@ -82,25 +72,40 @@ def null_of_text(page_name: str, names: Sequence[str]) -> bool | None:
 
 
 @cache
-def _text_keys(config_class: type[BaseModel], prefix: str = "") -> dict[str, bool]:
-    """Return the dotted keys that take text or lists of text, and whether each may be null."""
-    found: dict[str, bool] = {}
+def _text_keys(config_class: type[BaseModel]) -> dict[str, bool]:
+    keys = keys_of(config_class)
+    return {key: NoneType in types for key, types in keys.items() if str in types or list[str] in types}
+
+
+def keys_of(config_class: type[BaseModel], values: Any = None, prefix: str = "") -> dict[str, list[Any]]:
+    """Return the dotted keys of a config class, and the types that each may have.
+
+    Args:
+        values: where these name a member of a union, only its keys are returned.
+    """
+    found: dict[str, list[Any]] = {}
     for name, info in config_class.model_fields.items():
-        types = [*_alternatives(info.annotation)]
-        if str in types:
-            found[f"{prefix}{name}"] = NoneType in types
-        for inner in types:
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                found |= _text_keys(inner, f"{prefix}{name}.")
+        found[f"{prefix}{name}"] = [*_alternatives(info.annotation)]
+        members = members_of(config_class, name)
+        inner = values.get(name) if isinstance(values, dict) else None
+        chosen = inner.get("name") if isinstance(inner, dict) else None
+        named = [each for each in members if len(members) > 1 and name_of(each) == chosen]
+        for member in named or members:
+            found |= keys_of(member, inner, f"{prefix}{name}.")
     return found
 
 
+def members_of(config_class: type[BaseModel], name: str) -> list[type[BaseModel]]:
+    """Return the config classes that the value of a key may have."""
+    types = _alternatives(config_class.model_fields[name].annotation)
+    return [each for each in types if isinstance(each, type) and issubclass(each, BaseModel)]
+
+
 def _alternatives(annotation: Any) -> Iterator[Any]:
-    """Yield the types of a value, or of the elements of a list."""
     kind, arguments = get_origin(annotation), get_args(annotation)
     if kind is Annotated:
         yield from _alternatives(arguments[0])
-    elif kind in (Union, UnionType, list):
+    elif kind in (Union, UnionType):
         for each in arguments:
             yield from _alternatives(each)
     else:
@@ -108,20 +113,17 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
 
 
 def name_of(config_class: type[BaseModel]) -> str:
-    """Return the value of the key `name` that chooses a config class of a union."""
+    """Return the value of the key `name` that chooses this member of a union."""
     (name,) = get_args(config_class.model_fields["name"].annotation)
     return str(name)
 
 
 def union_of(config_classes: Iterable[type[StrictModel]]) -> Any:
-    """Return the union of config classes as a type for pydantic.
-
-    The key `name` chooses one of them. Therefore each class declares its name as a Literal.
-    """
+    """Return the union of config classes, of which the key `name`, a Literal, chooses one."""
     return Annotated[reduce(or_, config_classes), Field(discriminator="name")]
 
 
-def flatten(container: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(container: Container, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each leaf with its dotted key."""
     for key, value in container.items():
         if isinstance(value, dict):

@@ -10,15 +10,12 @@ from typing import Any
 import yaml
 from omegaconf._utils import get_yaml_loader
 
-from utils.config import null_of_text
+from utils.config import Container, null_of_text
 from utils.errors import UserError
 from utils.files import YAML_LOADER, read_plain_yaml
 from utils.text import one_line
 
-Container = dict[str, Any]
-
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
-_SUFFIXES = (".yaml", ".yml")
 # The first line of files that set keys of the whole config.
 _GLOBAL = "# @package _global_"
 SELF = "_self_"  # the place of a file's own keys among its defaults
@@ -51,7 +48,7 @@ def choices(group: str) -> list[str]:
 
 def default_groups(config_name: str) -> list[tuple[str, str]]:
     """Return the groups in the config's defaults with their choices, in order; "null": none."""
-    entries = ConfigFile.of_config(CONFIG_DIR / f"{config_name}.yaml", "", config_name).defaults
+    entries = config_file(CONFIG_DIR / f"{config_name}.yaml", "", config_name).defaults
     return [(entry.group, entry.names[0] if entry.names else "null") for entry in entries if entry.names != [SELF]]
 
 
@@ -70,7 +67,7 @@ def names_file(override: str) -> bool:
 
 def is_path(choice: str) -> bool:
     """Return whether the choice of a group is the path of a file."""
-    return choice.endswith(_SUFFIXES)
+    return choice.endswith((".yaml", ".yml"))
 
 
 # ---- a file ------------------------------------------------------------------------------------
@@ -93,62 +90,58 @@ class ConfigFile:
     Attributes:
         group: the group under which it was chosen, such as arch; empty for the file of all keys.
         values: as the whole config has them, so those of a file of arch are below arch.
-        lines: the line of each key, also of those that hold keys. Keys are dotted, as the whole
-            config has them.
+        places: of each key, also of those that hold keys. Keys are dotted.
     """
 
     file: Path
     group: str
     values: Container
-    lines: dict[str, int]
+    places: dict[str, Place]
     defaults: list[Entry]
 
-    @staticmethod
-    @cache
-    def of_config(file: Path, group: str, config_name: str) -> "ConfigFile":
-        """Read a file of config/, once in a process."""
-        return ConfigFile.read(file, group, config_name)
 
-    @staticmethod
-    def read(file: Path, group: str, config_name: str) -> "ConfigFile":
-        """Read a file.
+def read_config_file(file: Path, group: str, config_name: str) -> ConfigFile:
+    """Read a file.
 
-        Args:
-            config_name: of the page that says which values are text.
+    Args:
+        config_name: of the page that says which values are text.
 
-        Raises:
-            UserError: The file can't be read, is no YAML, or does not suit its group.
-        """
-        try:
-            text = read_plain_yaml(file).removeprefix("\ufeff")  # which some editors put in front
-            loader = _Loader(text)
-            root = loader.get_single_node()
-            if root is not None and not isinstance(root, yaml.MappingNode):
-                raise UserError(f"{Place(file, root.start_mark.line + 1)} holds no keys; write lines such as lr: 1e-4")
-            is_inside = _is_inside_group(file, group, text, root)
-            reader = _Reader(loader, config_name)
-            pairs = [] if root is None else root.value
-            own = [pair for pair in pairs if pair[0].value != "defaults"]
-            values = reader.mapping(own, [group] if is_inside else [])
-            entries = [value for key, value in pairs if key.value == "defaults"]
-            defaults = [entry for value in entries for entry in _defaults(loader, value, file, group)]
-            if all(entry.names != [SELF] for entry in defaults):
-                defaults.append(Entry(group, [SELF], False, Place(file, 1)))
-            return ConfigFile(file, group, {group: values} if is_inside else values, reader.lines, defaults)
-        except yaml.MarkedYAMLError as error:
-            raise UserError(_malformed(error, file)) from error
-        except UserError:
-            raise
-        except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-            raise UserError(f"{file} can't be read as YAML ({one_line(error)}); correct the file") from error
+    Raises:
+        UserError: The file can't be read, is no YAML, or does not suit its group.
+    """
+    try:
+        text = read_plain_yaml(file).removeprefix("\ufeff")  # which some editors put in front
+        reader = _Reader(text, file, config_name)
+        pairs = reader.root
+        is_global = re.match(rf"\s*{_GLOBAL}", text) is not None and group in [key.value for key, _ in pairs]
+        is_inside = not sets_whole_config(group) and not is_global
+        values = reader.mapping([pair for pair in pairs if pair[0].value != "defaults"], [group] if is_inside else [])
+        defaults = [entry for key, value in pairs if key.value == "defaults" for entry in reader.defaults(value, group)]
+        if all(entry.names != [SELF] for entry in defaults):
+            defaults.append(Entry(group, [SELF], False, Place(file, 1)))
+        return ConfigFile(file, group, {group: values} if is_inside else values, reader.places, defaults)
+    except yaml.MarkedYAMLError as error:
+        problem = error.problem or "malformed"
+        # Of a line without a colon, the problem is noticed later.
+        mark = error.context_mark if "could not find expected ':'" in problem else error.problem_mark
+        place = Place(file, mark.line + 1 if mark else 1)
+        message = f"{place}: can't be read as YAML ({problem}); correct this line or the one before"
+        raise UserError(message) from error
+    except UserError:
+        raise
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} can't be read as YAML ({one_line(error)}); correct the file") from error
 
 
-def lines_of(file: Path) -> dict[str, int]:
-    """Return the line of each dotted key of a YAML file."""
-    loader = _Loader(file.read_text(encoding="utf-8"))
-    root, reader = loader.get_single_node(), _Reader(loader, "")
-    reader.mapping(root.value if isinstance(root, yaml.MappingNode) else [], [])
-    return reader.lines
+config_file = cache(read_config_file)
+"""Reads a file of config/, once in a process."""
+
+
+def places_in(file: Path) -> dict[str, Place]:
+    """Return the place of each dotted key of a YAML file, which was read before."""
+    reader = _Reader(file.read_text(encoding="utf-8"), file, "")
+    reader.mapping(reader.root, [])
+    return reader.places
 
 
 class _Loader(YAML_LOADER):  # type: ignore[misc,valid-type]
@@ -158,11 +151,15 @@ class _Loader(YAML_LOADER):  # type: ignore[misc,valid-type]
 
 
 class _Reader:
-    """Makes values of YAML nodes, and notes the line of each key."""
+    """Makes values of YAML nodes, and notes the place of each key."""
 
-    def __init__(self, loader: _Loader, config_name: str) -> None:
-        self._loader, self._config_name = loader, config_name
-        self.lines: dict[str, int] = {}
+    def __init__(self, text: str, file: Path, config_name: str) -> None:
+        self._loader, self._file, self._config_name = _Loader(text), file, config_name
+        self.places: dict[str, Place] = {}
+        root = self._loader.get_single_node()
+        if root is not None and not isinstance(root, yaml.MappingNode):
+            raise UserError(f"{self._place(root)} holds no keys; write lines such as lr: 1e-4")
+        self.root: list[tuple[yaml.Node, yaml.Node]] = [] if root is None else root.value
 
     def mapping(self, pairs: Sequence[tuple[yaml.Node, yaml.Node]], above: Sequence[str]) -> Container:
         values: Container = {}
@@ -171,9 +168,29 @@ class _Reader:
             if name is None or name in values:
                 problem = "found a key that is no text" if name is None else f"found duplicate key {name}"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            self.lines[".".join([*above, name])] = key.start_mark.line + 1
+            self.places[".".join([*above, name])] = self._place(key)
             values[name] = self._value(value, [*above, name])
         return values
+
+    def defaults(self, node: yaml.Node, group: str) -> list[Entry]:
+        """Return the entries below `defaults:` of a file."""
+        found = []
+        for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            place, entry = self._place(each), self._loader.construct_object(each, deep=True)
+            if isinstance(entry, str):
+                head, _, name = entry.rpartition("/")
+                found.append(Entry(head.lstrip("/") or group, [name], False, place))
+                continue
+            key, value = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else ("", entry)
+            words = str(key).split()
+            is_override = words[:-1] == ["override"] and words[-1].startswith("/")
+            names = value if isinstance(value, list) else [] if value is None else [value]
+            is_of_page = not group and len(words) == 1
+            if not (is_override or is_of_page) or not all(isinstance(name, str) for name in names):
+                chosen = words[-1].lstrip("/") if words else "arch"
+                raise UserError(f"{place}: here a group is chosen as - override /{chosen}: {value if words else '...'}")
+            found.append(Entry(words[-1].lstrip("/"), names, is_override, place))
+        return found
 
     def _value(self, node: yaml.Node, names: Sequence[str]) -> Any:
         kind = node.tag.removeprefix("tag:yaml.org,2002:")
@@ -187,57 +204,5 @@ class _Reader:
             return value
         return node.value  # text keeps its characters: 1.10, 2026_11_27, on
 
-
-def _is_inside_group(file: Path, group: str, text: str, root: yaml.MappingNode | None) -> bool:
-    """Return whether the keys of a file belong below its group.
-
-    Raises:
-        UserError: The first line of the file says something else than its group has to.
-    """
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    says_global = re.fullmatch(r"#\s*@package\s+_global_", first) is not None
-    if not group or (sets_whole_config(group) and says_global):
-        return False
-    if sets_whole_config(group):
-        raise UserError(f"{Place(file, 1)}: the first line has to be '{_GLOBAL}', as in config/{group}/; add it")
-    has_group = root is not None and group in [key.value for key, _ in root.value]
-    if says_global and not has_group:
-        raise UserError(f"{Place(file, 1)}: the keys of this file belong to {group}; remove this line")
-    return not says_global
-
-
-def _defaults(loader: _Loader, node: yaml.Node, file: Path, group: str) -> list[Entry]:
-    """Return the entries below `defaults:` of a file.
-
-    Raises:
-        UserError: An entry chooses nothing, or a group otherwise than with override.
-    """
-    if not isinstance(node, yaml.SequenceNode):
-        place = Place(file, node.start_mark.line + 1)
-        raise UserError(f"{place}: defaults is no list; write a line such as - override /arch: trm for each choice")
-    entries = [(Place(file, each.start_mark.line + 1), loader.construct_object(each, deep=True)) for each in node.value]
-    found = []
-    for place, entry in entries:
-        if isinstance(entry, str):
-            head, _, name = entry.rpartition("/")
-            found.append(Entry(head.lstrip("/") or group, [name], False, place))
-            continue
-        key, value = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else ("", entry)
-        words = str(key).split()
-        is_override = words[:-1] == ["override"] and words[-1].startswith("/")
-        is_of_page = not group and len(words) == 1
-        names = value if isinstance(value, list) else [] if value is None else [value]
-        if not (is_override or is_of_page) or not all(isinstance(name, str) for name in names):
-            chosen = words[-1].lstrip("/") if words else "arch"
-            raise UserError(f"{place}: here a group is chosen as - override /{chosen}: {value if words else '...'}")
-        found.append(Entry(words[-1].lstrip("/"), names, is_override, place))
-    return found
-
-
-def _malformed(error: yaml.MarkedYAMLError, file: Path) -> str:
-    """Return a message with the file and the line."""
-    problem = error.problem or "malformed"
-    # Of a line without a colon, the problem is noticed later.
-    mark = error.context_mark if "could not find expected ':'" in problem else error.problem_mark
-    place = Place(file, mark.line + 1 if mark else 1)
-    return f"{place}: can't be read as YAML ({problem}); correct this line or the one before"
+    def _place(self, node: yaml.Node) -> Place:
+        return Place(self._file, node.start_mark.line + 1)

@@ -7,7 +7,6 @@ functions refuse both before anything reads them. Reading follows links. Writing
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,11 +28,7 @@ YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def plain(file: Path) -> Path:
-    """Return the path if it is a regular file, a folder or missing.
-
-    Raises:
-        OSError: It is a pipe, a device or a socket, which may never end.
-    """
+    """Return the path, or raise OSError if it is a pipe or a device, which may never end."""
     if file.exists() and stat.S_IFMT(file.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
         raise OSError(f"{file} is no regular file")
     return file
@@ -60,10 +55,7 @@ def read_plain_yaml(file: Path) -> str:
 
 
 def remove_replaced(path: Path) -> None:
-    """Remove what nobody needs any more, such as what something new has replaced.
-
-    What can't be removed is named in a warning. That is no failure: the new is in place already.
-    """
+    """Remove what nobody needs any more, or warn."""
     try:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     except OSError as error:
@@ -71,14 +63,7 @@ def remove_replaced(path: Path) -> None:
 
 
 def require_utf8(words: Iterable[str]) -> None:
-    """Check typed words and the current folder, which may get into a config, before any work.
-
-    Configs, checkpoints and pages are UTF-8 and can't hold a name in another encoding.
-
-    Raises:
-        UserError: A name is no UTF-8, or Python can't read it as that in this locale. Or the
-            current folder was removed.
-    """
+    """Raise UserError if typed words or the current folder are no UTF-8, as configs have to be."""
     try:
         here = os.getcwd()
     except FileNotFoundError as error:
@@ -91,19 +76,12 @@ def require_utf8(words: Iterable[str]) -> None:
 
 
 def not_utf8(name: str) -> UserError:
-    """Return the mistake of a name that is no UTF-8, or that this locale can't give to a file."""
-    for encoding, errors in (("utf-8", "strict"), (sys.getfilesystemencoding(), "surrogateescape")):
-        with suppress(UnicodeError):
-            readable = name.encode(encoding, errors).decode()
-            return UserError(f"{readable!r} needs a locale of UTF-8, and this one is not; set LC_ALL=C.UTF-8")
-    return UserError(f"{name!r} is no UTF-8, as configs have to be; rename it")
+    """Return the mistake of a name that is no UTF-8, or not in this locale."""
+    return UserError(f"{name!r} is no UTF-8, or this locale is not; rename it, or set LC_ALL=C.UTF-8")
 
 
 def refuse_links(paths: Iterable[Path]) -> None:
-    """Raise UserError if one of the paths is a link.
-
-    A link in somebody else's folder could lead writes and removals to any place.
-    """
+    """Raise UserError if one of the paths is a link, which could lead writes to any place."""
     for path in paths:
         if path.is_symlink():
             raise UserError(
@@ -117,11 +95,7 @@ def without_following(path: str, flags: int) -> int:
 
 
 def write_atomically(path: Path, contents: str | bytes | memoryview) -> None:
-    """Replace a file: if the process dies, the file holds the old or the new contents.
-
-    Raises:
-        OSError: The file can't be written, and holds the old contents.
-    """
+    """Replace a file. If this fails or the process dies, the file holds the old or new contents."""
     beside = path.with_name(f"{INCOMPLETE}{path.name}")
     try:
         write_synced(beside, contents.encode() if isinstance(contents, str) else contents)
@@ -154,11 +128,7 @@ def file_errors() -> Iterator[None]:
 
 @file_errors()
 def files_below(folder: Path) -> list[Path]:
-    """Return every file in a folder and its subfolders, in order. Links are followed, each once.
-
-    Raises:
-        UserError: A folder can't be read.
-    """
+    """Return every file in a folder and its subfolders, in order. Links are followed, each once."""
 
     def fail(error: OSError) -> None:
         raise error

@@ -19,10 +19,7 @@ class RepeatedKey(UserError):
 
 
 def read_json(file: Path, fix: str) -> Any:
-    """Return the value in a file of JSON.
-
-    Args:
-        fix: the end of a message, which says what to do.
+    """Return the value in a file of JSON. `fix` says at the end of a message what to do.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -40,29 +37,22 @@ def read_json(file: Path, fix: str) -> Any:
 def parse_json(
     text: str | bytes, where: object, fix: str, *, parse_int: Callable[[str], int | float] | None = None
 ) -> Any:
-    """Return the value of a JSON text.
-
-    Args:
-        where: the beginning of a message, such as the path of the file.
-        fix: the end of a message, which says what to do.
-        parse_int: reads the digits of an integer in place of `int`.
+    """Return the value of a JSON text. Messages begin with `where`, and end with `fix`.
 
     Raises:
         UserError: The text is no JSON, or has a key twice in one object.
     """
-    twice: list[str] = []
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
-        if len(values) < len(pairs) and not twice:
-            twice.append(Counter(key for key, _ in pairs).most_common(1)[0][0])
+        if len(values) < len(pairs):
+            key = for_a_terminal(Counter(key for key, _ in pairs).most_common(1)[0][0])[:80]
+            raise RepeatedKey(f"{where}: has the key {key!r} twice in one object; rename or remove one of them")
         return values
 
     try:
-        value = json.loads(text, object_pairs_hook=unique, parse_int=parse_int)
+        return json.loads(text, object_pairs_hook=unique, parse_int=parse_int)
+    except RepeatedKey:
+        raise
     except (ValueError, RecursionError) as error:  # no text, or a number of thousands of digits, too
         raise UserError(f"{where}: is no JSON ({one_line(error)}); {fix}") from None
-    if twice:
-        key = for_a_terminal(twice[0])[:80]
-        raise RepeatedKey(f"{where}: has the key {key!r} twice in one object; rename or remove one of them")
-    return value

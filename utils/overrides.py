@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from utils.config import null_of_text
@@ -32,13 +32,9 @@ def _parsed(override: str) -> Override | HydraException:
 
 
 def parse_override(typed: str) -> Override:
-    """Return an override as Hydra's grammar reads it.
-
-    Raises:
-        UserError: It is none.
-    """
+    """Return an override as Hydra's grammar reads it, or raise UserError."""
     key, equals, value = typed.partition("=")
-    if not re.fullmatch(r"~?[\w.@/-]+", key) or not (equals or typed.startswith("~")):
+    if not re.fullmatch(r"[\w.@/-]+", key) or not equals:
         raise UserError(f"{typed!r} is no override; write key=value without blanks, and see --help for the keys")
     override = _parsed(typed)
     if isinstance(override, HydraException):
@@ -49,8 +45,7 @@ def parse_override(typed: str) -> Override:
     return override
 
 
-def value_of(text: str) -> Any:
-    """Return what Hydra makes of the text of a value: its error if it can't read the text."""
+def _value_of(text: str) -> Any:
     override = _parsed(f"key={text}")
     return override if isinstance(override, HydraException) else override.value()
 
@@ -79,12 +74,9 @@ def as_override(value: Any) -> str:
     text = str(value)
     if not isinstance(value, str):
         return text
-    read = value_of(text)
+    read = _value_of(text)
     # A sweep keeps a list among the values of a parameter as text.
     return text if read == text or isinstance(read, list | dict) else quoted(text)
-
-
-# ---- text --------------------------------------------------------------------------------------
 
 
 def in_text_quotes(config_name: str, override: str) -> str:
@@ -94,31 +86,27 @@ def in_text_quotes(config_name: str, override: str) -> str:
     (`\\,`) keep their meaning.
     """
     key, _, value = override.partition("=")
-    may_be_null = null_of_text(config_name, key.lstrip("+").split("."))
+    may_be_null = null_of_text(config_name, key.split("."))
     if may_be_null is None or not value or "${" in value:
         return override
     return f"{key}={_in_quotes(value, may_be_null)}"
 
 
 def _in_quotes(value: str, may_be_null: bool) -> str:
+    if choice := re.fullmatch(r"choice\((.*)\)", value, re.DOTALL):
+        return f"choice({_in_quotes(choice[1], may_be_null)})"
     if value.startswith("[") and not value.endswith("]"):
         return value  # a mistake
-    if (choice := re.fullmatch(r"choice\((.*)\)", value, re.DOTALL)) and isinstance(value_of(value), ChoiceSweep):
-        return f"choice({_in_quotes(choice[1], may_be_null)})"
     values = [match[1].strip() for match in _VALUE.finditer(value) if match[0]]
     if len(values) > 1:
         return ",".join(_in_quotes(each, may_be_null) if each else "" for each in values)
-    if (inner := re.fullmatch(r"\[(.*\S.*)\]", value, re.DOTALL)) and not isinstance(value_of(value), str):
+    if inner := re.fullmatch(r"\[(.*\S.*)\]", value, re.DOTALL):
         return f"[{_in_quotes(inner[1], may_be_null=False)}]"
-    return _as_text(value, may_be_null)
-
-
-def _as_text(value: str, may_be_null: bool) -> str:
-    parsed = value_of(value)
-    if isinstance(parsed, str):
-        is_plain = value[0] not in "'\"" and not ("\\" in value and parsed != value)
-    elif isinstance(parsed, HydraException):  # a=b is text, an unclosed list is a mistake
-        is_plain = value[0] not in "'\"[{"
-    else:
-        is_plain = not may_be_null if parsed is None else isinstance(parsed, int | float)
-    return quoted(value) if is_plain else value
+    if value[:1] in ("'", '"', "[", "{"):
+        return value
+    read = _value_of(value)
+    if isinstance(read, str):
+        keeps = "\\" in value and read != value
+    else:  # what can't be read, such as a=b, is text
+        keeps = may_be_null if read is None else not isinstance(read, int | float | HydraException)
+    return value if keeps else quoted(value)

@@ -12,11 +12,7 @@ _PR_SET_PDEATHSIG = 1
 def ending_with_parent(number: signal.Signals) -> Callable[[], None] | None:
     """Return the `preexec_fn` of a program to which Linux sends a signal when its parent is gone.
 
-    Otherwise the program would go on beside the one that somebody starts in its place. The parent
-    is gone when the thread that started the program ends, also by SIGKILL of its process.
-
-    Args:
-        number: SIGTERM lets a run save a checkpoint and end. SIGKILL frees its folder at once.
+    The parent is gone when the thread that started the program ends, also by SIGKILL.
 
     Returns:
         None where the system can't do this.

@@ -30,8 +30,7 @@ def run(main: Callable[[World], None]) -> NoReturn:
     """Run `main(world)` as a program, and exit.
 
     A mistake of the user is one line and status 2. A fault is a traceback, a line that names the
-    rank, and status 1. A lack of memory is a fault of two lines, from one of the ranks. A worker
-    ends when its launcher is gone.
+    rank, and status 1; a lack of memory is two lines. A worker ends when its launcher is gone.
     """
     faulthandler.enable()  # SIGBUS and SIGSEGV raise no exception, and print where they struck
     try:
@@ -94,10 +93,7 @@ def run(main: Callable[[World], None]) -> NoReturn:
             tell(line)
         with suppress(OSError):
             sys.stdout.flush()
-        # Not sys.exit, because closing the process groups would wait for ranks that wait for this
-        # one.
+        # sys.exit would close the process groups, and wait for ranks that wait for this one.
         os._exit(1)
-    # A thread of gloo frees the tensors of the last collective, and needs Python's lock for that.
-    # Python ends each thread that asks for the lock after finalization has begun. torch's C++ code
-    # can't be ended so, and aborts the process: a finished run would fail.
+    # A thread of gloo that asks for Python's lock after finalization has begun aborts the process.
     leave(0 if mistake is None else 2, finalize=world.size == 1)

@@ -21,24 +21,9 @@ FILE = "model.safetensors"
 INDEX_ENDING = ".safetensors.index.json"
 INDEX = f"model{INDEX_ENDING}"
 
-DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-"""The names of dtypes in the header of a file."""
-
-
-def name_of_file(index: int, num_files: int) -> str:
-    """Return the name of the file with this number, counted from 0."""
-    return FILE if num_files <= 1 else f"model-{index + 1:05d}-of-{num_files:05d}.safetensors"
+# The names of dtypes in the header of a file.
+DTYPES = {f"float{bits}": f"F{bits}" for bits in (64, 32, 16)} | {f"int{bits}": f"I{bits}" for bits in (64, 32, 16, 8)}
+DTYPES |= {"bfloat16": "BF16", "uint8": "U8", "bool": "BOOL"}
 
 
 def read_index(path: Path) -> dict[str, str]:
@@ -62,35 +47,8 @@ def weights_in(folder: Path) -> Path | None:
     return next((folder / name for name in (INDEX, FILE) if os.path.isfile(folder / name)), None)
 
 
-def load_files(folder: Path, name: str) -> "dict[str, Tensor]":
-    """Return the tensors of a file of safetensors, or of all files of an index.
-
-    The tensors lie in the files. Memory takes only what is read of them, and can drop it.
-
-    Args:
-        name: of the file or the index in the folder.
-
-    Raises:
-        OSError, SafetensorError: A file can't be read.
-        UserError: The index and its files differ.
-    """
-    from safetensors.torch import load_file
-
-    if not name.endswith(INDEX_ENDING):
-        return load_file(folder / name)
-    return joined(str(folder / name), read_index(folder / name), lambda file: load_file(folder / file))
-
-
 def joined(index: str, file_of: dict[str, str], read: "Callable[[str], dict[str, Tensor]]") -> "dict[str, Tensor]":
-    """Return the tensors of all files of an index, which must be those that it names.
-
-    Args:
-        index: of the index, for messages.
-        read: returns the tensors of a file.
-
-    Raises:
-        UserError: The index and its files differ.
-    """
+    """Return the tensors of all files of an index, or raise UserError if they are others."""
     tensors: dict[str, Tensor] = {}
     for file in sorted({*file_of.values()}):
         tensors |= read(file)

@@ -12,8 +12,7 @@ from search.study import Study, open_study
 from sweep import sweep as main
 from tests.search.finished import Ended, add_trials, finished, read_sweep
 from utils.command_line import read_config
-from utils.config import flatten
-from utils.config_files import Container
+from utils.config import Container, flatten
 from utils.errors import UserError
 
 

@@ -21,8 +21,7 @@ from tests.sharing.test_export import mistake, save_step
 from training.config import PretrainConfig
 from training.trained import open_trained
 from utils.command_line import read_config, validate
-from utils.config import flatten
-from utils.config_files import Container
+from utils.config import Container, flatten
 from utils.ranks.world import World
 
 _SIZES = {"seq_len": 36, "vocab_size": 8, "num_puzzle_identifiers": 1}

@@ -22,9 +22,9 @@ NO_EVALUATION = ("eval_interval=null", "eval_every_n_steps=null")
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        (["freeze_weights=true", "freeze=blocks"], "freeze=blocks leaves less; give one of them"),
-        (["freeze_weights=true", NO_TABLE], "freeze_weights trains the puzzle table only, but arch.puzzle_emb_ndim"),
-        (["freeze=puzzle_table", NO_TABLE], "there is none; leave freeze out"),
+        (["freeze_weights=true", "freeze=blocks"], "freeze=blocks exclude each other; give one"),
+        (["freeze_weights=true", NO_TABLE], "freeze_weights is about the puzzle table, but arch.puzzle_emb_ndim"),
+        (["freeze=puzzle_table", NO_TABLE], "freeze=puzzle_table is about the puzzle table, but arch.puzzle_emb_ndim"),
         (["overfit_one_batch=true", "augment=online"], "give augment=none"),
         (["init_from=a", "load_checkpoint=b"], "init_from=a and load_checkpoint=b mean the same; give one"),
         (["puzzle_table=keep"], "says what becomes of the table of init_from; give that too"),

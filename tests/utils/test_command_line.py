@@ -2,14 +2,11 @@
 
 import re
 import shlex
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import evaluate  # noqa: F401 registers its page
 import training.solver  # noqa: F401
@@ -54,11 +51,6 @@ def test_cfg_job_shows_a_config_that_can_be_run(flags: list[str]) -> None:
     assert page is not None
     shown = yaml.safe_load(page)
     assert validate(PretrainConfig, shown) == _read("experiment=sudoku_hard_full", "lr=5e-4")
-
-
-def test_a_flag_of_the_program_is_no_override() -> None:
-    command = CommandLine.parse(["lr=1", "--dry-run", "ranks=8"], "pretrain", USAGE, flags=["--dry-run"])
-    assert command.overrides == ["lr=1", "ranks=8"] and command.flags == {"--dry-run"}
 
 
 # ---- what is read ------------------------------------------------------------------------------
@@ -117,11 +109,10 @@ def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.Monke
     assert read_config("evaluate", _overrides("'~/run'", "evaluate"))["checkpoint"] == f"{home}/run"
 
 
-def test_both_names_of_the_batch_of_an_evaluation_work_in_both_programs() -> None:
+def test_other_names_of_keys_work_in_each_program() -> None:
     for name in ("batch_size", "eval_batch_size"):
         assert read_config("pretrain", _overrides(f"{name}=32"))["eval_batch_size"] == 32
         assert read_config("evaluate", _overrides(f"checkpoint=x {name}=32", "evaluate"))["batch_size"] == 32
-    assert "eval_batch_size=32, and that is given as well" in _mistake("batch_size=32 eval_batch_size=16")
 
 
 def test_reading_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,15 +137,12 @@ def test_the_environment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("--cfg hydra", "invalid choice: 'hydra'"),
-        ("--foo", "unknown key 'foo'"),
+        ("--cfg hydra", "write --cfg job"),
         ("--lr 1e-4", "write lr=1e-4"),
         ("--learning-rate 3", "did you mean lr?"),
-        ("-m lr=1,2", "sweep.py"),
         ("'learning rate=3'", "'learning rate=3' is no override"),
         ("bogus=1", "unknown key 'bogus'; --help lists the keys"),
         ("'arch={bogus: 1}'", "unknown key 'arch.bogus'"),
-        ("~bogus", "unknown key 'bogus'"),
         ("arch@foo=hrm", "unknown key 'arch@foo'"),
         ("arch.hiden_size=3", "did you mean arch.hidden_size?"),
         ("hidden_size=64", "did you mean arch.hidden_size?"),
@@ -163,26 +151,21 @@ def test_the_environment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("arch=nope", "there is no config 'arch/nope'; choose one of gpt, "),
         ("arch=TRM", "did you mean trm?"),
         ("experiment=", "there is no config 'experiment/'"),
-        ("experiment=3", "'experiment=3' names no config of the group experiment"),
         ("experiment=demo.yaml", "is not there, or is no regular file; write experiment=demo"),
         ("arch.name=trm", "write arch=trm"),
-        ("arch=trm_conv arch.name=urm", "write arch=urm"),
         ("arch.name=mamba", "it is 'mamba'"),
-        ("~lr", "lr is not set; give lr=..."),
+        ("~lr", "'~lr' is no override"),
         ("max_steps=???", "max_steps is not set"),
         ("lr=1,2", "'lr=1,2' asks for several runs"),
-        ("'lr=range(1,3)'", "asks for several runs"),
         ("sweep=lr_arch", "sweep.py takes it"),
         ("'wandb.tags=[a,b'", "'wandb.tags=[a,b' can't be read"),
         ("'lr=${nokey}'", "lr: Interpolation key 'nokey' not found"),
-        ("'lr=${foo:1}'", "lr: Unsupported interpolation type foo"),
         ("lr=abc", "lr: input should be a valid number, but it is 'abc'"),
-        ("'lr=\"1e-4\"'", "but it is '1e-4'; write 1e-4 without quotes"),
-        ("epochs=3.0", "epochs: input should be a valid integer, but it is 3.0"),
+        ("epochs=true lr=x seed=-1", "seed: input should be greater"),
+        ("batch_size=32 eval_batch_size=16", "eval_batch_size=32, and that is given as well"),
         ("device=gpu", "device: input should be 'auto', 'cuda', 'mps' or 'cpu', but it is 'gpu'"),
         ("'eval_save_outputs=[logits,foo]'", "eval_save_outputs.1: "),
         ("data_paths=data/a", "write data_paths=[data/a]"),
-        ("wandb=null", "wandb: input should be a valid dictionary"),
         ("profile=yes", "profile: 'yes' is neither true nor false"),
     ],
 )
@@ -195,7 +178,6 @@ def test_a_mistake_is_one_line_with_the_value_and_the_correction(typed: str, exp
     [
         ("--vocab-size=50000", "the tokens of the data decide it"),
         ("--use-gradient-checkpointing", "did you mean arch.activation_checkpointing?"),
-        ("--attention-heads=8", "did you mean arch.num_heads?"),
         ("--rank=0", "torchrun"),
         ("--no-nccl", "write dist.backend=gloo"),
         ("--batch-size 12", "global_batch_size is that of training"),
@@ -208,28 +190,12 @@ def test_a_key_of_another_program_gets_ours_or_a_sentence(typed: str, expected: 
     assert expected in _mistake(typed)
 
 
-def test_several_mistakes_are_reported_together() -> None:
-    message = _mistake("epochs=true lr=x arch.halt_max_steps=0 seed=-1 wandb.mode=maybe")
-    assert [key for key in ("epochs", "lr", "arch.halt_max_steps", "seed", "wandb.mode") if f"{key}: " in message] == [
-        *("epochs", "lr", "arch.halt_max_steps", "seed", "wandb.mode")
-    ]
-
-
 def test_a_mistake_for_another_program_names_the_keys_of_that_program() -> None:
     """An unknown key is reported first, even if a required key is missing."""
     assert "did you mean batch_size?" in _mistake("batchsize=3", "evaluate")
     assert _mistake("", "evaluate") == "checkpoint is not set; give checkpoint=..."
     assert "write lr=3" in _mistake("--lr 3", "sweep"), "sweep.py passes keys of runs on"
     assert "unknown key 'lr'" in _mistake("--lr 3", "evaluate")
-
-
-@given(
-    text=st.text(min_size=0, max_size=30), key=st.sampled_from(["", "lr=", "run_name=", "arch=", "~", "wandb.tags="])
-)
-@settings(max_examples=80, deadline=None)
-def test_any_text_is_accepted_or_refused(text: str, key: str) -> None:
-    with suppress(UserError):
-        read_config("pretrain", [key + text])
 
 
 # ---- a key that was a switch -------------------------------------------------------------------
@@ -303,20 +269,10 @@ def test_the_same_command_makes_no_change(typed: list[str]) -> None:
     assert differences(config, with_changes(config, typed_changes("pretrain", typed))) == []
 
 
-def test_changes_reach_nested_keys_and_leave_the_original() -> None:
-    stored: dict[str, Any] = {"lr": 1.0, "arch": {"a": 1, "loss": {"b": "x"}}, "tags": ["old"], "name": "${lr}"}
-    changed = with_changes(stored, {"arch.loss.b": "y", "tags": ["new"], "wandb.mode": "offline"})
-    assert changed == {
-        "lr": 1.0,
-        "arch": {"a": 1, "loss": {"b": "y"}},
-        "tags": ["new"],
-        "name": "${lr}",  # what is stored is not interpolated
-        "wandb": {"mode": "offline"},
-    }
-    assert stored["arch"]["loss"]["b"] == "x" and stored["tags"] == ["old"]
-
-
-def test_differences_name_every_leaf() -> None:
+def test_changes_are_set_in_a_copy_and_differences_name_every_leaf() -> None:
+    stored: dict[str, Any] = {"lr": 1.0, "arch": {"a": 1}, "name": "${lr}"}
+    assert with_changes(stored, {"arch.a": 2, "wandb.mode": "x"}) == stored | {"arch": {"a": 2}, "wandb": {"mode": "x"}}
+    assert stored["arch"] == {"a": 1}
     old = {"lr": 1e-4, "arch": {"a": 1, "b": 2}, "gone": 1, "tags": []}
     new = {"lr": 2e-4, "arch": {"a": 1, "b": 3}, "tags": ["x"], "added": None}
     assert differences(old, new) == ["lr: 0.0001 -> 0.0002", "arch.b: 2 -> 3", "tags: [] -> ['x']", "gone: 1 -> None"]

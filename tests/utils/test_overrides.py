@@ -14,7 +14,7 @@ from search.sweep import Sweep, differing
 from training.config import PretrainConfig
 from training.resume import prepare, read_start
 from utils.command_line import CommandLine, read_config, validate
-from utils.composing import Origin
+from utils.composing import compose
 from utils.errors import UserError
 from utils.overrides import as_override
 from utils.ranks.launch import Launch
@@ -151,7 +151,7 @@ def test_quotes_null_lists_and_interpolations_keep_their_meaning() -> None:
 def test_text_that_hydra_has_read_already_asks_for_quotes(tmp_path: Path) -> None:
     overrides = ["wandb={group:1_2}"]
     with pytest.raises(UserError, match=r"^wandb.group: .*12.*quotes$"):
-        validate(PretrainConfig, read_config("pretrain", overrides), Origin("pretrain", overrides))
+        validate(PretrainConfig, read_config("pretrain", overrides), lambda: compose("pretrain", overrides))
 
 
 def test_a_stored_config_that_was_edited_asks_for_quotes_with_its_line(

@@ -40,25 +40,26 @@ _MOST_NAME_BYTES = 64
 REPLACED = f"{INCOMPLETE}replaced_"
 
 
-class File(BaseModel):
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+class File(_Strict):
     bytes: int
     sha256: str
 
 
-class Manifest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class Manifest(_Strict):
     files: dict[str, File]
 
 
-class Progress(BaseModel):
+class Progress(_Strict):
     """How far a run has come.
 
     Session and Plan change these counters, a checkpoint stores them, and a resumed run has them
     again. A new counter is one more field with a default.
     """
 
-    model_config = ConfigDict(extra="forbid")
     step: int = 0
     draws: int = 0  # examples that the stream has offered; a resumed run continues with the next
     skipped_steps: list[int] = []  # went wrong, and are left out after the run went back
@@ -71,21 +72,13 @@ class Progress(BaseModel):
     wandb_run_id: str = ""
 
     def of_branch(self, wandb_run_id: str) -> "Progress":
-        """Return the progress of another run that branches off here: it has no best evaluation yet.
+        """Return the progress of another run that branches off here.
 
-        The branch leaves out the skipped steps after this step, because they would go wrong there
-        as well. It forgets the earlier ones, which are not its steps.
+        The branch leaves out the skipped steps after this step, which would go wrong there as well.
         """
+        fresh = {"best": None, "evaluations_since_best": 0, "failed_saves": 0, "wandb_run_id": wandb_run_id}
         ahead = [step for step in self.skipped_steps if step > self.step]
-        return self.model_copy(
-            update={
-                "wandb_run_id": wandb_run_id,
-                "best": None,
-                "evaluations_since_best": 0,
-                "failed_saves": 0,
-                "skipped_steps": ahead,
-            }
-        )
+        return self.model_copy(update=fresh | {"skipped_steps": ahead})
 
 
 class RunState(Progress):
@@ -101,17 +94,13 @@ class RunState(Progress):
     config: dict[str, Any]
 
     def progress(self) -> Progress:
-        """Return a copy of the progress, for a run that resumes from here."""
         return Progress.model_validate(self.model_dump(include=set(Progress.model_fields)))
 
 
 def step_folders(run: Path) -> list[Path]:
     """Return the step folders of a run, oldest first."""
-    if not run.is_dir():
-        return []
-    return sorted(
-        (path for path in run.iterdir() if STEP_FOLDER.fullmatch(path.name)), key=lambda path: int(path.name[5:])
-    )
+    found = run.iterdir() if run.is_dir() else ()
+    return sorted((path for path in found if STEP_FOLDER.fullmatch(path.name)), key=lambda path: int(path.name[5:]))
 
 
 def sha256_of_file(path: Path) -> str:

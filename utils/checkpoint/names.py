@@ -12,25 +12,20 @@ from utils.checkpoint.format import STEP_FOLDER, read_name, step_folders
 from utils.errors import UserError
 from utils.files import file_errors
 
-MARKERS = ("best", "latest")
-# A message lists so many runs at most.
-_MOST_RUNS = 10
+_MOST_RUNS = 10  # in a message
 
 
 @file_errors()
 def step_named(path: Path) -> Path | None:
-    """Return the step folder that a path names.
-
-    A step folder names itself. <run>/best and <run>/latest name the step that stands in these
-    files.
+    """Return the step folder that a path names: itself, or that of <run>/best or <run>/latest.
 
     Returns:
         None for any other path, such as the folder of a run.
 
     Raises:
-        UserError: The path is <run>/best or <run>/latest, and there is no such step.
+        UserError: <run>/best or <run>/latest names no step that is there.
     """
-    if path.name not in MARKERS:
+    if path.name not in ("best", "latest"):
         return path if STEP_FOLDER.fullmatch(path.name) and os.path.isdir(path) else None
     if os.path.isdir(path):  # a run may have this name
         return None
@@ -43,7 +38,7 @@ def step_named(path: Path) -> Path | None:
 
 
 def run_folder_of(path: Path) -> Path:
-    """Return the run folder of a path: the folder of the step that it names, or the path itself."""
+    """Return the run of the step that a path names, or the path itself."""
     step = step_named(path)
     return path if step is None else step.parent
 
@@ -62,7 +57,7 @@ def has_steps(folder: Path) -> bool:
 
 
 def no_run(path: Path) -> str:
-    """Return a line that says that a path names no run, and what to give instead."""
+    """Return a message that a path names no run, and what to give instead."""
     if runs := _newest_first(path):
         listed = ", ".join(f"{run} (step {int(step_folders(run)[-1].name[5:])})" for run in runs[:_MOST_RUNS])
         return f"{path} is a folder of runs; give one of them: {listed}"
@@ -78,23 +73,18 @@ def refuse_folder_of_runs(path: Path) -> None:
 
 
 def nearest_run(path: Path) -> Path | None:
-    """Return the run beside a missing one whose name is most similar; None if none is similar."""
+    """Return the run beside a missing one whose name is similar."""
     by_name = {run.name: run for run in filter(has_steps, _folders_in(path.parent))}
     nearest = difflib.get_close_matches(path.name, by_name, n=1)
     return by_name[nearest[0]] if nearest else None
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    """Return the runs with checkpoints in a folder and in its folders, by their newest step.
-
-    Returns:
-        Nothing if the folder is a run itself.
-    """
+    """Return the runs in a folder of runs and in its folders, by their newest step."""
     if is_run(folder):
         return []
-    runs: list[Path] = []
-    for below in _folders_in(folder):
-        runs.extend(each for each in ([below] if has_steps(below) else _folders_in(below)) if has_steps(each))
+    below = [each for one in _folders_in(folder) for each in ([one] if has_steps(one) else _folders_in(one))]
+    runs = filter(has_steps, below)
     return sorted(runs, key=lambda run: os.stat(step_folders(run)[-1]).st_mtime, reverse=True)
 
 

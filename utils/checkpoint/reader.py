@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from utils.checkpoint.format import (
@@ -29,7 +30,7 @@ from utils.checkpoint.format import (
 from utils.checkpoint.names import no_run, step_named
 from utils.errors import UserError
 from utils.files import file_errors, plain
-from utils.safetensors_files import FILE, INDEX, load_files, read_index
+from utils.safetensors_files import FILE, INDEX, joined, read_index
 from utils.shapes import compare_shapes, shapes_of
 
 if TYPE_CHECKING:
@@ -40,18 +41,13 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class InParts:
-    """A tensor that lies in files, in one part or in several.
+    """A tensor that lies in files, in one part or in several."""
 
-    Attributes:
-        outline: a tensor of the same shape and dtype on the meta device, which takes no memory.
-        parts: each with its place in the whole tensor.
-    """
-
-    outline: Tensor
-    parts: list[tuple[tuple[slice, ...], Tensor]]
+    outline: Tensor  # on the meta device, of the same shape and dtype
+    parts: list[tuple[tuple[slice, ...], Tensor]]  # each with its place in the whole tensor
 
     def whole(self) -> Tensor:
-        """Return the whole tensor, on the CPU. It takes memory only if it lies there in parts."""
+        """Return the whole tensor, on the CPU. It takes memory only if it lies in several parts."""
         if len(self.parts) == 1:
             return self.parts[0][1]
         whole = torch.empty_like(self.outline, device="cpu")
@@ -62,7 +58,7 @@ class InParts:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A step folder whose files were all checked: their sizes and checksums are those written."""
+    """A step folder whose files have the sizes and checksums of its manifest."""
 
     path: Path
     state: RunState
@@ -80,48 +76,37 @@ class Checkpoint:
         except PermissionError:  # somebody else may read the checkpoint, which is whole
             raise
         except (OSError, ValidationError, UnicodeDecodeError) as error:
-            raise UserError(f"checkpoint {path} is damaged: manifest.json can't be read") from error
+            raise _damaged(path, "manifest.json can't be read") from error
         for name, expected in manifest.files.items():
             file = path / name
             if not FILE_OF_A_STEP.fullmatch(name) or not file.is_file():
-                raise UserError(f"checkpoint {path} is damaged: {name} is missing")
+                raise _damaged(path, f"{name} is missing")
             if file.stat().st_size != expected.bytes:
-                raise UserError(
-                    f"checkpoint {path} is damaged: {name} has {file.stat().st_size} bytes, not {expected.bytes}"
-                )
+                raise _damaged(path, f"{name} has {file.stat().st_size} bytes, not {expected.bytes}")
             if sha256_of_file(file) != expected.sha256:
-                raise UserError(f"checkpoint {path} is damaged: the contents of {name} were altered (sha256 differs)")
+                raise _damaged(path, f"the contents of {name} were altered (sha256 differs)")
         weights = read_index(path / INDEX).values() if INDEX in manifest.files else [FILE]
         if missing := {"state.json", *weights} - manifest.files.keys():
-            raise UserError(f"checkpoint {path} is damaged: manifest.json lists no {min(missing)}")
+            raise _damaged(path, f"manifest.json lists no {min(missing)}")
         for file in (path / "state").glob("*.safetensors"):
             if f"state/{file.name}" not in manifest.files:  # torch would read this file as well
-                raise UserError(f"checkpoint {path} is damaged: manifest.json doesn't list state/{file.name}")
+                raise _damaged(path, f"manifest.json doesn't list state/{file.name}")
         return Checkpoint(path, read_state(path), frozenset(manifest.files))
 
     def weights(self) -> Tensors:
-        """Return the weights of the whole model, on the CPU.
-
-        The tensors lie in the files. Memory takes only what is read of them, and can drop it.
-        """
+        """Return the weights of the whole model, which lie in the files."""
         with _reading(self.path):
-            return load_files(self.path, INDEX if INDEX in self.files else FILE)
+            if INDEX not in self.files:
+                return load_file(self.path / FILE)
+            index = self.path / INDEX
+            return joined(str(index), read_index(index), lambda file: load_file(self.path / file))
 
     def trained_weights(self) -> Tensors:
-        """Return the weights that the run evaluated at this step, on the CPU.
-
-        If the run keeps a moving average, these are the averages of the weights that it covers.
-        """
+        """Return the weights that the run evaluated: the averages if it keeps some."""
         return self.weights() | {name: average.whole() for name, average in self.averages().items()}
 
     def averages(self) -> dict[str, InParts]:
-        """Return the averages of the weights, by name; none if the run keeps no moving average.
-
-        They lie in the files, like the weights, and can be read even if the step is removed.
-
-        Raises:
-            UserError: A file is not as this program writes it, or a part of a tensor is missing.
-        """
+        """Return the averages of the weights, by name, which lie in the files like the weights."""
         index = self._index()
         found = {
             name: InParts(torch.empty(of.size, dtype=of.properties.dtype, device="meta"), [])
@@ -136,7 +121,7 @@ class Checkpoint:
                     starts = offsets[key]["saved_offsets"] if offsets else [0] * part.dim()
                     place = tuple(slice(start, start + size) for start, size in zip(starts, part.shape, strict=True))
                     if found[key].outline[place].shape != part.shape:
-                        raise UserError(f"checkpoint {self.path} is damaged: {name} holds no part of {key}")
+                        raise _damaged(self.path, f"{name} holds no part of {key}")
                     found[key].parts.append((place, part))
         return {name.removeprefix("ema."): average for name, average in found.items()}
 
@@ -145,19 +130,11 @@ class Checkpoint:
         start = f"{prefix}."
         return {name.removeprefix(start): of.size for name, of in self._index().items() if name.startswith(start)}
 
-    def has(self, prefix: str) -> bool:
-        """Return whether there is any tensor <prefix>.<name>."""
-        return bool(self.sizes(prefix))
-
     def load(self, prefix: str) -> Tensors:
-        """Return the tensors <prefix>.<name>, by <name>, whole and on the CPU.
-
-        Raises:
-            UserError: There are no such tensors.
-        """
+        """Return the tensors <prefix>.<name>, by <name>, whole and on the CPU."""
         found = {name: of for name, of in self._index().items() if name.startswith(f"{prefix}.")}
         if not found:
-            raise UserError(f"checkpoint {self.path} is damaged: its files hold no {prefix}")
+            raise _damaged(self.path, f"its files hold no {prefix}")
         tensors = {name: torch.empty(of.size, dtype=of.properties.dtype) for name, of in found.items()}
         self.load_into(tensors)
         return {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
@@ -188,11 +165,7 @@ class Checkpoint:
         load_tensors(tensors, self.path / "state")
 
     def load_slots(self, slots: slice) -> Tensors:
-        """Return these slots of the carry, however many ranks wrote them.
-
-        Raises:
-            UserError: Some of these slots are missing.
-        """
+        """Return these slots of the carry, however many ranks wrote them."""
         parts: dict[str, list[tuple[int, Tensor]]] = {}
         for name in self._shards:
             with _reading(self.path / name) as file, safe_open(file, framework="pt") as tensors:
@@ -204,9 +177,7 @@ class Checkpoint:
         in_order = {name: sorted(rows, key=lambda part: part[0]) for name, rows in parts.items()}
         carry = {name: torch.cat([rows for _, rows in found]) for name, found in in_order.items()}
         if not carry or any(len(rows) != slots.stop - slots.start for rows in carry.values()):
-            raise UserError(
-                f"checkpoint {self.path} is damaged: its files hold not all of slots {slots.start} to {slots.stop - 1}"
-            )
+            raise _damaged(self.path, f"its files hold not all of slots {slots.start} to {slots.stop - 1}")
         return carry
 
     @property
@@ -214,11 +185,7 @@ class Checkpoint:
         return sorted(name for name in self.files if name.startswith("state/"))
 
     def _index(self) -> "dict[str, TensorStorageMetadata]":
-        """Return for each tensor in state/ its whole shape, its dtype and the written parts.
-
-        Raises:
-            UserError: A file is not as this program writes it, or a part of a tensor is missing.
-        """
+        """Return for each tensor in state/ its whole shape, its dtype and the written parts."""
         folder = self.path / "state"
         if not self._shards:
             return {}
@@ -228,7 +195,7 @@ class Checkpoint:
             index = read_index(folder)
         for name, of in index.items():
             if sum(chunk.sizes.numel() for chunk in of.chunks) != of.size.numel():
-                raise UserError(f"checkpoint {self.path} is damaged: its files hold not all of {name}")
+                raise _damaged(self.path, f"its files hold not all of {name}")
         return index
 
 
@@ -268,11 +235,7 @@ def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None
 
 @file_errors()
 def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
-    """Open the checkpoint that a path names: a step, or the newest whole one of a run.
-
-    Args:
-        path: a run folder, a step folder, <run>/best or <run>/latest.
-        warn: called with a line for each damaged checkpoint that was passed over.
+    """Open the checkpoint that a path names: a step, or of a run as `find_checkpoint`.
 
     Raises:
         UserError: There is no checkpoint, or it is damaged.
@@ -300,3 +263,7 @@ def _reading(path: Path) -> Iterator[Path]:
         yield path
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} can't be read as safetensors: {error}") from error
+
+
+def _damaged(path: Path, what: str) -> UserError:
+    return UserError(f"checkpoint {path} is damaged: {what}")

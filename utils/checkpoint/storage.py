@@ -22,8 +22,8 @@ from utils.checkpoint.format import File
 from utils.errors import UserError
 from utils.ranks.world import World
 
+# Writes a file of tensors with a header.
 WriteTensors = Callable[[Path, dict[str, Tensor], dict[str, str]], File]
-"""Writes a file of tensors with a header."""
 
 # Each rank reads on its own, without collectives, so that this warning does not apply.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -79,25 +79,17 @@ def save_tensors(tensors: Mapping[str, Tensor], folder: Path, world: World, writ
 
 
 def load_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Overwrite the tensors in place with those of a folder.
-
-    Raises:
-        UserError: They can't be read.
-    """
-    reader = HuggingFaceStorageReader(str(folder))
+    """Overwrite the tensors in place with those of a folder, or raise UserError."""
     try:
         with torch.no_grad():
+            reader = HuggingFaceStorageReader(str(folder))
             state_dict_loader.load(dict(tensors), storage_reader=reader, no_dist=True)
     except CheckpointException as error:
         raise UserError(f"checkpoint {folder.parent} can't be read: {_first_failure(error)}") from error
 
 
 def read_index(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Return for each tensor in a folder its whole shape, its dtype and the written parts.
-
-    Raises:
-        UserError: A file is not as this program writes it.
-    """
+    """Return for each tensor in a folder its whole shape, its dtype and the written parts."""
     try:
         metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     except (KeyError, TypeError, ValueError) as error:  # from a header that was tampered with

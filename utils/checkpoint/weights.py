@@ -18,7 +18,7 @@ from torch import Tensor
 
 from utils.checkpoint.format import File
 from utils.ranks.world import World, is_dtensor, local_part
-from utils.safetensors_files import DTYPES, INDEX, name_of_file
+from utils.safetensors_files import DTYPES, FILE, INDEX
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,6 @@ class Part:
     sizes: tuple[int, ...]
 
     def of(self, whole: Tensor) -> Tensor:
-        """Return this part of the whole tensor, as a view."""
         return whole[tuple(slice(first, first + size) for first, size in zip(self.offsets, self.sizes, strict=True))]
 
 
@@ -47,17 +46,11 @@ class Whole:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-Plan = dict[str, Whole]
-"""All tensors of a model over all ranks, in the order of the files."""
+Plan = dict[str, Whole]  # all tensors of a model over all ranks, in the order of the files
 
 
 def plan_of(weights: Mapping[str, Tensor], world: World) -> Plan:
-    """Return who writes which part of the weights. Every rank.
-
-    Args:
-        weights: of this rank. It may have parts of tensors (DTensors), tensors that other ranks
-            have as well, and tensors that no other rank has.
-    """
+    """Return who writes which part of the weights, of which each rank gives its own. Every rank."""
     shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     parts: dict[str, dict[tuple[int, ...], Part]] = {}
     for own in world.gather_objects({name: _described(tensor, world.rank) for name, tensor in weights.items()}):
@@ -105,10 +98,7 @@ def _described(tensor: Tensor, rank: int) -> tuple[tuple[int, ...], torch.dtype,
 
 
 def gathered(plan: Plan, own: Mapping[str, Tensor], world: World) -> Iterator[Tensor]:
-    """Yield each tensor of the plan. Every rank.
-
-    Only on rank 0 the tensors have values.
-    """
+    """Yield each tensor of the plan, with values on rank 0. Every rank."""
     for name, whole in plan.items():
         if world.is_main and [part.rank for part in whole.parts] == [0]:
             yield own[name]
@@ -137,13 +127,13 @@ def _write_files(plan: Plan, tensors: Iterator[Tensor], folder: Path, most_bytes
         room -= whole.num_bytes
     written, file_of = dict[str, File](), dict[str, str]()
     for index, names in enumerate(groups or [[]]):
-        file = name_of_file(index, len(groups))
+        file = f"model-{index + 1:05d}-of-{len(groups):05d}.safetensors" if len(groups) > 1 else FILE
         written[file] = _write_file(folder / file, {name: plan[name] for name in names}, tensors)
         file_of |= dict.fromkeys(names, file)
     if len(groups) > 1:
         total = sum(whole.num_bytes for whole in plan.values())
         text = json.dumps({"metadata": {"total_size": total}, "weight_map": dict(sorted(file_of.items()))}, indent=1)
-        written[INDEX] = _write_pieces(folder / INDEX, [text.encode()])
+        written[INDEX] = write_pieces(folder / INDEX, [text.encode()])
     return written
 
 
@@ -167,14 +157,12 @@ def _write_file(path: Path, tensors: Mapping[str, Whole], values: Iterator[Tenso
         for _ in tensors:
             yield memoryview(next(values).contiguous().flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
 
-    return _write_pieces(path, pieces())
+    return write_pieces(path, pieces())
 
 
-def _write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> File:
-    """Write a file and return its size and checksum.
-
-    Neither writing nor hashing holds Python's global lock, so that training goes on meanwhile.
-    """
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> File:
+    """Write a file, wait until it is on the disk, and return its size and checksum."""
+    # Neither writing nor hashing holds Python's global lock, so that training goes on meanwhile.
     checksum, num_bytes = hashlib.sha256(), 0
     with open(path, "wb") as file:
         for piece in pieces:

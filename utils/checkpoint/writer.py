@@ -3,7 +3,6 @@
 Saving copies the tensors to host memory and returns. A thread writes while training goes on.
 """
 
-import hashlib
 import math
 import os
 import shutil
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from utils.checkpoint.format import REPLACED, File, Manifest, RunState, read_name, sha256_of_file, step_folders
 from utils.checkpoint.reader import Tensors
-from utils.checkpoint.weights import Plan, own_parts, plan_of, write_weights
+from utils.checkpoint.weights import Plan, own_parts, plan_of, write_pieces, write_weights
 from utils.errors import UserError
 from utils.files import INCOMPLETE, file_errors, remove_replaced, sync_folder, write_synced
 from utils.ranks.lost_ranks import is_lost_peer
@@ -34,69 +33,21 @@ from utils.terminal import tell
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a run, ready to be saved.
+    """The state of a run, ready to be saved. Of a DTensor a rank has its part."""
 
-    Attributes:
-        weights: of the model, in the form that any strategy can load. A rank has what it holds: of
-            a DTensor its part. The ranks together have the whole model.
-        shared: tensors that are equal on all ranks with the same part of the model. Of a DTensor
-            each rank has its part.
-        slots: the slots of this rank.
-        by_slot: the rows of the carry for these slots.
-        state: the counts and the config; only rank 0's are saved.
-    """
-
-    weights: Tensors
-    shared: Tensors
-    slots: slice
-    by_slot: Tensors
-    state: RunState
+    weights: Tensors  # of the model, as far as this rank holds them, in the form that any strategy can load
+    shared: Tensors  # equal on all ranks with the same part of the model
+    slots: slice  # of this rank
+    by_slot: Tensors  # the rows of the carry for these slots
+    state: RunState  # only rank 0's is saved
 
 
 class FailedSave(UserError):
-    """A checkpoint that the disk refused. `latest` and `best` name the ones that they named before.
-
-    Attributes:
-        what: what could not be written, and why.
-        last_good: names the checkpoint from which the run can resume.
-    """
+    """A checkpoint that the disk refused. `latest` and `best` name what they named before."""
 
     def __init__(self, what: str, last_good: str) -> None:
         super().__init__(f"{what}; {last_good}; free the disk, then resume")
         self.what, self.last_good = what, last_good
-
-
-class _Pointer:
-    """The file `latest` or `best`, which is about to name another step."""
-
-    def __init__(self, path: Path, folder: Path) -> None:
-        self._path, self._name, self._former_name = path, folder.name, read_name(path)
-        self._new = path.with_name(f"{INCOMPLETE}{path.name}")
-        self._former = path.with_name(f"{INCOMPLETE}former_{path.name}")
-
-    def prepare(self) -> None:
-        """Write beside the file what it is to hold, and what it holds now.
-
-        A full disk refuses that while nothing has changed. Later on, files are only renamed.
-        """
-        if self._former_name:
-            write_synced(self._former, f"{self._former_name}\n".encode())
-        write_synced(self._new, f"{self._name}\n".encode())
-
-    def replace(self) -> None:
-        self._new.replace(self._path)
-        sync_folder(self._path.parent)
-
-    def restore(self) -> None:
-        """Undo `replace`, even if it got only half-way."""
-        if self._former_name:
-            self._former.replace(self._path)
-        else:
-            self._path.unlink(missing_ok=True)
-
-    def remove_leftovers(self) -> None:
-        for leftover in (self._new, self._former):
-            leftover.unlink(missing_ok=True)
 
 
 class Checkpointer:
@@ -148,7 +99,7 @@ class Checkpointer:
         tensors may change as soon as this returns.
 
         Args:
-            first: called on rank 0 and in the thread before anything is written. If it raises an
+            first: called before anything is written, on rank 0 and in the thread. If it raises an
                 OSError, the save has failed.
             then: called with the step's folder when it is whole, on rank 0 and in the thread.
 
@@ -201,13 +152,9 @@ class Checkpointer:
         saving.result()
 
     def settle(self, error: Exception) -> None:
-        """Give a running save a moment to finish after a fault, before the process ends.
-
-        A lost rank usually stops the save, so the wait is one second then. Otherwise the wait is at
-        most half a minute, and shorter if the other ranks would take this one for hung. Errors of
-        the save no longer matter. The main thread starts no collective here.
-        """
+        """Give a running save a moment to finish after a fault, before the process ends."""
         if self._saving is not None:
+            # A lost rank usually stops the save. Else the others must not take this rank for hung.
             patience_s = min(30.0, self._world.timeout.total_seconds() / 2)
             wait_for([self._saving], timeout=1 if is_lost_peer(error) else patience_s)
 
@@ -215,9 +162,8 @@ class Checkpointer:
     def _stage(self, tensors: Tensors) -> Tensors:
         """Copy the tensors to host memory and return the copies.
 
-        Memory of the previous save is used again, because pinning memory takes longer than copying.
-        On CUDA the host does not wait for the copies. Work that changes the originals comes later
-        on the same stream, after the copies.
+        Memory of the previous save is used again, because pinning takes longer than copying. On
+        CUDA the host does not wait: later work of the stream comes after the copies.
         """
         on_cuda = self._world.device.type == "cuda"
         staged = {}
@@ -264,13 +210,13 @@ class Checkpointer:
             with world.shared_errors(), file_errors():
                 written |= write_weights(plan, weights, temporary, self._most_file_bytes, world)
                 if world.is_main:
-                    written["state.json"] = _write_bytes(
-                        temporary / "state.json", state.model_dump_json(indent=1).encode()
-                    )
+                    file = temporary / "state.json"
+                    written[file.name] = write_pieces(file, [state.model_dump_json(indent=1).encode()])
             files = {name: entry for part in world.gather_objects(written) for name, entry in part.items()}
             with world.shared_errors(), file_errors():
                 if world.is_main:
-                    _write_bytes(temporary / "manifest.json", Manifest(files=files).model_dump_json(indent=1).encode())
+                    manifest = Manifest(files=files).model_dump_json(indent=1).encode()
+                    write_pieces(temporary / "manifest.json", [manifest])
                     self._publish(temporary, folder, is_best=is_best)
         except UserError as error:
             if world.is_main:
@@ -289,50 +235,57 @@ class Checkpointer:
         sync_folder(temporary)
         # `best` comes first. A run that is killed before `latest` is written resumes from an
         # earlier step, and finds again that this step is the best.
-        pointers = [_Pointer(self.run / name, folder) for name in (("best", "latest") if is_best else ("latest",))]
+        pointers = [self.run / name for name in (("best", "latest") if is_best else ("latest",))]
+        new, former = (
+            {pointer: pointer.with_name(f"{INCOMPLETE}{prefix}{pointer.name}") for pointer in pointers}
+            for prefix in ("", "former_")
+        )
         aside = self.run / f"{REPLACED}{folder.name}"
+
+        def restore(pointer: Path) -> None:
+            if former[pointer].exists():
+                former[pointer].replace(pointer)
+            else:
+                pointer.unlink(missing_ok=True)
+
+        def remove_leftovers() -> None:
+            for leftover in (*new.values(), *former.values()):
+                leftover.unlink(missing_ok=True)
+
         with ExitStack() as undo:
-            for pointer in pointers:
-                undo.callback(pointer.remove_leftovers)
-                pointer.prepare()
+            undo.callback(remove_leftovers)
+            for pointer in pointers:  # a full disk refuses this while nothing has changed; later, files are renamed
+                if name := read_name(pointer):
+                    write_synced(former[pointer], f"{name}\n".encode())
+                write_synced(new[pointer], f"{folder.name}\n".encode())
             if folder.exists():
-                # The folder exists if the run was killed before `latest` was written, or resumed
-                # from an earlier step. The old folder is moved aside and only removed after the new
-                # one has its name, because it may be the only checkpoint.
+                # The run was killed before `latest` was written, or resumed from an earlier step.
+                # The old folder may be the only checkpoint, until the new one has its name.
                 self._remove(aside)
                 folder.rename(aside)
                 undo.callback(aside.rename, folder)
             temporary.rename(folder)
             undo.callback(folder.rename, temporary)
             for pointer in pointers:
-                undo.callback(pointer.restore)
-                pointer.replace()
+                undo.callback(restore, pointer)
+                new[pointer].replace(pointer)
+                sync_folder(self.run)
             undo.pop_all()
         try:
             with file_errors():
-                self._tidy(folder, aside, pointers)
+                remove_leftovers()
+                self._remove(aside)
+                steps, kept_as_best = step_folders(self.run), read_name(self.run / "best")
+                # Later steps don't count: they were damaged, and the run resumed from before them.
+                older = steps[: steps.index(folder) + 1]
+                for old in older[: -self._keep_last_k] if self._keep_last_k is not None else ():
+                    if old.name != kept_as_best:
+                        self._remove(old)
         except UserError as error:  # the step is saved all the same
             tell(f"WARNING: what {folder} replaces could not be removed: {error}")
 
-    def _tidy(self, folder: Path, aside: Path, pointers: list[_Pointer]) -> None:
-        """Remove what is of no use after a step was saved."""
-        for pointer in pointers:
-            pointer.remove_leftovers()
-        self._remove(aside)
-        if self._keep_last_k is not None:
-            kept_as_best = read_name(self.run / "best")
-            steps = step_folders(self.run)
-            # Later steps don't count: they were damaged, and the run resumed from before them.
-            for old in steps[: steps.index(folder) + 1][: -self._keep_last_k]:
-                if old.name != kept_as_best:
-                    self._remove(old)
-
     def _remove(self, folder: Path) -> None:
-        """Remove a folder, if it is there, and free its name even if its files can't be removed.
-
-        It is renamed first. So if the process is killed meanwhile, no folder that looks like a step
-        lacks files.
-        """
+        """Remove a folder. It is renamed first, so that no step lacks files."""
         doomed = folder.with_name(f"{INCOMPLETE}removed_{uuid.uuid4().hex[:8]}")
         if folder.exists():
             folder.rename(doomed)
@@ -340,14 +293,11 @@ class Checkpointer:
 
 
 def require_finite_weights(snapshot: Snapshot, last_good: str) -> None:
-    """Raise UserError if a weight is not finite: its checkpoint would replace a useful one.
-
-    Training stands still meanwhile. The least and the largest value show every NaN and infinity,
-    and need a tenth of the time of a mask of all values. The host waits for the device once.
-    """
+    """Raise UserError if a weight is not finite: its checkpoint would replace a useful one."""
     weights = {name: tensor for name, tensor in snapshot.weights.items() if tensor.numel()}
     if not weights:
         return
+    # The least and the largest value need a tenth of the time of a mask of all values.
     extremes = [torch.stack((tensor.amin(), tensor.amax())) for tensor in weights.values()]
     are_finite = torch.stack([pair.isfinite().all().to(extremes[0].device) for pair in extremes]).tolist()
     for name, is_finite in zip(weights, are_finite, strict=True):
@@ -355,16 +305,7 @@ def require_finite_weights(snapshot: Snapshot, last_good: str) -> None:
             raise UserError(f"{name} is not finite at step {snapshot.state.step}; {last_good}; go on with a lower lr")
 
 
-def _write_bytes(path: Path, contents: bytes) -> File:
-    write_synced(path, contents)
-    return File(bytes=len(contents), sha256=hashlib.sha256(contents).hexdigest())
-
-
 def _write_tensors(path: Path, tensors: Tensors, header: dict[str, str] | None = None) -> File:
-    """Write tensors to a file and return its size and checksum.
-
-    Neither writing nor hashing holds Python's global lock, so that training goes on meanwhile.
-    """
     with open(path, "wb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     try:
@@ -381,7 +322,7 @@ def _write_tensors(path: Path, tensors: Tensors, header: dict[str, str] | None =
 def _named(snapshot: Snapshot, world: World) -> Tensors:
     """Return the tensors that this rank writes, by their names in files ("model.*" for weights).
 
-    If several ranks hold the same tensors, each of them writes an equal part of these tensors.
+    Ranks that hold the same tensors share the writing.
     """
     plain = sorted(name for name, tensor in snapshot.shared.items() if not is_dtensor(tensor))
     others = {name for index, name in enumerate(plain) if index % world.data_size != world.data_rank}

@@ -43,11 +43,6 @@ def test_a_marker_without_its_step_is_a_mistake(tmp_path: Path) -> None:
         step_named(run / "best")
 
 
-def test_a_run_may_have_the_name_of_a_marker(tmp_path: Path) -> None:
-    run = _run(tmp_path / "best", 1)
-    assert step_named(run) is None and run_folder_of(run / "step_00000001") == run
-
-
 # ---- no checkpoint -----------------------------------------------------------------------------
 
 
@@ -62,13 +57,6 @@ def test_a_folder_of_runs_lists_them_newest_first(tmp_path: Path) -> None:
     assert no_run(tmp_path).endswith(runs), "a folder of projects has runs too"
     with pytest.raises(UserError, match="is a folder of runs"):
         refuse_folder_of_runs(project)
-
-
-def test_a_run_may_hold_other_runs(tmp_path: Path) -> None:
-    _run(tmp_path / "run" / "inner", 1)
-    (tmp_path / "run" / "config.yaml").touch()
-    refuse_folder_of_runs(tmp_path / "run")
-    refuse_folder_of_runs(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize("own", ["config.yaml", "latest", "nothing"])
