@@ -36,9 +36,6 @@ def side_of(num_cells: int) -> int | None:
     return side if side * side == num_cells else None
 
 
-# ---- paths ----
-
-
 def shortest_path(maze_LL: np.ndarray) -> list[tuple[int, int]] | None:
     """Return the cells (row, column) of the label's path, or None if there is no path.
 
@@ -127,9 +124,6 @@ def judge_paths(inputs_NS: np.ndarray, answers_NS: np.ndarray) -> dict[str, np.n
     return {"path_valid": path_valid_N, "path_optimal": path_optimal_N}
 
 
-# ---- transforms ----
-
-
 def allowed_transforms(inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
     """Return whether a transform turns the label into the transformed maze's label, (N, T) bool.
 
@@ -183,9 +177,6 @@ def _direction_orders() -> list[list[int]]:
         shown = [cells[4 + 3 * rows + columns] for rows, columns in _DIRECTIONS]
         orders.append([_DIRECTIONS.index((cell // 3 - 1, cell % 3 - 1)) for cell in shown])
     return orders
-
-
-# ---- new mazes ----
 
 
 def least_distance(side: int) -> int:

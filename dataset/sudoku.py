@@ -29,12 +29,9 @@ from utils.errors import UserError
 # The digits of the largest board, as text. Digits above 9 are letters, read in both cases.
 DIGITS = "123456789ABCDEFG"
 
-# The largest share of cells that are clues in generated puzzles. The fewest clues are those of a
-# minimal puzzle.
-MAX_CLUES = 2 / 3
-# The smallest share of cells that are clues in generated puzzles of larger sides than 9. Singles
-# alone need about a third of the cells at side 12, and 0.37 at side 16.
-MIN_CLUES = 0.4
+# The largest share of clues in generated puzzles, and the smallest for sides above 9.
+# Singles alone need about a third of the cells at side 12, and 0.37 at side 16.
+MAX_CLUES, MIN_CLUES = 2 / 3, 0.4
 # For larger sides than this, a search for a second solution may take minutes.
 LARGEST_SEARCHED_SIDE = 9
 # The number of boards that `count_solutions` searches at a time. They fit into a core's cache.

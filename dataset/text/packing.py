@@ -1,8 +1,7 @@
 """Pack samples into rows of a fixed number of tokens: two ways, and the arrays of a packed row.
 
-`published_steps` is the packer of the published code. It takes samples in their order, as many as
-fit into the rows of a step. `Shapes` fills rows far better, because it may choose among all samples
-of an epoch. It needs to know their lengths only, so every epoch has the same number of rows.
+`published_steps` is the packer of the published code, which takes samples in their order. `Shapes`
+fills rows far better, because it may choose among all samples of an epoch.
 """
 # N = samples, L = a length, C = tokens of a row (its capacity), K = sequences of a row, T = tokens
 

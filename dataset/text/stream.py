@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-# Bytes at the end that are no whole character yet are decoded as this character. There may be three
-# of it, because a character of UTF-8 has four bytes at most.
+# Up to three bytes at the end that are no whole character yet are decoded as this character.
 _REPLACEMENT = "\ufffd"
 _MOST_REPLACEMENTS = 3
 

@@ -31,7 +31,6 @@ class Tokenizer(ABC):
 
     Attributes:
         name: "bytes", or the sha256 of tokenizer.json.
-        special_tokens: the tokens that no text contains.
         vocab_size: the number of tokens, the special ones included.
         num_unknown: how often `encode` has used the token for what the tokenizer lacks.
     """
@@ -135,10 +134,7 @@ class FileTokenizer(Tokenizer):
         return str(self._tokenizer.decode([int(token) for token in tokens if int(token) not in special]))
 
     def bytes_of_tokens(self) -> np.ndarray:
-        """As in the base class.
-
-        A token whose bytes can't be seen in its name counts as many as it adds to another token.
-        """
+        """Count for a token that doesn't show its bytes what it adds to another token."""
         num_bytes = np.zeros(self.vocab_size, np.int64)
         added = self._tokenizer.get_added_tokens_decoder()
         is_byte_level = "ByteLevel" in str(self._tokenizer.decoder)
