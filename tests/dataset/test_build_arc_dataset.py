@@ -184,6 +184,8 @@ def test_combined_files_and_folders_give_the_same_dataset(
     options = ("--subsets", "evaluation", "training", "--test-set-name", "evaluation", "--num-aug", 4)
     _build(tmp_path / "files", "--input-file-prefix", prefix, *options)
     _build(tmp_path / "folders", "--dataset-dirs", tasks_dir, "--num-aug", 4)
+    of_e03333b = ["77661aba487c", "2bc08c2b40db"]
+    assert [digest[:12] for digest in fingerprints(tmp_path / "folders")] == of_e03333b
     for file in tmp_path.glob("*_*"):
         file.rename(re.sub("_(challenges|solutions)", r"-\1", str(file)))
     _build(tmp_path / "hyphens", "--input-file-prefix", prefix, *options)

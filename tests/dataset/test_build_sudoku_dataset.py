@@ -96,6 +96,8 @@ def test_only_train_is_subsampled_and_without_replacement(tmp_path: Path, source
     assert len(drawn) == len(set(drawn)) == 7
     assert set(drawn) <= {question_S.tobytes() for question_S in _boards(whole["train"])[0]}
     np.testing.assert_array_equal(_boards(part["test"])[0], _boards(whole["test"])[0])
+    other = _build(tmp_path / "other", "--source-dir", source_dir, "--subsample-size", 7, "--seed", 1)
+    assert {question_S.tobytes() for question_S in _boards(other["train"])[0]} != set(drawn)
 
 
 def test_questions_with_several_solutions_are_counted(

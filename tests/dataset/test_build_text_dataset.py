@@ -219,8 +219,8 @@ def test_files_and_generated_problems_make_one_dataset(tmp_path: Path, monkeypat
     """The package reasoning-gym is optional, so the problems come from a generator of the test."""
 
     def sums(tasks: list[str], num: int, seed: int) -> Iterator[Document]:
-        assert (tasks, num, seed) == (["sums"], 30, 4)
-        for n in range(num):
+        assert (num, seed) == (30, 4)
+        for n in range(num * len(tasks)):
             yield Document(f"problem {n}", f"{n} + 1".encode(), str(n + 1).encode(), "sums")
 
     monkeypatch.setattr(build_text_dataset, "generate", sums)
@@ -229,6 +229,9 @@ def test_files_and_generated_problems_make_one_dataset(tmp_path: Path, monkeypat
     assert splits["train"].metadata.tasks == ["text", "sums"]
     documents = [document for split in splits.values() for document in _documents(split)]
     assert len(documents) == 50 and "29 + 1|30" in documents
+    options = ("--test-source", source, "--generate", "sums", "--generate-num", 30, "--seed", 4)
+    splits = _build(tmp_path / "tested", *options)
+    assert [len(_documents(split)) for split in splits.values()] == [30, 20], "problems are for training"
 
 
 def test_long_problems_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dataset.text.schema import SpecialTokens
-from dataset.text.tokenizer import ByteTokenizer, FileTokenizer, train_bpe
+from dataset.text.tokenizer import ByteTokenizer, FileTokenizer, find_tokenizer, train_bpe
 from utils.errors import UserError
 
 
@@ -80,6 +80,18 @@ def test_the_bytes_of_tokens_add_up_to_the_text(tmp_path: Path, kind: str) -> No
     # The space before the first word is not in the text.
     assert num_bytes[tokens].sum() == len(text.encode()) + (kind != "bpe")
     assert num_bytes[-3:].tolist() == [0, 0, 0] and len(num_bytes) == tokenizer.vocab_size
+
+
+def test_the_tokenizer_of_a_model_is_known_by_its_digest(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="needs pip install -r requirements-text.txt")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        train_bpe([f"the cat {name}".encode()] * 20, 300, tmp_path / name / "tokenizer.json")
+    of_b = FileTokenizer(tmp_path / "b" / "tokenizer.json")
+    folders = [tmp_path / "a", tmp_path / "b"]
+    assert find_tokenizer(of_b.name, of_b.special_tokens, folders, "run").name == of_b.name
+    with pytest.raises(UserError, match=rf"run reads tokens of the tokenizer.json {of_b.name[:12]}"):
+        find_tokenizer(of_b.name, of_b.special_tokens, folders[:1], "run")
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
