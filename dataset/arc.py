@@ -1,16 +1,14 @@
-"""Read ARC tasks from JSON, convert grids to tokens, augment ARC tasks, and score votes.
+"""Read ARC tasks from JSON, convert grids to tokens, and augment ARC tasks.
 
 The tokens are the published ones: 0 is padding, 1 the end of a grid, and c + 2 is colour c. A
 sequence is a canvas of 30 x 30 cells, or of a smaller square for ARC tasks with small grids.
 """
 # N = examples, S = cells of the canvas, hw = rows and columns of a grid, C = the ten colours
 
-import gzip
 import hashlib
 import math
 import re
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from utils.errors import UserError
+from utils.files import opened
 from utils.json_files import parse_json
-from utils.text import one_line
 
 SIDE = 30  # of the published canvas, and of the largest grid
 MIN_SIDE = 5  # of a canvas
@@ -67,44 +65,54 @@ class Task:
     train: list[Pair]
     test: list[Pair]
 
+    @property
+    def side(self) -> int:
+        """The largest number of rows or columns of a grid."""
+        return max(max(grid.shape) for pair in self.train + self.test for grid in pair.grids)
 
-# --------------------------------------------------------------------------------------------------
-# ARC tasks as JSON
+    @property
+    def content(self) -> tuple[list[bytes], list[bytes]]:
+        """Equal for ARC tasks with the same pairs in any order, in which revisions differ."""
+        return sorted(pair.key for pair in self.train), sorted(pair.key for pair in self.test)
+
+    def as_json(self) -> dict[str, list[dict[str, list[list[int]]]]]:
+        return {
+            part: [
+                dict(zip(("input", "output"), (grid.tolist() for grid in pair.grids), strict=False)) for pair in pairs
+            ]
+            for part, pairs in (("train", self.train), ("test", self.test))
+        }
 
 
 def read_tasks(file: Path, solutions_file: Path | None = None) -> list[Task]:
     """Read the ARC tasks of a .json or .json.gz file.
 
-    The file holds one ARC task, which gets the name of the file, or many as {name: task}.
-
-    Args:
-        solutions_file: a file of {name: [output of each test pair]}. These outputs replace those in
-            `file`.
+    The file holds one ARC task, which gets the name of the file, or many as {name: task}. The file
+    of solutions has {name: [output of each test pair]}, which replace the outputs in `file`.
 
     Raises:
         UserError: Something is wrong; the message names the file, the ARC task and the place.
     """
-    name = _ENDING.sub("", file.name)
+    tasks = parse_tasks(_read_json(file), str(file), _ENDING.sub("", file.name))
     if solutions_file is None:
-        return parse_tasks(_read_json(file), str(file), name)
+        return tasks
     solutions = _read_json(solutions_file)
-    if not isinstance(solutions, dict):
-        raise UserError(f"{solutions_file}: is no object of {{task: [outputs]}}; {_FIX}")
-    return [
-        _with_solutions(task, solutions.get(task.name), f"{solutions_file}: task {task.name}")
-        for task in parse_tasks(_read_json(file), str(file), name)
-    ]
+    solved = []
+    for task in tasks:
+        where = f"{solutions_file}: task {task.name}"
+        outputs = solutions.get(task.name) if isinstance(solutions, dict) else None
+        if not isinstance(outputs, list) or len(outputs) != len(task.test):
+            raise UserError(f"{where}: is no list of {len(task.test)} outputs, one for each test pair; {_FIX}")
+        grids = [_grid(output, f"{where}: output {i}") for i, output in enumerate(outputs, 1)]
+        test = [Pair(pair.input, grid) for pair, grid in zip(task.test, grids, strict=True)]
+        solved.append(Task(task.name, task.train, test))
+    return solved
 
 
 def parse_tasks(value: Any, where: str, name: str) -> list[Task]:
-    """Return the ARC tasks in parsed JSON.
+    """Return the ARC tasks in parsed JSON, as `read_tasks`.
 
-    Args:
-        where: the beginning of error messages.
-        name: the name of the ARC task if there is only one.
-
-    Raises:
-        UserError: Something is wrong; the message names the ARC task and the place.
+    Messages begin with `where`. If there is only one ARC task, it gets this name.
     """
     if not isinstance(value, dict) or not value:
         raise UserError(f"{where}: holds no ARC task ({_FORM}); {_FIX}")
@@ -115,15 +123,8 @@ def parse_tasks(value: Any, where: str, name: str) -> list[Task]:
 
 
 def _read_json(file: Path) -> Any:
-    try:
-        with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as stream:
-            text = stream.read(_MOST_BYTES + 1)
-    except FileNotFoundError:
-        raise UserError(f"there is no file {file}; correct the name") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{file}: cannot be read ({one_line(error)}); get the file again") from None
-    if not text.strip():
-        raise UserError(f"{file}: is empty; get the file again")
+    with opened(file) as stream:
+        text = stream.read(_MOST_BYTES + 1)
     if len(text) > _MOST_BYTES:
         raise UserError(f"{file}: holds more than {_MOST_BYTES >> 20} MiB of JSON, no ARC tasks; give a smaller file")
     return parse_json(text, file, _FIX)
@@ -132,23 +133,25 @@ def _read_json(file: Path) -> Any:
 def _task(value: Any, name: str, where: str) -> Task:
     if not isinstance(value, dict):
         raise UserError(f"{where}: is no ARC task ({_FORM}); {_FIX}")
-    pairs = {}
-    for part in ("train", "test"):
+    pairs: dict[str, list[Pair]] = {"train": [], "test": []}
+    for part, of_part in pairs.items():
         found = value.get(part)
         if not isinstance(found, list) or not found:
             raise UserError(f"{where}: {part} is missing or no list of pairs; {_FIX}")
-        pairs[part] = [_pair(pair, f"{where}: {part} pair {i}", part) for i, pair in enumerate(found, 1)]
+        for i, pair in enumerate(found, 1):
+            grids = pair if isinstance(pair, dict) else {}
+            place = f"{where}: {part} pair {i}"
+            output = grids.get("output")
+            is_hidden = part == "test" and output is None
+            of_part.append(
+                Pair(
+                    _grid(grids.get("input"), f"{place}, input"),
+                    None if is_hidden else _grid(output, f"{place}, output"),
+                )
+            )
     if len({pair.output is None for pair in pairs["test"]}) > 1:
         raise UserError(f"{where}: a test pair has no output, but others have; give all of them or none")
     return Task(name, pairs["train"], pairs["test"])
-
-
-def _pair(value: Any, where: str, part: str) -> Pair:
-    for name in ("input", "output") if part == "train" else ("input",):
-        if not isinstance(value, dict) or value.get(name) is None:
-            raise UserError(f"{where} has no {name}; {_FIX}")
-    output = value.get("output")
-    return Pair(_grid(value["input"], f"{where}, input"), None if output is None else _grid(output, f"{where}, output"))
 
 
 def _grid(value: Any, where: str) -> np.ndarray:
@@ -158,20 +161,6 @@ def _grid(value: Any, where: str) -> np.ndarray:
     if not is_grid or not all(type(cell) is int and 0 <= cell < NUM_COLOURS for row in value for cell in row):
         raise UserError(f"{where}: is no grid of 1x1 to {SIDE}x{SIDE} colours from 0 to 9; {_FIX}")
     return np.array(value, dtype=np.uint8)
-
-
-def _with_solutions(task: Task, outputs: Any, where: str) -> Task:
-    if not isinstance(outputs, list) or len(outputs) != len(task.test):
-        raise UserError(f"{where}: is no list of {len(task.test)} outputs, one for each test pair; {_FIX}")
-    test = [
-        Pair(pair.input, _grid(output, f"{where}: output {i}"))
-        for i, (pair, output) in enumerate(zip(task.test, outputs, strict=True), 1)
-    ]
-    return Task(task.name, task.train, test)
-
-
-# --------------------------------------------------------------------------------------------------
-# Grids and tokens
 
 
 def side_of(seq_len: int) -> int | None:
@@ -200,9 +189,6 @@ def to_tokens(grid_hw: np.ndarray, top: int = 0, left: int = 0, *, side: int = S
     """Return the canvas with a grid whose first cell is at (top, left), (S,) uint8.
 
     End markers beyond the edge of the canvas are left out.
-
-    Args:
-        side: of the canvas.
 
     Raises:
         UserError: The grid goes over the edge of the canvas.
@@ -248,10 +234,6 @@ def grid_of(key: bytes) -> np.ndarray:
     return np.frombuffer(key, dtype=np.uint8, offset=2).reshape(key[0], key[1])
 
 
-# --------------------------------------------------------------------------------------------------
-# Augmentation
-
-
 def transform(grid_hw: np.ndarray, number: int) -> np.ndarray:
     """Apply a symmetry of the square to a grid, and return a grid of (h, w) or (w, h).
 
@@ -280,14 +262,11 @@ class Augmentations(NamedTuple):
 
 
 def draw_augmentations(pairs: Sequence[Pair], num_aug: int, rng: np.random.Generator) -> Augmentations:
-    """Draw up to `num_aug` versions of an ARC task.
+    """Return an ARC task and up to `num_aug` versions of it.
 
     The versions differ in content from the original and from one another. Black stays black. A
     version that is already there is drawn again, with at most 5 * num_aug draws in total, as
     published. An ARC task with few colours or much symmetry gets fewer versions.
-
-    Returns:
-        The original, followed by the versions.
     """
     transforms_A = np.zeros(1, dtype=np.uint8)
     permutations_AC = IDENTITY_C[None]
@@ -309,11 +288,7 @@ def draw_augmentations(pairs: Sequence[Pair], num_aug: int, rng: np.random.Gener
 
 
 def all_transforms(pairs: Sequence[Pair]) -> Augmentations:
-    """Return every turned and mirrored version of an ARC task whose content differs, colours kept.
-
-    Returns:
-        The original, followed by up to seven versions.
-    """
+    """Return an ARC task and its turned and mirrored versions whose content differs."""
     transforms_A = np.arange(NUM_TRANSFORMS, dtype=np.uint8)
     versions = Augmentations(transforms_A, np.tile(IDENTITY_C, (NUM_TRANSFORMS, 1)))
     keys = _version_keys(pairs, versions)
@@ -345,11 +320,7 @@ def augmented_name(task: str, number: int, permutation_C: np.ndarray) -> str:
 
 
 def parse_name(name: str) -> tuple[str, int, np.ndarray]:
-    """Return the ARC task, the transform and the permutation_C in an identifier's name.
-
-    Raises:
-        UserError: The name is malformed.
-    """
+    """Return the ARC task, the transform and the permutation_C in an identifier's name."""
     task, separator, rest = name.partition(SEPARATOR)
     if not separator:
         return name, 0, IDENTITY_C
@@ -359,46 +330,3 @@ def parse_name(name: str) -> tuple[str, int, np.ndarray]:
             f"the identifier {name!r} is not called <task>|||t<0 to 7>|||<ten different digits>; rebuild the dataset"
         )
     return task, int(match[1]), np.frombuffer(match[2].encode(), dtype=np.uint8) - ord("0")
-
-
-# --------------------------------------------------------------------------------------------------
-# Votes and their score
-
-# For each answer to a test input: the number of predictions that gave it, and the sum of their
-# confidences in units of 1 / CONFIDENCE_UNIT. The units are integers, whose sum is the same in any
-# order, so that the winner doesn't depend on the number of ranks.
-Votes = Mapping[bytes, tuple[int, int]]
-CONFIDENCE_UNIT = 2**32
-
-
-class Candidate(NamedTuple):
-    key: bytes  # the `grid_key` of the answer
-    num_votes: int
-    confidence: float  # the mean over its votes
-
-
-def rank(votes: Votes) -> list[Candidate]:
-    """Return the answers, best first: by number of votes, then mean confidence, then bytes."""
-    # Sums stand in for means: they are only compared if the numbers of votes are equal, and are
-    # exact.
-    ordered = sorted(votes.items(), key=lambda item: (-item[1][0], -item[1][1], item[0]))
-    return [Candidate(key, count, total / count / CONFIDENCE_UNIT) for key, (count, total) in ordered]
-
-
-def score(candidates: Sequence[Sequence[Candidate]], solutions: Sequence[bytes], ks: Sequence[int]) -> list[float]:
-    """Return pass@k of one ARC task for each k.
-
-    pass@k is the share of its test inputs whose solution is among the first k candidates.
-    TRM's evaluator counts an ARC task in the same way.
-
-    Args:
-        candidates: for each test input its candidates, best first (`rank`); there may be none.
-        solutions: the key of each test input's output.
-        ks: the values of k.
-    """
-    num_tests = len(solutions)
-    places = [
-        next((place for place, candidate in enumerate(found, 1) if candidate.key == solution), None)
-        for found, solution in zip(candidates, solutions, strict=True)
-    ]
-    return [sum(place is not None and place <= k for place in places) / num_tests for k in ks]

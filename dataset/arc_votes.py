@@ -6,29 +6,14 @@ predictions, and sends the counts to rank 0 for a few ARC tasks at a time.
 # N = examples, S = cells of the canvas, U = identifiers in the split, C = the ten colours
 
 import json
-import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dataset.arc import (
-    CONFIDENCE_UNIT,
-    NUM_COLOURS,
-    Candidate,
-    Task,
-    Votes,
-    crop,
-    grid_key,
-    grid_of,
-    parse_name,
-    parse_tasks,
-    rank,
-    score,
-    undo,
-)
+from dataset.arc import NUM_COLOURS, Pair, crop, grid_key, grid_of, parse_name, parse_tasks, undo
 from dataset.schema import Split, read_names
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
@@ -39,8 +24,14 @@ KS = (1, 2, 5, 10, 100, 1000)
 # The number of answers per test input in arc_votes.json.
 NUM_SHOWN = 10
 TASKS_AT_A_TIME = 8
-# HRM's builder calls a version <task>_t<transform>_<hash of the permutation>.
-_HASHED = re.compile(r".+_t[0-7]_-?\d+")
+_REBUILD = "rebuild the dataset with dataset/build_arc_dataset.py, or give evaluators=[]"
+# For each answer to a test input: the number of predictions that gave it, and the sum of their
+# confidences in units of 1 / CONFIDENCE_UNIT. The units are integers, whose sum is the same in any
+# order, so that the winner doesn't depend on the number of ranks.
+Votes = dict[bytes, tuple[int, int]]
+CONFIDENCE_UNIT = 2**32
+# The key of a prediction whose first cell is not a colour.
+_NO_GRID = grid_key(np.empty((0, 0)))
 
 
 class ArcVotes:
@@ -54,59 +45,53 @@ class ArcVotes:
 
     Attributes:
         metrics: the names in the result; none if the dataset holds no solutions.
-
-    Raises:
-        UserError: The split is merged or has several sets, or identifiers.json or test_puzzles.json
-            is missing or does not fit the split.
+        num_tasks: the number of ARC tasks with known solutions, over which the metrics are means.
     """
 
     def __init__(self, split: Split) -> None:
-        if split.parts:
-            raise UserError(f"{split.path}: votes are of one dataset at a time; evaluate each by itself")
-        if len(split.sets) > 1:
-            raise UserError(f"{split.path}: votes are of one set, not of {', '.join(split.sets)}; give evaluators=[]")
-        folder = split.path.parent
-        self._puzzles_file = folder / "test_puzzles.json"
-        self._tasks = _read_puzzles(self._puzzles_file)
-        # The place of each test input's votes in the lists of an ARC task. Equal inputs share a
-        # place.
-        self._slots = [
-            {key: slot for slot, key in enumerate(dict.fromkeys(grid_key(pair.input) for pair in task.test))}
-            for task in self._tasks
-        ]
-        self._solved = [task.test[0].output is not None for task in self._tasks]
-        self.metrics: tuple[str, ...] = tuple(f"pass@{k}" for k in KS) if any(self._solved) else ()
-        self._identifiers_U = np.unique(
-            np.concatenate([puzzle_set.puzzle_identifiers for puzzle_set in split.sets.values()])
-        )
-        self._read_names(folder / "identifiers.json")
+        if split.parts or len(split.sets) > 1:
+            raise UserError(f"{split.path}: votes are of one set of one dataset; evaluate each by itself")
+        self._file = split.path.parent / "test_puzzles.json"
+        try:
+            self._tasks = parse_tasks(read_json(self._file, "rebuild the dataset"), str(self._file), "")
+            names = read_names(split.path.parent)
+        except FileNotFoundError as error:
+            raise UserError(f"{error} is missing, without which votes can't be counted; {_REBUILD}") from None
+        self.num_tasks = sum(task.test[0].output is not None for task in self._tasks)
+        self.metrics: tuple[str, ...] = tuple(f"pass@{k}" for k in KS) if self.num_tasks else ()
+        (puzzle_set,) = split.sets.values()
+        self._identifiers_U = np.unique(puzzle_set.puzzle_identifiers)
+        # What each identifier stands for. These are arrays, because a million Python objects would
+        # take much memory.
+        num = len(self._identifiers_U)
+        self._task_U, self._number_U = np.empty(num, dtype=np.int32), np.empty(num, dtype=np.uint8)
+        self._permutation_UC = np.empty((num, NUM_COLOURS), dtype=np.uint8)
+        index_of = {task.name: index for index, task in enumerate(self._tasks)}
+        for u, identifier in enumerate(self._identifiers_U.tolist()):
+            # HRM's builder writes names that hide how colours were permuted.
+            name = names[identifier] if identifier < len(names) else ""
+            task, self._number_U[u], self._permutation_UC[u] = parse_name(name)
+            if task not in index_of:
+                raise UserError(f"{self._file}: lacks the ARC task of identifier {identifier}, {name!r}; {_REBUILD}")
+            self._task_U[u] = index_of[task]
         self.clear()
-
-    @property
-    def num_tasks(self) -> int:
-        """The number of ARC tasks with known solutions, over which the metrics are means."""
-        return sum(self._solved)
 
     def clear(self) -> None:
         """Forget all votes."""
         self._mistake = ""
-        self._votes: list[list[dict[bytes, tuple[int, int]]]] = [[{} for _ in slots] for slots in self._slots]
-        self._num_empty = [[0 for _ in slots] for slots in self._slots]
+        # For each ARC task the votes on each test input. Equal inputs share their votes.
+        self._votes: list[dict[bytes, Votes]] = [
+            {grid_key(pair.input): {} for pair in task.test} for task in self._tasks
+        ]
 
     def add(
         self, identifiers_N: np.ndarray, inputs_NS: np.ndarray, predictions_NS: np.ndarray, confidence_N: np.ndarray
     ) -> None:
-        """Add one vote for each row.
+        """Add one vote for each row. The confidence is in [0, 1].
 
         A prediction whose first cell is not a colour is not a grid, and votes for nothing. If an
         input is not a test input of its identifier's ARC task, `result` raises the error: here only
         some ranks would raise it.
-
-        Args:
-            identifiers_N: the puzzle identifiers.
-            inputs_NS: the tokens of the inputs.
-            predictions_NS: the tokens of the predictions.
-            confidence_N: the confidence in [0, 1] that the prediction is right.
         """
         places_N = np.searchsorted(self._identifiers_U, identifiers_N)
         inputs, predictions = crop(inputs_NS), crop(predictions_NS)
@@ -116,17 +101,13 @@ class ArcVotes:
                 self._mistake = f"identifier {identifiers_N[n]} is not in the test split; evaluate on its own dataset"
                 continue
             index, number, permutation_C = self._task_U[place], self._number_U[place], self._permutation_UC[place]
-            slot = self._slots[index].get(grid_key(undo(inputs[n], number, permutation_C)))
-            if slot is None:
+            votes = self._votes[index].get(grid_key(undo(inputs[n], number, permutation_C)))
+            if votes is None:
                 self._mistake = (
-                    f"{self._puzzles_file}: task {self._tasks[index].name} has no test input like that of an example "
-                    f"with identifier {identifiers_N[n]}; rebuild the dataset, or give evaluators=[]"
+                    f"{self._file}: task {self._tasks[index].name} has no test input like that of an example "
+                    f"with identifier {identifiers_N[n]}; {_REBUILD}"
                 )
                 continue
-            if predictions[n].size == 0:
-                self._num_empty[index][slot] += 1
-                continue
-            votes = self._votes[index][slot]
             key = grid_key(undo(predictions[n], number, permutation_C))
             num_votes, total = votes.get(key, (0, 0))
             votes[key] = (num_votes + 1, total + units)
@@ -134,12 +115,10 @@ class ArcVotes:
     def result(self, world: World, save_to: Path | None = None) -> dict[str, float]:
         """Return pass@k for each k, the mean over all ARC tasks with solutions. Every rank.
 
-        An ARC task without votes counts as well.
-
-        Args:
-            save_to: a folder into which rank 0 writes submission.json (two attempts for each test
-                input of each ARC task, in Kaggle's format) and arc_votes.json (the best
-                candidates).
+        pass@k of an ARC task is the share of its test inputs whose solution is among the k best
+        answers. TRM's evaluator counts in the same way. An ARC task without votes counts as well.
+        Into `save_to` rank 0 writes submission.json (two attempts for each test input, in Kaggle's
+        format) and arc_votes.json (the best candidates).
 
         Raises:
             UserError: A vote was invalid (see `add`), or a file can't be written.
@@ -148,120 +127,57 @@ class ArcVotes:
             if self._mistake:
                 raise UserError(self._mistake)
         sums = np.zeros(len(KS))
-        submission: dict[str, Any] = {}
-        report: dict[str, Any] = {}
+        submission: dict[str, list[dict[str, Any]]] = {}
+        report: dict[str, list[dict[str, Any]]] = {}
         for start in range(0, len(self._tasks), TASKS_AT_A_TIME):
             some = slice(start, start + TASKS_AT_A_TIME)
-            shares = world.gather_to_main((self._votes[some], self._num_empty[some]))
-            if shares is None:
-                continue
-            for i, task in enumerate(self._tasks[some]):
-                slots = self._slots[start + i]
-                candidates = [rank(_merged(votes[i][slot] for votes, _ in shares)) for slot in slots.values()]
-                num_empty = [sum(empty[i][slot] for _, empty in shares) for slot in slots.values()]
-                of_test = [slots[grid_key(pair.input)] for pair in task.test]
-                solutions = [grid_key(pair.output) for pair in task.test if pair.output is not None]
-                if solutions:
-                    sums += score([candidates[slot] for slot in of_test], solutions, KS)
-                submission[task.name] = [_attempts(candidates[slot]) for slot in of_test]
-                report[task.name] = [
-                    _report(pair.input, pair.output, candidates[slot], num_empty[slot])
-                    for pair, slot in zip(task.test, of_test, strict=True)
-                ]
+            shares = world.gather_to_main(self._votes[some])
+            for i, task in enumerate(self._tasks[some] if shares is not None else ()):
+                of_ranks = [of_rank[i] for of_rank in shares or ()]
+                judged = [_judge(pair, [votes[grid_key(pair.input)] for votes in of_ranks]) for pair in task.test]
+                report[task.name], submission[task.name], places = map(list, zip(*judged, strict=True))
+                sums += [sum(place <= k for place in places) / len(places) for k in KS]
         with world.shared_errors(), file_errors():
             if world.is_main and save_to is not None:
                 save_to.mkdir(parents=True, exist_ok=True)
                 write_atomically(save_to / "submission.json", json.dumps(submission) + "\n")
                 write_atomically(save_to / "arc_votes.json", json.dumps(report) + "\n")
-        scores = world.broadcast_object((sums / max(1, sum(self._solved))).tolist())
+        scores = world.broadcast_object((sums / max(1, self.num_tasks)).tolist())
         return dict(zip(self.metrics, scores, strict=False))
 
-    def _read_names(self, file: Path) -> None:
-        """Read the ARC task, transform and permutation of each identifier of the split.
 
-        They are kept as arrays, because a million Python objects would take much memory.
-        """
-        with _needed():
-            names = read_names(file.parent)
-        if len(names) <= self._identifiers_U[-1]:
-            raise UserError(
-                f"{file}: has {len(names)} names, but the test split has identifier {self._identifiers_U[-1]}; "
-                "rebuild the dataset"
-            )
-        index_of = {task.name: index for index, task in enumerate(self._tasks)}
-        num = len(self._identifiers_U)
-        self._task_U = np.empty(num, dtype=np.int32)
-        self._number_U = np.empty(num, dtype=np.uint8)
-        self._permutation_UC = np.empty((num, NUM_COLOURS), dtype=np.uint8)
-        for u, identifier in enumerate(self._identifiers_U.tolist()):
-            name = names[identifier]
-            task, self._number_U[u], self._permutation_UC[u] = parse_name(name)
-            index = index_of.get(task)
-            if index is None and _HASHED.fullmatch(name):
-                raise UserError(
-                    f"{file}: {name}, a name as HRM's builder writes it, hides how colours were permuted, so "
-                    "votes can't be counted; rebuild the dataset with dataset/build_arc_dataset.py, or give "
-                    "evaluators=[]"
-                )
-            if index is None:
-                raise UserError(f"{file}: {task} is not in {self._puzzles_file.name}; rebuild the dataset")
-            self._task_U[u] = index
+def _judge(pair: Pair, shares: Sequence[Votes]) -> tuple[dict[str, Any], dict[str, Any], float]:
+    """Count the votes of all ranks on a test input.
 
-
-def _read_puzzles(file: Path) -> list[Task]:
-    with _needed():
-        tasks = parse_tasks(read_json(file, "rebuild the dataset"), str(file), "")
-    if tasks[0].name == "":
-        raise UserError(f"{file}: holds one ARC task without its name; rebuild the dataset")
-    return tasks
-
-
-@contextmanager
-def _needed() -> Iterator[None]:
-    """Turn the error of a missing file into a UserError that says what it is for."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{error} is missing, without which votes can't be counted; rebuild the dataset with "
-            "dataset/build_arc_dataset.py, or give evaluators=[]"
-        ) from None
-
-
-def _merged(shares: Iterable[Votes]) -> Votes:
-    merged: dict[bytes, tuple[int, int]] = {}
+    Return what arc_votes.json says, the two attempts, and the solution's place among the answers.
+    The best answer has the most votes, then the highest mean confidence, then the first bytes.
+    """
+    merged: Votes = {}
     for votes in shares:
         for key, (num_votes, total) in votes.items():
             there, there_total = merged.get(key, (0, 0))
             merged[key] = (there + num_votes, there_total + total)
-    return merged
-
-
-def _attempts(candidates: list[Candidate]) -> dict[str, list[list[int]]]:
-    """Return the two best candidates as Kaggle's two attempts, which must both be there.
-
-    A single candidate is used twice. Without candidates both attempts are one black cell.
-    """
-    grids = [grid_of(candidate.key).tolist() for candidate in candidates[:2]] or [[[0]]]
-    return {"attempt_1": grids[0], "attempt_2": grids[-1]}
-
-
-def _report(
-    input_hw: np.ndarray, solution_hw: np.ndarray | None, candidates: list[Candidate], num_empty: int
-) -> dict[str, Any]:
-    solution = None if solution_hw is None else grid_key(solution_hw)
-    return {
-        "input": input_hw.tolist(),
-        "solution": None if solution_hw is None else solution_hw.tolist(),
-        "num_votes": sum(candidate.num_votes for candidate in candidates),
+    num_empty, _ = merged.pop(_NO_GRID, (0, 0))
+    # Sums stand in for means: they are only compared if the numbers of votes are equal.
+    ranked = sorted(merged, key=lambda key: (-merged[key][0], -merged[key][1], key))
+    solution = None if pair.output is None else grid_key(pair.output)
+    place = ranked.index(solution) + 1 if solution in merged else math.inf
+    # A single answer is both attempts, which must be there. Without answers they are a black cell.
+    attempts = [grid_of(key).tolist() for key in ranked[:2]] or [[[0]]]
+    report = {
+        "input": pair.input.tolist(),
+        "solution": None if pair.output is None else pair.output.tolist(),
+        "num_votes": sum(num_votes for num_votes, _ in merged.values()),
         "num_empty": num_empty,
         "candidates": [
             {
-                "grid": grid_of(candidate.key).tolist(),
-                "count": candidate.num_votes,
-                "confidence": candidate.confidence,
-                "right": None if solution is None else candidate.key == solution,
+                "grid": grid_of(key).tolist(),
+                "count": num_votes,
+                "confidence": total / num_votes / CONFIDENCE_UNIT,
+                "right": None if solution is None else key == solution,
             }
-            for candidate in candidates[:NUM_SHOWN]
+            for key in ranked[:NUM_SHOWN]
+            for num_votes, total in [merged[key]]
         ],
     }
+    return report, {"attempt_1": attempts[0], "attempt_2": attempts[-1]}, place

@@ -1,12 +1,10 @@
 """Build a maze dataset from a download, from local CSV files, or from mazes generated here.
 
-The mazes and the settings, with the seed, decide every byte of the dataset. The dataset appears
-under its name only when it is whole.
+The mazes and the settings, with the seed, decide every byte of the dataset.
 """
 # N = mazes, L = side, S = cells of a maze (L * L), T = transforms
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,32 +16,17 @@ if not __package__:
 
 import numpy as np
 
-from dataset import maze, puzzle_csv
-from dataset.builder import (
-    SPLITS,
-    Boards,
-    add_sources,
-    build_dataset,
-    builder_parser,
-    check_sources,
-    generated,
-    write_boards,
-)
-from dataset.puzzle_csv import FIX_ROW, Row
-from dataset.schema import SplitName
+from dataset import boards, maze, puzzle_csv
+from dataset.boards import Boards
+from dataset.builder import OUTPUT_DIR, Builder, Typed, Written, option, seed_option
+from dataset.puzzle_csv import Row, wrong_row
 from dataset.tasks import task_of_shape
 from dataset.tasks.maze import MazeTask
 from dataset.transforms import NUM_TRANSFORMS, transformed
 from utils.errors import UserError
-from utils.shell import run_command
 
-PROGRAM = "build_maze_dataset"
 DEFAULT_REPO = "sapientinc/maze-30x30-hard-1k"
 DEFAULT_SIZE = 30
-# The number of mazes that are written at a time.
-CHUNK_MAZES = 1024
-# A stream of random numbers, as in the Sudoku builder.
-_GENERATE = 2
 
 EXAMPLES = """
 examples:
@@ -68,66 +51,6 @@ the output folder is replaced once the new dataset is whole.
 """
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The options of the command line.
-
-    `generate_test` and `size` are None unless mazes are generated.
-    """
-
-    output_dir: Path
-    source_repo: str | None
-    source_dir: Path | None
-    generate: int | None
-    generate_test: int | None
-    size: int | None
-    subsample_size: int | None
-    aug: bool
-    seed: int
-
-
-# --------------------------------------------------------------------------------------------------
-# Command line
-
-
-def parse_settings(argv: list[str] | None = None) -> Settings:
-    """Parse the command line.
-
-    Raises:
-        UserError: An option is unknown, malformed or in conflict with another.
-    """
-    parser = builder_parser(
-        PROGRAM,
-        "Build a maze dataset. Inputs are mazes, labels the same mazes with a shortest path.",
-        EXAMPLES,
-        "data/maze-30x30-hard-1k",
-    )
-    parser.add_argument(
-        "--aug",
-        type=_parse_bool,
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="true|false",
-        help="add the 7 turned and mirrored images of each training maze (default: false, see below)",
-    )
-    _, of_generate = add_sources(parser, "mazes", DEFAULT_REPO, "make N hard training mazes")
-    of_generate.add_argument(
-        "--size",
-        type=int,
-        metavar="L",
-        help=f"side of the mazes, {maze.MIN_SIDE} to {maze.MAX_SIDE} (default: {DEFAULT_SIZE}); G is at least "
-        f"{maze.least_distance(DEFAULT_SIZE)} x (L / {DEFAULT_SIZE})^1.13 steps from S",
-    )
-    settings = Settings(**vars(parser.parse_args(argv)))
-    settings = check_sources(settings, "mazes", DEFAULT_REPO, of_generate=["size"])
-    if settings.generate is not None and settings.size is None:
-        return dataclasses.replace(settings, size=DEFAULT_SIZE)
-    if settings.size is not None and not maze.MIN_SIDE <= settings.size <= maze.MAX_SIDE:
-        raise UserError(f"--size is {settings.size}; it must be {maze.MIN_SIDE} to {maze.MAX_SIDE}")
-    return settings
-
-
 def _parse_bool(text: str) -> bool:
     values = {"true": True, "false": False}
     if text.lower() not in values:
@@ -135,21 +58,39 @@ def _parse_bool(text: str) -> bool:
     return values[text.lower()]
 
 
-# --------------------------------------------------------------------------------------------------
-# Mazes
+@dataclass(frozen=True)
+class Settings:
+    """The options of the command line. `size` is None unless mazes are generated."""
+
+    output_dir: Path = OUTPUT_DIR
+    source_repo: str | None = boards.repo_option(DEFAULT_REPO)
+    source_dir: Path | None = boards.SOURCE_DIR
+    generate: int | None = option("N", "make N hard training mazes", group=boards.SOURCES, at_least=1)
+    generate_test: int | None = boards.GENERATE_TEST
+    size: int | None = option(
+        "L",
+        f"side of the mazes, {maze.MIN_SIDE} to {maze.MAX_SIDE} (default: {DEFAULT_SIZE}); G is at least "
+        f"{maze.least_distance(DEFAULT_SIZE)} x (L / {DEFAULT_SIZE})^1.13 steps from S",
+        group=boards.GENERATE,
+    )
+    subsample_size: int | None = boards.SUBSAMPLE_SIZE
+    aug: bool = option(
+        "true|false",
+        "add the 7 turned and mirrored images of each training maze (default: false, see below)",
+        default=False,
+        type=_parse_bool,
+        nargs="?",
+        const=True,
+    )
+    seed: int = seed_option()
 
 
-def load_mazes(settings: Settings) -> dict[SplitName, Boards]:
-    """Return the mazes of both splits, before augmentation.
-
-    Raises:
-        UserError: A file is missing or holds something else than mazes.
-    """
-    if settings.generate is None:
-        return puzzle_csv.load_boards(settings, "mazes", to_mazes)
-    assert settings.generate_test is not None and settings.size is not None
-    rng = np.random.default_rng([settings.seed, _GENERATE])
-    return generated("mazes", settings, maze.generate(settings.generate + settings.generate_test, settings.size, rng))
+def complete(typed: Typed) -> None:
+    boards.complete_sources(typed, Settings, DEFAULT_REPO)
+    if typed.generate is not None:
+        typed.size = DEFAULT_SIZE if typed.size is None else typed.size
+        if not maze.MIN_SIDE <= typed.size <= maze.MAX_SIDE:
+            raise UserError(f"--size is {typed.size}; it must be {maze.MIN_SIDE} to {maze.MAX_SIDE}")
 
 
 def to_mazes(file: Path, rows: list[Row]) -> Boards:
@@ -160,10 +101,8 @@ def to_mazes(file: Path, rows: list[Row]) -> Boards:
     """
     num_cells = len(rows[0].question)
     if num_cells < 4 or not isinstance(task_of_shape(num_cells, maze.VOCAB_SIZE), MazeTask):
-        raise UserError(
-            f"{file}:{rows[0].line}: the question has {num_cells} characters; a maze is a square, of 4, 9, 25, ... "
-            f"(16 would be taken for a Sudoku); {FIX_ROW}"
-        )
+        squares = "a maze is a square, of 4, 9, 25, ... (16 would be taken for a Sudoku)"
+        raise wrong_row(file, rows[0], f"the question has {num_cells} characters; {squares}")
     tokens = {symbol: token for token, symbol in enumerate(maze.SYMBOLS) if token}
     of_questions = {symbol: tokens[symbol] for symbol in "# SG"}
     questions_NS = puzzle_csv.to_tokens(file, rows, "question", of_questions, num_cells, "'#', blank, S and G")
@@ -171,74 +110,60 @@ def to_mazes(file: Path, rows: list[Row]) -> Boards:
     for token in (maze.START, maze.GOAL):
         count_N = (questions_NS == token).sum(axis=1)
         for n in np.flatnonzero(count_N != 1)[:1]:
-            raise UserError(
-                f"{file}:{rows[n].line}: the question has {count_N[n]} {maze.SYMBOLS[token]}, not one; {FIX_ROW}"
-            )
+            raise wrong_row(file, rows[n], f"the question has {count_N[n]} {maze.SYMBOLS[token]}, not one")
     is_drawn_NS = (questions_NS == maze.BLANK) & (answers_NS == maze.PATH)
     for n, cell in np.argwhere((questions_NS != answers_NS) & ~is_drawn_NS)[:1]:
-        raise UserError(
-            f"{file}:{rows[n].line}: the answer has {rows[n].answer[cell]!r} in cell {cell + 1}, "
-            f"but the question has {rows[n].question[cell]!r}; {FIX_ROW}"
+        answered, given = rows[n].answer[cell], rows[n].question[cell]
+        raise wrong_row(
+            file, rows[n], f"the answer has {answered!r} in cell {cell + 1}, but the question has {given!r}"
         )
     judged = maze.judge_paths(questions_NS, answers_NS)
     for n in np.flatnonzero(~judged["path_optimal"])[:1]:
         wrong = "no shortest path" if judged["path_valid"][n] else "not one path"
-        raise UserError(f"{file}:{rows[n].line}: the answer is {wrong} from S to G; {FIX_ROW}")
+        raise wrong_row(file, rows[n], f"the answer is {wrong} from S to G")
     return Boards(questions_NS, answers_NS)
 
 
-# --------------------------------------------------------------------------------------------------
-# The dataset
-
-
-def _images(mazes_NS: np.ndarray, num_images: int) -> np.ndarray:
-    """Return the first `num_images` transforms of each maze, maze after maze, (N * T, S)."""
-    side = maze.side_of(mazes_NS.shape[1])
+def images(mazes: Boards, num_aug: int, rng: np.random.Generator) -> Iterator[Boards]:
+    """Yield each maze, followed by its first `num_aug` transforms."""
+    side = maze.side_of(mazes.questions_NS.shape[1])
     assert side is not None
-    mazes_NLL = mazes_NS.reshape(-1, side, side)
-    images_NTLL = np.stack([transformed(mazes_NLL, transform) for transform in range(num_images)], axis=1)
-    return images_NTLL.reshape(-1, side * side)
+    for chunk in mazes.chunks():
+        grids = [each_NS.reshape(-1, side, side) for each_NS in chunk]
+        turned = [np.stack([transformed(each_NLL, t) for t in range(1 + num_aug)], axis=1) for each_NLL in grids]
+        yield Boards(*(each_NTLL.reshape(-1, side * side) for each_NTLL in turned))
 
 
-def _chunks(mazes: Boards, num_images: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for start in range(0, len(mazes.questions_NS), CHUNK_MAZES):
-        inputs, labels = (_images(array_NS[start : start + CHUNK_MAZES], num_images) for array_NS in mazes)
-        yield inputs, labels
+def write(folder: Path, settings: Settings) -> Written:
+    """Write both splits. Raise UserError if the input is bad."""
+    if settings.generate is None:
+        mazes = puzzle_csv.load_boards(settings, to_mazes)
+    else:
+        size = settings.size
+        assert size is not None
+        mazes = boards.generate_boards(settings, lambda num, rng: maze.generate(num, size, rng), shuffled=False)
+    return boards.write_boards(
+        folder,
+        mazes,
+        images,
+        num_aug=NUM_TRANSFORMS - 1 if settings.aug else 0,
+        seed=settings.seed,
+        vocab_size=maze.VOCAB_SIZE,
+        tokens="padding 0, wall 1, blank 2, S 3, G 4, path 5",
+    )
 
 
-def build(settings: Settings) -> str:
-    """Build the dataset and return a summary of it.
-
-    Raises:
-        UserError: The input is bad, or the folder can't be written. No new dataset is left then.
-    """
-
-    def write(folder: Path) -> tuple[list[str], list[str]]:
-        mazes = load_mazes(settings)
-        num_train, num_test = (len(mazes[split].questions_NS) for split in SPLITS)
-        num_cells = mazes["train"].questions_NS.shape[1]
-        side = maze.side_of(num_cells)
-        shape = {"seq_len": num_cells, "vocab_size": maze.VOCAB_SIZE}
-        for split, of_split in mazes.items():
-            # The first image is the maze itself.
-            num_images = NUM_TRANSFORMS if settings.aug and split == "train" else 1
-            chunks = _chunks(of_split, num_images)
-            write_boards(folder / split, chunks, groups=len(of_split.questions_NS), group_size=num_images, **shape)
-        images = f"{num_train * NUM_TRANSFORMS:,} images of {num_train:,} mazes" if settings.aug else ""
-        return ["<blank>"], [
-            f"train  {images or f'{num_train:,} mazes'} of {side}x{side}",
-            f"test   {num_test:,} mazes",
-            f"tokens padding 0, wall 1, blank 2, S 3, G 4, path 5: vocab_size {maze.VOCAB_SIZE}, seq_len {num_cells}",
-        ]
-
-    return build_dataset(PROGRAM, settings, write)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the program and return its exit status: 0, 2 after a user's mistake, 130 after Ctrl-C."""
-    less_memory = "fewer puzzles need less memory: lower --generate or --subsample-size"
-    return run_command(lambda arguments: build(parse_settings(arguments)), argv, less_memory=less_memory)
-
+BUILDER = Builder(
+    "build_maze_dataset",
+    "Build a maze dataset. Inputs are mazes, labels the same mazes with a shortest path.",
+    EXAMPLES,
+    "data/maze-30x30-hard-1k",
+    Settings,
+    complete,
+    write,
+    "fewer puzzles need less memory: lower --generate or --subsample-size",
+)
+main = BUILDER.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,14 +1,14 @@
 """Build a Sudoku dataset from a download, from local CSV files, or from puzzles generated here.
 
 The training puzzles are augmented by random symmetries. The puzzles and the settings, with the
-seed, decide every byte of the dataset. The dataset appears under its name only when it is whole.
+seed, decide every byte of the dataset.
 """
 # N = puzzles, B = boards (puzzles and their augmentations), S = cells of a board
 
-import dataclasses
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 # A script's modules are looked up in its own folder, dataset/, instead of the folder above.
@@ -17,33 +17,17 @@ if not __package__:
 
 import numpy as np
 
-from dataset import puzzle_csv
+from dataset import boards, puzzle_csv
 from dataset.augment import BOXES, Box, draw_symmetries
-from dataset.builder import (
-    SPLITS,
-    Boards,
-    add_sources,
-    build_dataset,
-    builder_parser,
-    check_sources,
-    generated,
-    progress,
-    write_boards,
-)
-from dataset.puzzle_csv import FIX_ROW, Row
-from dataset.schema import SplitName
+from dataset.boards import Boards
+from dataset.builder import OUTPUT_DIR, Builder, Typed, Written, option, progress, seed_option
+from dataset.puzzle_csv import Row, wrong_row
 from dataset.sudoku import DIGITS, count_solutions, digits_in_words, generate, valid_solutions
 from dataset.tasks.base import joined
-from utils.arguments import check_at_least
 from utils.errors import UserError
-from utils.shell import run_command
 
-PROGRAM = "build_sudoku_dataset"
 DEFAULT_REPO = "sapientinc/sudoku-extreme"
 AUGMENT_CHUNK_BOARDS = 4096
-# Independent streams of random numbers, so that an option that uses one stream does not change the
-# others.
-_AUGMENT, _GENERATE = 1, 2
 
 EXAMPLES = """
 examples:
@@ -79,83 +63,29 @@ An old dataset in the output folder is replaced once the new dataset is whole.
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of the command line.
+    """The options of the command line. `box` is None if the files say it."""
 
-    `generate_test` is None unless puzzles are generated. `box` is None if the files say it.
-    """
-
-    output_dir: Path
-    source_repo: str | None
-    source_dir: Path | None
-    generate: int | None
-    generate_test: int | None
-    box: str | None
-    subsample_size: int | None
-    min_difficulty: int | None
-    check_unique: bool | None
-    num_aug: int
-    seed: int
-
-
-# --------------------------------------------------------------------------------------------------
-# Command line
-
-
-def parse_settings(argv: list[str] | None = None) -> Settings:
-    """Parse the command line.
-
-    Raises:
-        UserError: An option is unknown, malformed or in conflict with another.
-    """
-    parser = builder_parser(
-        PROGRAM,
-        "Build a Sudoku dataset. Inputs are puzzles, labels are their solutions.",
-        EXAMPLES,
-        "data/sudoku-extreme-full",
+    output_dir: Path = OUTPUT_DIR
+    source_repo: str | None = boards.repo_option(DEFAULT_REPO)
+    source_dir: Path | None = boards.SOURCE_DIR
+    generate: int | None = option(
+        "N", "make N training puzzles with unique solutions", group=boards.SOURCES, at_least=1
     )
-    add = parser.add_argument
-    add("--num-aug", type=int, metavar="N", default=0, help="random symmetries of each training puzzle (default: 0)")
-    add("--box", choices=list(BOXES), help="rows x columns of a box (default: 3x3, or that of the files)")
-    of_files, _ = add_sources(parser, "puzzles", DEFAULT_REPO, "make N training puzzles with unique solutions")
-    add = of_files.add_argument
-    add("--min-difficulty", type=int, metavar="R", help="take only puzzles rated R or more, in both splits")
-    add(
-        "--check-unique",
-        action="store_true",
-        default=None,
-        help="count the questions with several solutions: at 1,000 or more a second up to side 9",
+    generate_test: int | None = boards.GENERATE_TEST
+    box: str | None = option(None, "rows x columns of a box (default: 3x3, or that of the files)", choices=list(BOXES))
+    subsample_size: int | None = boards.SUBSAMPLE_SIZE
+    min_difficulty: int | None = option("R", "take only puzzles rated R or more, in both splits", group=boards.FILES)
+    check_unique: bool | None = option(
+        None, "count the questions with several solutions: at 1,000 or more a second up to side 9", group=boards.FILES
     )
-    settings = Settings(**vars(parser.parse_args(argv)))
-    check_at_least(settings, num_aug=0)
-    settings = check_sources(settings, "puzzles", DEFAULT_REPO, of_files=("min_difficulty", "check_unique"))
-    if settings.generate is not None and settings.box is None:
-        return dataclasses.replace(settings, box="3x3")
-    return settings
+    num_aug: int = option("N", "random symmetries of each training puzzle (default: 0)", default=0, at_least=0)
+    seed: int = seed_option()
 
 
-# --------------------------------------------------------------------------------------------------
-# Puzzles
-
-
-def load_boards(settings: Settings) -> dict[SplitName, Boards]:
-    """Return the puzzles of both splits as digits, 0 for a blank, before augmentation.
-
-    Raises:
-        UserError: A file is missing or holds something else than Sudokus.
-    """
-    if settings.generate is None:
-        box, least = settings.box, settings.min_difficulty
-        return puzzle_csv.load_boards(settings, "puzzles", lambda file, rows: to_boards(file, rows, box, least))
-    assert settings.box is not None
-    rng = np.random.default_rng([settings.seed, _GENERATE])
-    pairs = generate(settings.generate + (settings.generate_test or 0), BOXES[settings.box], rng)
-    # If nearly all symmetry classes are used, rare classes come late. Without shuffling they would
-    # all be test puzzles.
-    return generated("puzzles", settings, pairs, shuffle=rng)
-
-
-def _box_with(num_cells: int) -> Box | None:
-    return next((box for box in BOXES.values() if box.num_cells == num_cells), None)
+def complete(typed: Typed) -> None:
+    boards.complete_sources(typed, Settings, DEFAULT_REPO)
+    if typed.generate is not None:
+        typed.box = typed.box or "3x3"
 
 
 def to_boards(
@@ -163,18 +93,13 @@ def to_boards(
 ) -> Boards:
     """Convert rows to digits, and check that each answer is a solution of its question.
 
-    Args:
-        box_of_files: the boxes that the user expects.
-        min_difficulty: leaves out puzzles that are rated lower.
-
-    Raises:
-        UserError: A row is malformed; the message names the file and the line.
+    `box_of_files` are the boxes that the user expects. Puzzles below `min_difficulty` are left out.
     """
-    where = f"{file}:{rows[0].line}"
-    box = _box_with(len(rows[0].question))
+    num_cells = len(rows[0].question)
+    box = _box_with(num_cells)
     if box is None:
         sizes = joined([str(each.num_cells) for each in BOXES.values()], "or")
-        raise UserError(f"{where}: the question has {len(rows[0].question)} characters; boards have {sizes}; {FIX_ROW}")
+        raise wrong_row(file, rows[0], f"the question has {num_cells} characters; boards have {sizes}")
     if box_of_files not in (None, str(box)):
         raise UserError(f"{file}: boxes have {box} cells, not --box {box_of_files}; correct it or leave it out")
     digits = {written: digit for digit, each in enumerate(DIGITS[: box.side], 1) for written in (each, each.lower())}
@@ -183,96 +108,85 @@ def to_boards(
     questions_NS = puzzle_csv.to_tokens(file, rows, "question", digits | {".": 0, "0": 0}, box.num_cells, with_blanks)
     solutions_NS = puzzle_csv.to_tokens(file, rows, "answer", digits, box.num_cells, allowed)
     for n in np.flatnonzero(~valid_solutions(solutions_NS, box))[:1]:
-        raise UserError(
-            f"{file}:{rows[n].line}: the answer is no valid Sudoku with boxes of {box} (rows x columns); {FIX_ROW}"
-        )
+        raise wrong_row(file, rows[n], f"the answer is no valid Sudoku with boxes of {box} (rows x columns)")
     for n, cell in np.argwhere((questions_NS != 0) & (questions_NS != solutions_NS))[:1]:
         given, answered = (DIGITS[boards_NS[n, cell] - 1] for boards_NS in (questions_NS, solutions_NS))
-        raise UserError(
-            f"{file}:{rows[n].line}: the answer has {answered} in cell {cell + 1}, "
-            f"but the question has {given}; {FIX_ROW}"
-        )
+        raise wrong_row(file, rows[n], f"the answer has {answered} in cell {cell + 1}, but the question has {given}")
+    found = Boards(questions_NS, solutions_NS)
     if min_difficulty is None:
-        return Boards(questions_NS, solutions_NS)
+        return found
     if rows[0].rating is None:
         raise UserError(f"{file}:1: has no column rating; add it, or leave --min-difficulty out")
-    hard_N = np.array([row.rating for row in rows]) >= min_difficulty
-    return Boards(questions_NS[hard_N], solutions_NS[hard_N])
+    return found.take(np.array([row.rating for row in rows]) >= min_difficulty)
 
 
-# --------------------------------------------------------------------------------------------------
-# The dataset
+def _box_with(num_cells: int) -> Box | None:
+    return next((box for box in BOXES.values() if box.num_cells == num_cells), None)
 
 
-def augmented(
-    boards: Boards, box: Box, num_aug: int, rng: np.random.Generator
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield inputs and labels: each puzzle, followed by `num_aug` symmetries of it."""
+def augmented(box: Box, puzzles: Boards, num_aug: int, rng: np.random.Generator) -> Iterator[Boards]:
+    """Yield the tokens of each puzzle, followed by those of `num_aug` symmetries of it."""
     group_size = 1 + num_aug
-    num_boards = len(boards.questions_NS) * group_size
+    num_boards = len(puzzles.questions_NS) * group_size
     for start in range(0, num_boards, AUGMENT_CHUNK_BOARDS):
         group_B, copy_B = np.divmod(np.arange(start, min(start + AUGMENT_CHUNK_BOARDS, num_boards)), group_size)
-        questions_BS, solutions_BS = (array_NS[group_B] for array_NS in boards)
+        chunk = puzzles.take(group_B)
         if num_aug:
             # Symmetries are drawn for the originals too, so that board b depends only on the seed
             # and on b, and not on the size of a chunk.
             symmetries = draw_symmetries(rng, len(group_B), box)
             is_original_B1 = copy_B[:, None] == 0
-            questions_BS = np.where(is_original_B1, questions_BS, symmetries.apply(questions_BS))
-            solutions_BS = np.where(is_original_B1, solutions_BS, symmetries.apply(solutions_BS))
-        yield questions_BS + np.uint8(1), solutions_BS + np.uint8(1)
+            chunk = Boards(*(np.where(is_original_B1, each_BS, symmetries.apply(each_BS)) for each_BS in chunk))
+        yield Boards(*(each_BS + np.uint8(1) for each_BS in chunk))
 
 
-def _describe_solutions(split: str, questions_NS: np.ndarray, box: Box) -> str:
+def _count_ambiguous(split: str, puzzles: Boards, box: Box) -> str:
     """Return a line on the questions that have several solutions."""
-    num, first = 0, ""
-    with progress(f"looking for second solutions in {split}", len(questions_NS), "questions") as bar:
-        for start in range(0, len(questions_NS), AUGMENT_CHUNK_BOARDS):
-            chunk_NS = questions_NS[start : start + AUGMENT_CHUNK_BOARDS]
-            several_NS = chunk_NS[count_solutions(chunk_NS, box) > 1]
-            if len(several_NS) and not num:
-                first = f", the first is {''.join(f'.{DIGITS}'[digit] for digit in several_NS[0])}"
-            num += len(several_NS)
-            bar.update(len(chunk_NS))
-    return f"check  {num:,} of {len(questions_NS):,} {split} questions have several solutions{first}"
+    found = []
+    with progress(f"looking for second solutions in {split}", len(puzzles.questions_NS), "questions") as bar:
+        for questions_NS, _ in puzzles.chunks():
+            found += list(questions_NS[count_solutions(questions_NS, box) > 1])
+            bar.update(len(questions_NS))
+    first = f", the first is {''.join(f'.{DIGITS}'[digit] for digit in found[0])}" if found else ""
+    return f"check  {len(found):,} of {len(puzzles.questions_NS):,} {split} questions have several solutions{first}"
 
 
-def build(settings: Settings) -> str:
-    """Build the dataset and return a summary of it.
-
-    Raises:
-        UserError: The input is bad, or the folder can't be written. No new dataset is left then.
-    """
-
-    def write(folder: Path) -> tuple[list[str], list[str]]:
-        boards = load_boards(settings)
-        box = _box_with(boards["train"].questions_NS.shape[1])
-        assert box is not None
-        shape = {"seq_len": box.num_cells, "vocab_size": box.side + 2}
-        checked = boards.items() if settings.check_unique else ()
-        unique = [_describe_solutions(split, of_split.questions_NS, box) for split, of_split in checked]
-        for split, of_split in boards.items():
-            num_aug = settings.num_aug if split == "train" else 0
-            rng = np.random.default_rng([settings.seed, _AUGMENT])
-            chunks = augmented(of_split, box, num_aug, rng)
-            write_boards(folder / split, chunks, groups=len(of_split.questions_NS), group_size=1 + num_aug, **shape)
-        num_train, num_test = (len(boards[split].questions_NS) for split in SPLITS)
-        num_boards = num_train * (1 + settings.num_aug)
-        return ["<blank>"], [
-            f"train  {num_boards:,} boards = {num_train:,} puzzles x (1 + {settings.num_aug:,} augmentations)",
-            f"test   {num_test:,} boards",
-            f"tokens padding 0, blank 1, digits from 2: vocab_size {box.side + 2}, seq_len {box.num_cells}",
-            *unique,
-        ]
-
-    return build_dataset(PROGRAM, settings, write)
+def write(folder: Path, settings: Settings) -> Written:
+    """Write both splits. Raise UserError if the input is bad."""
+    if settings.generate is None:
+        check = partial(to_boards, box_of_files=settings.box, min_difficulty=settings.min_difficulty)
+        puzzles = puzzle_csv.load_boards(settings, check)
+    else:
+        assert settings.box is not None
+        made_for = BOXES[settings.box]
+        puzzles = boards.generate_boards(settings, lambda num, rng: generate(num, made_for, rng), shuffled=True)
+    box = _box_with(puzzles["train"].questions_NS.shape[1])
+    assert box is not None
+    checked = puzzles.items() if settings.check_unique else ()
+    unique = [_count_ambiguous(split, of_split, box) for split, of_split in checked]
+    names, lines = boards.write_boards(
+        folder,
+        puzzles,
+        partial(augmented, box),
+        num_aug=settings.num_aug,
+        seed=settings.seed,
+        vocab_size=box.side + 2,
+        tokens="padding 0, blank 1, digits from 2",
+    )
+    return names, [*lines, *unique]
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the program and return its exit status: 0, 2 after a user's mistake, 130 after Ctrl-C."""
-    less_memory = "fewer puzzles need less memory: lower --generate or --subsample-size"
-    return run_command(lambda arguments: build(parse_settings(arguments)), argv, less_memory=less_memory)
-
+BUILDER = Builder(
+    "build_sudoku_dataset",
+    "Build a Sudoku dataset. Inputs are puzzles, labels are their solutions.",
+    EXAMPLES,
+    "data/sudoku-extreme-full",
+    Settings,
+    complete,
+    write,
+    "fewer puzzles need less memory: lower --generate or --subsample-size",
+)
+main = BUILDER.main
 
 if __name__ == "__main__":
     sys.exit(main())

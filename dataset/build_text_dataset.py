@@ -1,7 +1,7 @@
 """Build a dataset of text from plain text, JSONL, CSV, TSV and problems that are generated here.
 
 Files are read as a stream, so a file of GBs needs little memory. The documents and the settings,
-with the seed, decide every byte of the dataset. It appears under its name only when it is whole.
+with the seed, decide every byte of the dataset.
 """
 
 import dataclasses
@@ -10,7 +10,6 @@ import itertools
 import os
 import shutil
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,26 +20,20 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).absolute().parents[1])
 
-
-from dataset.builder import SPLITS, builder_parser, new_dataset, progress, record_of, summary, write_fingerprints
+from dataset.builder import ONE_OF_THESE, OUTPUT_DIR, SPLITS, Builder, Typed, Written, option, progress, seed_option
 from dataset.schema import SplitName
 from dataset.text.generated import generate
-from dataset.text.schema import check_text_contents, open_text_split
 from dataset.text.sources import Document, files_of, read_documents, require_separator
 from dataset.text.tokenizer import LEAST_BPE, ByteTokenizer, FileTokenizer, Tokenizer, train_bpe
 from dataset.text.writer import TextSplitWriter
-from utils.arguments import check_at_least, check_exclusive, typed_path
 from utils.errors import UserError
-from utils.shell import run_command
+from utils.out_of_memory import LESS_AT_A_TIME
 from utils.terminal import tell
 from utils.text import one_line
 
-PROGRAM = "build_text_dataset"
 DEFAULT_TEST_SHARE, DEFAULT_NUM = 0.05, 1000
 # So many bytes of text go to the tokenizer at a time. It uses all cores for them.
 BATCH_BYTES = 1 << 20
-# What a document takes beside its text, roughly.
-DOCUMENT_BYTES = 256
 # If all documents have fewer bytes than this, the test share is exact.
 FEW_BYTES = 1 << 21
 MOST_TASKS = 1000
@@ -69,6 +62,8 @@ is plain text, which is cut into documents of 16 KiB at most, at blank lines. Ea
 .gz. A text is cut into samples of --max-len tokens. A problem is one sample.
 """
 
+_TEST, _TOKENS = f"what is for testing {ONE_OF_THESE})", f"tokens {ONE_OF_THESE}; default: bytes)"
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -78,71 +73,37 @@ class Settings:
     generated.
     """
 
-    output_dir: Path
-    source: list[Path] | None
-    generate: list[str] | None
-    generate_num: int | None
-    test_source: list[Path] | None
-    test_share: float | None
-    separator: str | None
-    max_len: int
-    skip_long: bool
-    tokenizer: Path | None
-    train_bpe: int | None
-    seed: int
+    output_dir: Path = OUTPUT_DIR
+    source: list[Path] | None = option("FILE", "text, .jsonl, .csv, .tsv, or folders")
+    generate: list[str] | None = option("TASK", "problems of these tasks of reasoning-gym")
+    generate_num: int | None = option("N", f"problems of each task (default: {DEFAULT_NUM:,})", at_least=1)
+    test_source: list[Path] | None = option("FILE", "files of their own", group=_TEST)
+    test_share: float | None = option("X", f"share of the documents (default: {DEFAULT_TEST_SHARE})", group=_TEST)
+    separator: str | None = option("TEXT", "what divides the documents of plain text, such as '<|endoftext|>'")
+    max_len: int = option("N", "most tokens to read of a sample (default: %(default)s)", default=1024, at_least=2)
+    skip_long: bool = option(None, "leave out problems that are longer, instead of refusing them", default=False)
+    tokenizer: Path | None = option("FILE", "a tokenizer.json of the tokenizers library", group=_TOKENS)
+    train_bpe: int | None = option(
+        "V", "train one of V tokens on the training documents", group=_TOKENS, at_least=LEAST_BPE
+    )
+    seed: int = seed_option()
 
 
-# --------------------------------------------------------------------------------------------------
-# Command line
-
-
-def parse_settings(argv: list[str] | None = None) -> Settings:
-    """Parse the command line.
-
-    Raises:
-        UserError: An option is unknown, malformed or in conflict with another.
-    """
-    description = "Build a dataset of text, of problems with answers in text, or of both."
-    parser = builder_parser(PROGRAM, description, EXAMPLES, "data/text")
-    add = parser.add_argument
-    add("--source", type=typed_path, metavar="FILE", nargs="+", help="text, .jsonl, .csv, .tsv, or folders")
-    add("--separator", metavar="TEXT", help="what divides the documents of plain text, such as '<|endoftext|>'")
-    add("--generate", metavar="TASK", nargs="+", help="problems of these tasks of reasoning-gym")
-    add("--generate-num", type=int, metavar="N", help=f"problems of each task (default: {DEFAULT_NUM:,})")
-    add("--max-len", type=int, metavar="N", default=1024, help="most tokens to read of a sample (default: %(default)s)")
-    add("--skip-long", action="store_true", help="leave out problems that are longer, instead of refusing them")
-
-    add = parser.add_argument_group("what is for testing (one of these)").add_argument
-    add("--test-share", type=float, metavar="X", help=f"share of the documents (default: {DEFAULT_TEST_SHARE})")
-    add("--test-source", type=typed_path, metavar="FILE", nargs="+", help="files of their own")
-
-    add = parser.add_argument_group("tokens (one of these; default: bytes)").add_argument
-    add("--tokenizer", type=typed_path, metavar="FILE", help="a tokenizer.json of the tokenizers library")
-    add("--train-bpe", type=int, metavar="V", help="train one of V tokens on the training documents")
-
-    settings = Settings(**vars(parser.parse_args(argv)))
-    check_at_least(settings, max_len=2, seed=0, train_bpe=LEAST_BPE, generate_num=1)
-    if settings.seed >= 2**64:
-        raise UserError(f"--seed is {settings.seed}; give a number below 2^64")
-    if settings.separator == "":
+def complete(typed: Typed) -> None:
+    if typed.seed >= 2**64:
+        raise UserError(f"--seed is {typed.seed}; give a number below 2^64")
+    if typed.separator == "":
         raise UserError("--separator is empty; give the text between two documents, or leave it out")
-    check_exclusive(settings, "test_share", "test_source")
-    check_exclusive(settings, "tokenizer", "train_bpe")
-    if settings.test_share is not None and not 0 < settings.test_share < 1:
-        raise UserError(f"--test-share is {settings.test_share}; it must be between 0 and 1")
-    if settings.source is None and settings.generate is None:
+    if typed.test_share is not None and not 0 < typed.test_share < 1:
+        raise UserError(f"--test-share is {typed.test_share}; it must be between 0 and 1")
+    if typed.source is None and typed.generate is None:
         raise UserError("there is nothing to read; give files with --source, or tasks with --generate")
-    if settings.generate_num is not None and settings.generate is None:
+    if typed.generate is not None:
+        typed.generate_num = typed.generate_num or DEFAULT_NUM
+    elif typed.generate_num is not None:
         raise UserError("--generate-num needs --generate; add --generate TASK... or leave --generate-num out")
-    if settings.generate is not None:
-        settings = dataclasses.replace(settings, generate_num=settings.generate_num or DEFAULT_NUM)
-    if settings.test_share is None and settings.test_source is None:
-        return dataclasses.replace(settings, test_share=DEFAULT_TEST_SHARE)
-    return settings
-
-
-# --------------------------------------------------------------------------------------------------
-# Documents
+    if typed.test_share is None and typed.test_source is None:
+        typed.test_share = DEFAULT_TEST_SHARE
 
 
 def split_documents(settings: Settings, left_out: Counter[str]) -> Iterator[tuple[SplitName, Document]]:
@@ -151,17 +112,15 @@ def split_documents(settings: Settings, left_out: Counter[str]) -> Iterator[tupl
     Without test sources a hash of the document and the seed decides, so copies stay together. The
     share is exact for a few MB, with one document at least, and nearly exact for more.
     Otherwise a document of the training files that is in the test files, too, is left out.
-
-    Args:
-        left_out: counts the documents that are left out, by reason.
-
-    Raises:
-        UserError: A file is missing or malformed.
+    `left_out` counts the documents that are left out, by reason.
     """
+    documents = _documents(settings, settings.source, left_out)
     if settings.test_source is None:
         assert settings.test_share is not None
-        documents = _with_text(_main_documents(settings), left_out)
-        few = list(_few(documents))
+        few, num_bytes = list[Document](), 0
+        while num_bytes < FEW_BYTES and (document := next(documents, None)):
+            few.append(document)
+            num_bytes += document.num_bytes
         following = next(documents, None)
         limit = int(settings.test_share * 2**64)
         if following is None:  # those are all documents, so the share can be exact
@@ -172,39 +131,33 @@ def split_documents(settings: Settings, left_out: Counter[str]) -> Iterator[tupl
             yield "test" if _key(document, settings.seed) < limit else "train", document
         return
     in_test: set[int] = set()
-    for document in _with_text(_of_files(settings.test_source, settings), left_out):
+    for document in _documents(dataclasses.replace(settings, generate=None), settings.test_source, left_out):
         in_test.add(_key(document))
         yield "test", document
-    for document in _with_text(_main_documents(settings), left_out):
+    for document in documents:
         if _key(document) in in_test:
             left_out["for training that are in --test-source, too"] += 1
         else:
             yield "train", document
 
 
-def _main_documents(settings: Settings) -> Iterator[Document]:
-    problems = generate(settings.generate or [], settings.generate_num or DEFAULT_NUM, settings.seed)
-    return itertools.chain(_of_files(settings.source or [], settings), problems)
-
-
-def _of_files(files: list[Path], settings: Settings) -> Iterator[Document]:
+def _documents(settings: Settings, files: list[Path] | None, left_out: Counter[str]) -> Iterator[Document]:
+    """Yield the documents of files, and then the generated problems."""
     separator = None if settings.separator is None else os.fsencode(settings.separator)
-    return itertools.chain.from_iterable(read_documents(file, separator) for file in files)
-
-
-def _with_text(documents: Iterator[Document], left_out: Counter[str]) -> Iterator[Document]:
-    for document in documents:
-        if document.text:
-            yield document
-        else:
+    of_files = itertools.chain.from_iterable(read_documents(file, separator) for file in files or ())
+    problems = generate(settings.generate or [], settings.generate_num or DEFAULT_NUM, settings.seed)
+    for document in itertools.chain(of_files, problems):
+        if not document.text:
             left_out["without a text or a response"] += 1
-
-
-def _few(documents: Iterator[Document]) -> Iterator[Document]:
-    """Yield the first documents, which take no more than FEW_BYTES and one document."""
-    num_bytes = 0
-    while num_bytes < FEW_BYTES and (document := next(documents, None)):
-        num_bytes += document.num_bytes + DOCUMENT_BYTES
+            continue
+        if settings.tokenizer or settings.train_bpe:
+            try:
+                document.text.decode("utf-8")  # the texts of JSON and CSV have been decoded already
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{document.place}: is not UTF-8 ({one_line(error)}), which a tokenizer needs; "
+                    "convert the file, or leave the tokenizer out to read bytes"
+                ) from None
         yield document
 
 
@@ -219,7 +172,7 @@ def _batches(documents: Iterator[tuple[SplitName, Document]]) -> Iterator[list[t
     batch, num_bytes = [], 0
     for split, document in documents:
         batch.append((split, document))
-        num_bytes += document.num_bytes + DOCUMENT_BYTES
+        num_bytes += document.num_bytes
         if num_bytes >= BATCH_BYTES:
             yield batch
             batch, num_bytes = [], 0
@@ -227,25 +180,17 @@ def _batches(documents: Iterator[tuple[SplitName, Document]]) -> Iterator[list[t
         yield batch
 
 
-# --------------------------------------------------------------------------------------------------
-# The dataset
-
-
 def make_tokenizer(folder: Path, settings: Settings) -> Tokenizer:
-    """Return the tokenizer, and put its file into the folder of the dataset.
-
-    Raises:
-        UserError: A package is missing, or the file is no tokenizer.
-    """
+    """Return the tokenizer, and put its file into the folder of the dataset."""
     file = folder / "tokenizer.json"
     if settings.train_bpe is not None:
-        documents = (each for split, each in split_documents(settings, Counter()) if split == "train")
         with progress("training the tokenizer", None, "documents") as bar:
 
             def texts() -> Iterator[bytes]:
-                for document in documents:
-                    bar.update()
-                    yield from (_characters(document, text) for text in (document.instruction, document.text) if text)
+                for split, document in split_documents(settings, Counter()):
+                    if split == "train":
+                        bar.update()
+                        yield from filter(None, (document.instruction, document.text))
 
             train_bpe(texts(), settings.train_bpe, file)
     elif settings.tokenizer is None:
@@ -256,31 +201,23 @@ def make_tokenizer(folder: Path, settings: Settings) -> Tokenizer:
     return FileTokenizer(file)
 
 
-def _characters(document: Document, text: bytes) -> bytes:
-    """Return the text. Raise UserError if it is not UTF-8."""
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{document.place}: is not UTF-8 ({one_line(error)}), which a tokenizer needs; "
-            "convert the file, or leave the tokenizer out to read bytes"
-        ) from None
-    return text
-
-
-def write_splits(folder: Path, settings: Settings, tokenizer: Tokenizer, left_out: Counter[str]) -> list[str]:
-    """Write both splits, and return lines that describe them."""
+def write(folder: Path, settings: Settings) -> Written:
+    """Write both splits, and the tokenizer. Raise UserError if the input is bad."""
+    sources, test_sources = (each and files_of(each) for each in (settings.source, settings.test_source))
+    settings = dataclasses.replace(settings, source=sources, test_source=test_sources)
+    if settings.separator is not None:
+        require_separator([*(sources or ()), *(test_sources or ())], os.fsencode(settings.separator))
+    tokenizer = make_tokenizer(folder, settings)
+    left_out: Counter[str] = Counter()
     tasks: dict[str, int] = {}
     first_marked = ""
     with ExitStack() as stack:
         writers: dict[SplitName, TextSplitWriter] = {
-            split: stack.enter_context(TextSplitWriter(folder / split, tokenizer, settings.max_len)) for split in SPLITS
+            split: stack.enter_context(TextSplitWriter(folder / split, tokenizer, settings.max_len, tasks))
+            for split in SPLITS
         }
         bar = stack.enter_context(progress("writing", None, "documents"))
         for batch in _batches(split_documents(settings, left_out)):
-            if settings.tokenizer or settings.train_bpe:
-                for _, document in batch:
-                    _characters(document, document.text)  # JSON and CSV have been decoded already
             marked = (document.place for _, document in batch if END_OF_TEXT.encode() in document.text)
             first_marked = first_marked or next(marked, "")
             instructions = tokenizer.encode([document.instruction or b"" for _, document in batch])
@@ -288,20 +225,17 @@ def write_splits(folder: Path, settings: Settings, tokenizer: Tokenizer, left_ou
             for (split, document), instruction, text in zip(batch, instructions, texts, strict=True):
                 task = tasks.setdefault(document.task, len(tasks))
                 if task == MOST_TASKS:
-                    raise UserError(
-                        f"{document.place}: is of task {MOST_TASKS + 1:,}, but a task is for many problems; leave the "
-                        "key task out"
-                    )
+                    raise UserError(f"{document.place}: is of task {MOST_TASKS + 1:,}; leave the key task out")
                 if not len(text):
                     raise UserError(
                         f"{document.place}: the tokenizer has no token for this text or response; give another "
                         "--tokenizer, or leave it out to read bytes"
                     )
-                writer = writers[split]
+                length = len(instruction) + len(text) + 2
                 if document.instruction is None:
-                    writer.add_text(text, task)
-                elif (length := writer.problem_len(instruction, text)) <= settings.max_len:
-                    writer.add_problem(instruction, text, task)
+                    writers[split].add_text(text, task)
+                elif length <= settings.max_len:
+                    writers[split].add_problem(instruction, text, task)
                 elif settings.skip_long:
                     left_out["longer than --max-len"] += 1
                 else:
@@ -310,60 +244,42 @@ def write_splits(folder: Path, settings: Settings, tokenizer: Tokenizer, left_ou
                         "raise it, or add --skip-long to leave such problems out"
                     )
             bar.update(len(batch))
+        for split, writer in writers.items():
+            if not writer.num_samples:
+                others = "".join(f" ({num:,} {why} are left out)" for why, num in left_out.items())
+                raise UserError(
+                    f"no document is for {split}ing{others}; give more documents that differ, or --test-source"
+                )
     if first_marked and settings.separator != END_OF_TEXT:
         tell(
             f"note: {END_OF_TEXT} is read as text, first in {first_marked}; --separator '{END_OF_TEXT}' divides plain "
             "text there"
         )
-    for split, writer in writers.items():
-        if not writer.num_samples:
-            others = "".join(f" ({num:,} {why} are left out)" for why, num in left_out.items())
-            raise UserError(f"no document is for {split}ing{others}; give more documents that differ, or --test-source")
-        writer.describe(list(tasks))
-    return [
-        f"{split:<6} {writer.num_documents:,} documents, {writer.num_samples:,} samples, {writer.num_tokens:,} tokens"
-        for split, writer in writers.items()
-    ]
-
-
-def build(settings: Settings) -> str:
-    """Build the dataset and return a summary of it.
-
-    Raises:
-        UserError: The input is bad, or the folder can't be written. No new dataset is left then.
-    """
-    started = time.perf_counter()
-    left_out: Counter[str] = Counter()
-    with new_dataset(settings.output_dir) as folder:
-        expanded = dataclasses.replace(
-            settings,
-            source=settings.source and files_of(settings.source),
-            test_source=settings.test_source and files_of(settings.test_source),
-        )
-        if settings.separator is not None:
-            files = [*(expanded.source or ()), *(expanded.test_source or ())]
-            require_separator(files, os.fsencode(settings.separator))
-        tokenizer = make_tokenizer(folder, expanded)
-        lines = write_splits(folder, expanded, tokenizer, left_out)
-        # This is the code with which training reads the dataset.
-        splits = {split: open_text_split(folder, split) for split in SPLITS}
-        fingerprints = {split: check_text_contents(opened) for split, opened in splits.items()}
-        write_fingerprints(folder, fingerprints, record_of(PROGRAM, settings))
     special = tokenizer.special_tokens
-    kinds = "bytes" if settings.tokenizer is None and settings.train_bpe is None else "tokenizer.json"
-    lines += [
+    kinds = "bytes" if isinstance(tokenizer, ByteTokenizer) else "tokenizer.json"
+    return None, [
+        *(
+            f"{split:<6} {each.num_documents:,} documents, {each.num_samples:,} samples, {each.num_tokens:,} tokens"
+            for split, each in writers.items()
+        ),
         f"tokens {kinds}, start {special.start}, end of instruction {special.end_of_instruction}, end {special.end}: "
-        f"vocab_size {tokenizer.vocab_size:,}, max_len {max(split.metadata.max_len for split in splits.values()):,}",
+        f"vocab_size {tokenizer.vocab_size:,}, max_len {max(writer.longest for writer in writers.values()):,}",
         *(f"left out {num:,} documents {why}" for why, num in left_out.items()),
         *([f"unknown {tokenizer.num_unknown:,} tokens: the tokenizer lacks a part"] if tokenizer.num_unknown else []),
     ]
-    return summary(settings.output_dir, started, lines, fingerprints)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the program and return its exit status: 0, 2 after a user's mistake, 130 after Ctrl-C."""
-    return run_command(lambda arguments: build(parse_settings(arguments)), argv)
-
+BUILDER = Builder(
+    "build_text_dataset",
+    "Build a dataset of text, of problems with answers in text, or of both.",
+    EXAMPLES,
+    "data/text",
+    Settings,
+    complete,
+    write,
+    LESS_AT_A_TIME,
+)
+main = BUILDER.main
 
 if __name__ == "__main__":
     sys.exit(main())

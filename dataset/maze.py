@@ -9,7 +9,6 @@ keeps the first way to each cell.
 # line from S to G, K = candidates for a new maze
 
 import math
-from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -37,9 +36,6 @@ def side_of(num_cells: int) -> int | None:
     return side if side * side == num_cells else None
 
 
-# ---- paths ----
-
-
 def shortest_path(maze_LL: np.ndarray) -> list[tuple[int, int]] | None:
     """Return the cells (row, column) of the label's path, or None if there is no path.
 
@@ -51,16 +47,11 @@ def shortest_path(maze_LL: np.ndarray) -> list[tuple[int, int]] | None:
     width = len(padded_LL)
     (start,), (goal,) = (np.flatnonzero(padded_LL == token).tolist() for token in (START, GOAL))
     steps = [down * width + right for down, right in _DIRECTIONS]
-    is_unseen = (padded_LL != WALL).ravel().tolist()
-    is_unseen[start] = False
-    came_from: dict[int, int] = {}
-    queue = deque([start])
-    while queue and goal not in came_from:
-        cell = queue.popleft()
+    is_open = (padded_LL != WALL).ravel().tolist()
+    came_from, queue = {start: start}, [start]
+    for cell in queue:  # which grows
         for step in steps:
-            ahead = cell + step
-            if is_unseen[ahead]:
-                is_unseen[ahead] = False
+            if is_open[ahead := cell + step] and ahead not in came_from:
                 came_from[ahead] = cell
                 queue.append(ahead)
     if goal not in came_from:
@@ -72,14 +63,9 @@ def shortest_path(maze_LL: np.ndarray) -> list[tuple[int, int]] | None:
 
 
 def distances(open_NLL: np.ndarray, from_NLL: np.ndarray) -> np.ndarray:
-    """Return for each cell the number of steps over open cells from the nearest cell of `from_NLL`.
+    """Return the steps over open cells from the nearest cell of `from_NLL`, (N, L, L) int32.
 
-    Args:
-        open_NLL: bool, the cells without walls.
-        from_NLL: bool, the cells at distance 0.
-
-    Returns:
-        (N, L, L) int32; -1 for cells that can't be reached.
+    Cells that can't be reached have -1.
     """
     # The axis of the mazes comes last. A step is then a few operations on long rows, which are
     # faster than many operations on short rows.
@@ -100,13 +86,7 @@ def distances(open_NLL: np.ndarray, from_NLL: np.ndarray) -> np.ndarray:
 
 
 def judge_paths(inputs_NS: np.ndarray, answers_NS: np.ndarray) -> dict[str, np.ndarray]:
-    """Judge answers to mazes by their paths, which may differ from the paths of the labels.
-
-    A maze without exactly one S and one G has no right answer.
-
-    Args:
-        inputs_NS: the mazes.
-        answers_NS: the answers, of any numbers.
+    """Judge answers, of any numbers, to mazes by their paths, which may differ from the labels'.
 
     Returns:
         (N,) bool for each of these names:
@@ -144,18 +124,12 @@ def judge_paths(inputs_NS: np.ndarray, answers_NS: np.ndarray) -> dict[str, np.n
     return {"path_valid": path_valid_N, "path_optimal": path_optimal_N}
 
 
-# ---- transforms ----
-
-
 def allowed_transforms(inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarray:
-    """Return for each transform whether it turns the label into the transformed maze's label.
+    """Return whether a transform turns the label into the transformed maze's label, (N, T) bool.
 
     From each cell of the label the path takes the first direction, in the order of the search, that
     leads closer to G. A transform only changes the order of the directions. The identity is always
     allowed.
-
-    Returns:
-        (N, T) bool.
     """
     num, side = len(inputs_NS), math.isqrt(inputs_NS.shape[1])
     # With a wall around the maze no step leaves the grid or comes back on the opposite side.
@@ -195,8 +169,7 @@ def allowed_transforms(inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarr
 def _direction_orders() -> list[list[int]]:
     """Return for each transform the order of directions in a search of the transformed maze.
 
-    The directions are those of the original maze. They are read from the neighbours of the middle
-    cell of a transformed 3x3 grid, because the middle cell stays in its place.
+    The directions are those of the original maze, read from the middle of a transformed 3x3 grid.
     """
     orders = []
     for transform in range(NUM_TRANSFORMS):
@@ -206,15 +179,11 @@ def _direction_orders() -> list[list[int]]:
     return orders
 
 
-# ---- new mazes ----
-
-
 def least_distance(side: int) -> int:
     """Return the least distance from S to G in a hard maze: 109 steps for side 30, as published.
 
     In percolation, at the share of walls where a grid is just passable, shortest paths grow with
-    the side to the power of 1.13. With this power 0.5 to 1.3 % of the candidates are hard (measured
-    for sides of 6 to 40).
+    the side to the power of 1.13.
     """
     return int(109 * (side / 30) ** 1.13)
 
@@ -223,8 +192,7 @@ def generate(num: int, side: int, rng: np.random.Generator) -> Iterator[tuple[np
     """Yield `num` hard mazes with their labels, (S,) uint8 each.
 
     Walls are placed at random. A maze is kept if two of its cells are at least `least_distance`
-    apart, and two such cells become S and G. No maze is a transform of another. A larger `num`
-    yields the same mazes first.
+    apart, and two such cells become S and G. No maze is a transform of another.
     """
     assert MIN_SIDE <= side <= MAX_SIDE
     seen: set[bytes] = set()
@@ -299,18 +267,10 @@ def _farthest(open_KLL: np.ndarray, from_KLL: np.ndarray) -> tuple[np.ndarray, n
         going_K, front_KL, unseen_KL = going_K[goes_on_K], ahead_KL[goes_on_K], unseen_KL[goes_on_K]
         unseen_KL &= ~front_KL
         steps += 1
-    return _from_bits(farthest_KL), depth_K
+    bits_KLB = np.arange(open_KLL.shape[2], dtype=np.uint64)
+    return (farthest_KL[:, :, None] >> bits_KLB & one).astype(bool), depth_K
 
 
 def _to_bits(cells_KLL: np.ndarray) -> np.ndarray:
     """Pack rows into numbers, (K, L) uint64: cell (k, row, column) is bit `column` of (k, row)."""
-    packed = np.packbits(cells_KLL, axis=2, bitorder="little")
-    padded_KL8 = np.zeros((*packed.shape[:2], 8), np.uint8)
-    padded_KL8[:, :, : packed.shape[2]] = packed
-    return padded_KL8.view("<u8")[:, :, 0]
-
-
-def _from_bits(rows_KL: np.ndarray) -> np.ndarray:
-    num, side = rows_KL.shape
-    bytes_KL8 = rows_KL.astype("<u8").view(np.uint8).reshape(num, side, 8)
-    return np.unpackbits(bytes_KL8, axis=2, count=side, bitorder="little").view(bool)
+    return (cells_KLL << np.arange(cells_KLL.shape[2], dtype=np.uint64)).sum(axis=2, dtype=np.uint64)

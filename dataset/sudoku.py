@@ -9,8 +9,9 @@ cell, so that a step of deduction treats the whole board at once.
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import or_
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,12 +27,9 @@ from utils.errors import UserError
 # The digits of the largest board, as text. Digits above 9 are letters, read in both cases.
 DIGITS = "123456789ABCDEFG"
 
-# The largest share of cells that are clues in generated puzzles. The fewest clues are those of a
-# minimal puzzle.
-MAX_CLUES = 2 / 3
-# The smallest share of cells that are clues in generated puzzles of larger sides than 9. Singles
-# alone need about a third of the cells at side 12, and 0.37 at side 16.
-MIN_CLUES = 0.4
+# The largest share of clues in generated puzzles, and the smallest for sides above 9.
+# Singles alone need about a third of the cells at side 12, and 0.37 at side 16.
+MAX_CLUES, MIN_CLUES = 2 / 3, 0.4
 # For larger sides than this, a search for a second solution may take minutes.
 LARGEST_SEARCHED_SIDE = 9
 # The number of boards that `count_solutions` searches at a time. They fit into a core's cache.
@@ -41,12 +39,11 @@ _SEARCHED_AT_ONCE = 2048
 MAX_DUPLICATES = 3000
 
 
-@dataclass(frozen=True)
-class _Board:
+class _Board(NamedTuple):
     """Sets of cells as bits of integers."""
 
-    units: tuple[int, ...]  # the rows, columns and boxes
-    peers: tuple[int, ...]  # for each cell the cells that may not repeat its digit
+    units: list[int]  # the rows, columns and boxes
+    peers: list[int]  # for each cell the cells that may not repeat its digit
     all_cells: int
 
 
@@ -65,18 +62,12 @@ def unit_ids(box: Box) -> np.ndarray:
 
 @cache
 def _board(box: Box) -> _Board:
-    units = tuple(
+    units = [
         sum(1 << int(cell) for cell in np.flatnonzero(ids == unit)) for ids in unit_ids(box) for unit in range(box.side)
-    )
-    peers = []
-    for cell in range(box.num_cells):
-        bit = 1 << cell
-        seen = 0
-        for unit in units:
-            if unit & bit:
-                seen |= unit
-        peers.append(seen & ~bit)
-    return _Board(units, tuple(peers), (1 << box.num_cells) - 1)
+    ]
+    bits = [1 << cell for cell in range(box.num_cells)]
+    peers = [reduce(or_, (unit for unit in units if unit & bit)) & ~bit for bit in bits]
+    return _Board(units, peers, (1 << box.num_cells) - 1)
 
 
 def valid_solutions(boards_NS: np.ndarray, box: Box) -> np.ndarray:
@@ -90,7 +81,7 @@ def valid_solutions(boards_NS: np.ndarray, box: Box) -> np.ndarray:
     return valid_N
 
 
-def _reach(cells: int, peers: tuple[int, ...]) -> int:
+def _reach(cells: int, peers: list[int]) -> int:
     """Return the union of the peers of all `cells`."""
     reach = 0
     while cells:
@@ -114,8 +105,7 @@ def _candidates(puzzle_S: np.ndarray, box: Box) -> list[int]:
 def _deduce(candidates: list[int], settled: int, board: _Board) -> int:
     """Remove in place the candidates that naked and hidden singles rule out.
 
-    Returns:
-        The settled cells; -1 for a contradiction.
+    Return the settled cells, or -1 for a contradiction.
     """
     while True:
         once = twice = 0
@@ -169,8 +159,7 @@ def _search(
 ) -> Iterator[list[int]]:
     """Yield each solution, as the set of cells of each digit. Changes `candidates`.
 
-    Args:
-        rng: draws the order in which digits are tried; None: ascending order.
+    `rng` draws the order in which digits are tried. Without it the order is ascending.
     """
     settled = _deduce(candidates, settled, board)
     if settled < 0:
@@ -188,12 +177,8 @@ def _search(
 
 
 def _to_array(solution: list[int], box: Box) -> np.ndarray:
-    board_S = np.zeros(box.num_cells, dtype=np.uint8)
-    for digit, cells in enumerate(solution, start=1):
-        for cell in range(box.num_cells):
-            if cells >> cell & 1:
-                board_S[cell] = digit
-    return board_S
+    is_digit_LS = [[cells >> cell & 1 for cell in range(box.num_cells)] for cells in solution]
+    return (1 + np.argmax(is_digit_LS, axis=0)).astype(np.uint8)
 
 
 def count_solutions(puzzles_NS: np.ndarray, box: Box) -> np.ndarray:
@@ -236,11 +221,9 @@ def count_solutions(puzzles_NS: np.ndarray, box: Box) -> np.ndarray:
 def _narrow(cells_BRCKM: np.ndarray, full: int) -> np.ndarray:
     """Remove candidates in place by what the rows and boxes say.
 
-    The axes are bands, rows of a band, stacks, columns of a stack, and boards. A piece is what a
-    row and a box share. With rows and columns swapped, the columns are treated as the rows.
-
-    Returns:
-        Whether all digits, `full`, still have a place in every row and box, and none has two, (M,).
+    Return whether all digits, `full`, still have a place in every row and box, and none has two,
+    (M,). A piece is what a row and a box share. With rows and columns swapped, the columns are
+    treated as the rows.
     """
     single = cells_BRCKM * (cells_BRCKM & (cells_BRCKM - np.uint16(1)) == 0)
     placed = np.bitwise_or.reduce(single, axis=3, keepdims=True)
@@ -288,9 +271,8 @@ def random_solution(box: Box, rng: np.random.Generator) -> np.ndarray:
 def _random_puzzle(solution_S: np.ndarray, box: Box, rng: np.random.Generator) -> np.ndarray:
     """Return a random puzzle (S,) whose only solution is `solution_S`.
 
-    Each clue is removed, in random order, unless the solution would no longer be unique. The result
-    is a minimal puzzle: a clue that was needed is needed after further removals as well. Then clues
-    are put back in random order, up to a number that is drawn uniformly.
+    Clues are removed, in random order, down to a minimal puzzle. Then clues are put back in random
+    order, up to a number that is drawn uniformly.
     """
     board = _board(box)
     puzzle_S = solution_S.copy()
@@ -316,9 +298,9 @@ def _random_puzzle(solution_S: np.ndarray, box: Box, rng: np.random.Generator) -
 def _random_puzzle_by_singles(solution_S: np.ndarray, box: Box, rng: np.random.Generator) -> np.ndarray:
     """Return a random puzzle (S,) that naked and hidden singles alone turn into `solution_S`.
 
-    Such a puzzle has one solution by construction. Clues are removed in random order, down to a
-    number that is drawn uniformly. A clue stays if singles would no longer derive the board. More
-    clues never derive less, so several clues are tried at once.
+    Clues are removed in random order, down to a number that is drawn uniformly. A clue stays if
+    singles would no longer derive the board. More clues never derive less, so several clues are
+    tried at once.
     """
     board = _board(box)
     puzzle_S = solution_S.copy()
@@ -342,10 +324,8 @@ def _random_puzzle_by_singles(solution_S: np.ndarray, box: Box, rng: np.random.G
 def generate(num: int, box: Box, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield `num` puzzles (S,) uint8 that have one solution, each with its solution (S,).
 
-    No two puzzles have the same `symmetry_class`. Up to side 9 the number of clues varies from
-    minimal puzzles to easy ones. Puzzles of larger sides need no guesses: naked and hidden singles
-    derive the whole board. If there are few classes (4x4 puzzles have about 4,000), rare classes
-    come late: shuffle the puzzles before splitting them.
+    No two puzzles have the same `symmetry_class`. If there are few classes (4x4 puzzles have about
+    4,000), rare classes come late: shuffle the puzzles before splitting them.
 
     Raises:
         UserError: There seem to be fewer than `num` classes.
@@ -382,10 +362,7 @@ def _geometric_symmetries(box: Box) -> np.ndarray:
 
 
 def _canonical_form(puzzle_S: np.ndarray, box: Box) -> bytes:
-    """Return the smallest of all symmetries of the puzzle, compared as bytes.
-
-    In each of them the digits are numbered in the order in which they first appear.
-    """
+    """Return the smallest symmetry of the puzzle. Digits are numbered as they first appear."""
     boards_TS = puzzle_S[_geometric_symmetries(box)]
     first_TL = np.full((len(boards_TS), box.side), box.num_cells)
     for digit in range(1, box.side + 1):
@@ -407,8 +384,8 @@ def _mix(colours: np.ndarray, salt: int) -> np.ndarray:
 def _refined_colours(puzzles_NS: np.ndarray, box: Box, num_rounds: int = 3) -> np.ndarray:
     """Return a colour for each cell, (N, S) uint64, that moves with the cell under symmetries.
 
-    In each round a cell takes in the colours of all cells of its row, column, box, band, stack and
-    digit. Only sums enter, and symmetries only permute their terms.
+    In each round a cell takes in the sums of the colours of its row, column, box, band, stack and
+    digit. Symmetries only permute the terms of sums.
     """
     rows_S, columns_S, boxes_S = unit_ids(box)
     # Rows and columns have different salts only if transposition is not a symmetry.
@@ -440,12 +417,9 @@ def _sums_of_digits(values_NS: np.ndarray, boards_NS: np.ndarray, box: Box) -> n
 
 
 def symmetry_keys(puzzles_NS: np.ndarray, solutions_NS: np.ndarray, box: Box) -> tuple[np.ndarray, np.ndarray]:
-    """Return keys that all symmetries of a puzzle with its solution share.
+    """Return a key of each puzzle, and of each puzzle with its solution, (N,) uint64 each.
 
-    Different keys prove that there is no symmetry. Equal keys nearly always mean that there is one.
-
-    Returns:
-        A key of each puzzle, and a key of each puzzle with its solution, (N,) uint64.
+    Symmetries of a puzzle share the keys. Other puzzles nearly always have other keys.
     """
     colours_NS = _mix(_refined_colours(puzzles_NS, box, num_rounds=2), 9)
     # All symmetries rename digits, so the digits have no order.
@@ -456,9 +430,8 @@ def symmetry_keys(puzzles_NS: np.ndarray, solutions_NS: np.ndarray, box: Box) ->
 def symmetry_class(puzzle_S: np.ndarray, box: Box) -> bytes:
     """Return a key that all symmetries of a puzzle (S,) share.
 
-    For sides 4 and 6 the key is exact (a canonical form). Side 9 has 3,359,232 geometric
-    symmetries, so the key of larger sides is a hash of invariants. Different keys then prove that
-    two puzzles are not symmetries of one another, and equal keys almost always mean that they are.
+    For sides 4 and 6 the key is exact. Side 9 has 3,359,232 geometric symmetries, so the key of
+    larger sides is a hash of invariants, which is almost always different for other puzzles.
     """
     if box.side <= 6:
         return _canonical_form(puzzle_S, box)

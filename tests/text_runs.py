@@ -26,12 +26,11 @@ def write_data(folder: Path, form: Form) -> Path:
     """Write a dataset of bytes whose longest sample has MAX_LEN tokens."""
     folder.mkdir(parents=True)
     for split in ("train", "test"):
-        with TextSplitWriter(folder / split, ByteTokenizer(), max_len=MAX_LEN) as writer:
+        with TextSplitWriter(folder / split, ByteTokenizer(), MAX_LEN, [form]) as writer:
             if form == "text":
                 writer.add_text(np.full(MAX_LEN - 1, 97), task=0)
             else:
                 writer.add_problem(np.full(MAX_LEN - 12, 97), np.full(10, 98), task=0)
-        writer.describe([form])
     return folder
 
 

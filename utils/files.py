@@ -4,12 +4,15 @@ Pipes and devices have no end, and a few lines of YAML can expand to billions of
 functions refuse both before anything reads them. Reading follows links. Writing does not.
 """
 
+import gzip
 import os
 import shutil
 import stat
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, cast
 
 import yaml
 
@@ -32,6 +35,22 @@ def plain(file: Path) -> Path:
     if file.exists() and stat.S_IFMT(file.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
         raise OSError(f"{file} is no regular file")
     return file
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[IO[bytes]]:
+    """Open a file to read its bytes, decompressed if its name ends with .gz.
+
+    Raises:
+        UserError: The file is missing or damaged, or an OSError occurred in the block.
+    """
+    try:
+        with gzip.open(plain(file)) if file.suffix.lower() == ".gz" else plain(file).open("rb") as stream:
+            yield cast(IO[bytes], stream)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {file}; correct the name") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{file}: cannot be read ({one_line(error)}); get the file again") from None
 
 
 def read_plain_yaml(file: Path) -> str:

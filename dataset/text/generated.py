@@ -12,16 +12,7 @@ _NO_TASK = "composite"
 
 
 def generate(tasks: Sequence[str], num: int, seed: int) -> Iterator[Document]:
-    """Yield problems of each task, one task after the other.
-
-    Args:
-        tasks: names of reasoning-gym, such as basic_arithmetic.
-        num: the problems of each task.
-        seed: decides the problems.
-
-    Raises:
-        UserError: The package is missing, or a task is unknown or never names an answer.
-    """
+    """Yield `num` problems of each task, one task after the other."""
     if not tasks:
         return
     try:
@@ -38,7 +29,10 @@ def generate(tasks: Sequence[str], num: int, seed: int) -> Iterator[Document]:
                 f"--generate {task}: reasoning-gym has no such task; give others, such as {', '.join(near)}"
             )
     for task in tasks:
-        problems = reasoning_gym.create_dataset(task, size=num, seed=_first_seed(task, seed))
+        # reasoning-gym makes problem n from the seed plus n. So neighbouring seeds would share all
+        # problems but one. NumPy takes seeds of 32 bits, also for the last problem.
+        digest = hashlib.blake2b(f"{task} {seed}".encode(), digest_size=4).digest()
+        problems = reasoning_gym.create_dataset(task, size=num, seed=int.from_bytes(digest, "big") // 2)
         has_answer = False
         for number in range(num):
             problem = problems[number]
@@ -50,13 +44,3 @@ def generate(tasks: Sequence[str], num: int, seed: int) -> Iterator[Document]:
             raise UserError(
                 f"--generate {task}: its problems name no answer, because several are right; give another task"
             )
-
-
-def _first_seed(task: str, seed: int) -> int:
-    """Return the seed of the first problem.
-
-    reasoning-gym makes problem n from the seed plus n. So neighbouring seeds would share all
-    problems but one.
-    """
-    digest = hashlib.blake2b(f"{task} {seed}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big") // 2  # NumPy takes seeds of 32 bits, also for the last problem

@@ -1,8 +1,7 @@
 """Pack samples into rows of a fixed number of tokens: two ways, and the arrays of a packed row.
 
-`published_steps` is the packer of the published code. It takes samples in their order, as many as
-fit into the rows of a step. `Shapes` fills rows far better, because it may choose among all samples
-of an epoch. It needs to know their lengths only, so every epoch has the same number of rows.
+`published_steps` is the packer of the published code, which takes samples in their order. `Shapes`
+fills rows far better, because it may choose among all samples of an epoch.
 """
 # N = samples, L = a length, C = tokens of a row (its capacity), K = sequences of a row, T = tokens
 
@@ -16,9 +15,6 @@ import numpy as np
 
 from dataset.schema import IGNORE_LABEL
 
-# --------------------------------------------------------------------------------------------------
-# The published packer
-
 
 def published_steps(
     lengths_N: np.ndarray, capacity: int, num_rows: int, *, drop_last_batch: bool
@@ -27,10 +23,8 @@ def published_steps(
 
     A step takes as many of the next samples as a bisection finds to fit. They fit if no row is
     above `capacity` when the longest sample goes first, and each goes to the least loaded row. The
-    epoch ends with a step that has fewer samples than rows, which is not given out.
-
-    Args:
-        drop_last_batch: also leave out the step that takes the last sample.
+    epoch ends with a step that has fewer samples than rows, which is not given out. With
+    `drop_last_batch` the step that takes the last sample is left out, too.
     """
     ends = np.cumsum(lengths_N, dtype=np.int64)
     lengths_N = np.asarray(lengths_N, np.int64)
@@ -40,23 +34,17 @@ def published_steps(
         # The window ends with the sample at which the running length reaches a full step.
         size = min(int(np.searchsorted(ends, used + capacity * num_rows)), num - 1) + 1 - first
         window = lengths_N[first : first + size]
-        num_fit = _most_that_fit(window, ends[first : first + size] - used, capacity, num_rows)
+        num_fit, too_many = 1, size + 1
+        while too_many - num_fit > 1:
+            middle = (num_fit + too_many) // 2
+            if ends[first + middle - 1] - used <= capacity * num_rows and _fits(window[:middle], capacity, num_rows):
+                num_fit = middle
+            else:
+                too_many = middle
         first += num_fit
         if num_fit < num_rows or (drop_last_batch and first >= num):
             return
         yield [row + (first - num_fit) for row in _hand_out(window[:num_fit], num_rows)]
-
-
-def _most_that_fit(window: np.ndarray, running: np.ndarray, capacity: int, num_rows: int) -> int:
-    """Return how many samples of a window fit, at least one. `running` is the running length."""
-    low, high = 1, len(window) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if running[middle - 1] <= capacity * num_rows and _fits(window[:middle], capacity, num_rows):
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _fits(window: np.ndarray, capacity: int, num_rows: int) -> bool:
@@ -98,17 +86,11 @@ def _hand_out(window: np.ndarray, num_rows: int) -> list[np.ndarray]:
     return [np.array(row, np.int64) for row in taken]
 
 
-# --------------------------------------------------------------------------------------------------
-# The packer of this project
-
-
 class _Group(NamedTuple):
-    """`num` rows of one shape: `copies` samples of `length`, and the samples of `rest`."""
+    """A number of rows that hold the same lengths, the longest first."""
 
     num: int
-    length: int
-    copies: int
-    rest: "_Group | None"
+    lengths: tuple[int, ...]
 
 
 class Shapes:
@@ -117,33 +99,21 @@ class Shapes:
     Best fit, the longest first: each sample goes into the fullest row that has room. Samples of one
     length are placed together, so a million samples take a fraction of a second. Only the number of
     samples of each length counts. Therefore an epoch in any order has as many rows as another.
-
-    Args:
-        lengths_N: the lengths of all samples, none above the capacity.
-        capacity: the tokens of a row.
     """
 
     def __init__(self, lengths_N: np.ndarray, capacity: int) -> None:
         groups = _best_fit(np.bincount(lengths_N), capacity)
-        rows = [_lengths_of(group) for group in groups]
-        counts = [group.num for group in groups]
-        sizes = np.repeat([len(row) for row in rows], counts)
-        self._row_ends = np.cumsum(sizes, dtype=np.int64)
-        lengths_of_slots = np.concatenate([np.tile(row, count) for row, count in zip(rows, counts, strict=True)])
+        self._row_ends = np.cumsum(np.repeat([len(lengths) for _, lengths in groups], [num for num, _ in groups]))
+        self.num_rows = len(self._row_ends)
+        lengths_of_slots = np.concatenate([np.tile(lengths, num) for num, lengths in groups])
         # The slot of each sample, for samples sorted by length.
         self._slots_N = np.argsort(lengths_of_slots, kind="stable")
         self._lengths_N = lengths_N
 
-    @property
-    def num_rows(self) -> int:
-        return len(self._row_ends)
-
     def fill(self, order_N: np.ndarray) -> np.ndarray:
         """Return the sample in each place of all rows, (N,), row after row.
 
-        Args:
-            order_N: the samples in random order. It decides which of the samples of equal length
-                takes which place.
+        The order decides which of the samples of equal length takes which place.
         """
         filled_N = np.empty(len(order_N), np.int64)
         filled_N[self._slots_N] = order_N[np.argsort(self._lengths_N[order_N], kind="stable")]
@@ -173,67 +143,41 @@ def _best_fit(num_of_length: np.ndarray, capacity: int) -> list[_Group]:
         left = int(num_of_length[length])
         while left:
             at = bisect.bisect_left(rooms, length)
+            room, group = capacity, _Group(left, ())
             if at < len(rooms):
                 room = rooms[at]
-                group: _Group | None = open_groups[room].pop()
+                group = open_groups[room].pop()
                 if not open_groups[room]:
                     del open_groups[room], rooms[at]
-                assert group is not None
-                available = group.num
-            else:
-                room, group, available = capacity, None, left
-            copies = room // length
+            available, copies = group.num, room // length
             if whole := min(available, left // copies):
-                put_back(_Group(whole, length, copies, group), room - copies * length)
+                put_back(_Group(whole, (*group.lengths, *[length] * copies)), room - copies * length)
                 available, left = available - whole, left - whole * copies
             if available and 0 < left < copies:
-                put_back(_Group(1, length, left, group), room - left * length)
+                put_back(_Group(1, (*group.lengths, *[length] * left)), room - left * length)
                 available, left = available - 1, 0
-            if group is not None and available:
+            if group.lengths and available:
                 put_back(group._replace(num=available), room)
     return full + [group for groups in open_groups.values() for group in groups]
 
 
-def _lengths_of(group: _Group) -> np.ndarray:
-    lengths: list[int] = []
-    each: _Group | None = group
-    while each is not None:
-        lengths += [each.length] * each.copies
-        each = each.rest
-    return np.array(lengths[::-1], np.int64)
-
-
-# --------------------------------------------------------------------------------------------------
-# A packed row
-
-
 @dataclass(frozen=True)
 class PackedRow:
-    """The tokens of one rank at one step: sequences one behind the other, then padding.
+    """The tokens of one rank at one step: sequences one behind the other, then padding; int32."""
 
-    Attributes:
-        inputs: (C,) int32, 0 in the padding.
-        labels: (C,) int32, what each place must predict; -100 where nothing counts.
-        position_ids: (C,) int32, from 0 in each sequence; 0 in the padding.
-        prefix_lens: (K,) int32, the tokens of each sequence that may see one another, P.
-        response_lens: (K,) int32, the tokens behind them, R - 1, perhaps 0.
-        tasks: (K,) int32, the number of each sequence's task.
-    """
-
-    inputs: np.ndarray
-    labels: np.ndarray
-    position_ids: np.ndarray
-    prefix_lens: np.ndarray
-    response_lens: np.ndarray
-    tasks: np.ndarray
+    inputs: np.ndarray  # (C,), 0 in the padding
+    labels: np.ndarray  # (C,), what each place must predict; -100 where nothing counts
+    position_ids: np.ndarray  # (C,), from 0 in each sequence; 0 in the padding
+    prefix_lens: np.ndarray  # (K,), the tokens of each sequence that may see one another, P
+    response_lens: np.ndarray  # (K,), the tokens behind them, R - 1, perhaps 0
+    tasks: np.ndarray  # (K,), the number of each sequence's task
 
 
 def packed_row(tokens_T: np.ndarray, places_K5: np.ndarray, num_tokens: int, *, target_only: bool) -> PackedRow:
     """Return the packed row of some samples.
 
     Args:
-        tokens_T: the tokens of the split.
-        places_K5: where the samples lie, in the order of the row (`Samples.take`).
+        places_K5: where the samples lie in the tokens (`Samples.take`).
         num_tokens: the length of the row. A row with longer samples in it is as long as they are.
         target_only: only responses are labelled; otherwise all tokens but the first are.
     """

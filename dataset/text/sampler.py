@@ -1,20 +1,18 @@
 """Decide which samples each step trains on: a pure function of (seed, step, place in the batch).
 
-The budget of a step is `global_batch_size` tokens. It is cut into rows of a fixed capacity, which
-does not depend on the number of ranks. Samples are packed into rows, and a step takes
-`rows_per_step` of them. Each rank gets some of these rows, and joins them to one row. So 1, 2 and 4
-ranks train on the same samples, and no rank needs to know the number of the others to know what a
-row holds. One row that is cut after packing would not do: the cuts would fall into sequences.
+The budget of a step is `global_batch_size` tokens. It is cut into rows of a fixed capacity. Samples
+are packed into rows, and a step takes `rows_per_step` of them. Each rank gets some of these rows,
+and joins them to one row. So 1, 2 and 4 ranks train on the same samples.
 
 The rows of all epochs are one stream, and step s takes the next rows of it. A step may lie in two
-epochs, so an epoch leaves no rest. The number of rows of an epoch follows from the lengths alone
-(`Shapes`). So the number of steps is known from the start, and a run resumes at any step after the
-work of drawing one epoch.
+epochs. The number of rows of an epoch follows from the lengths alone (`Shapes`). So the number of
+steps is known from the start, and a run resumes at any step after drawing one epoch.
 """
 # E = epochs, K = sequences of a row
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -27,11 +25,11 @@ from utils.errors import UserError
 _SAMPLES, _ROWS = 0, 1
 
 
+@dataclass(eq=False)
 class TextSampler(ABC):
     """The training stream of a split of text.
 
     Args:
-        split: the split.
         epochs: the length of the stream.
         capacity: the tokens of a row.
         rows_per_step: the rows of all ranks together.
@@ -41,18 +39,21 @@ class TextSampler(ABC):
         UserError: A sample is longer than a row.
     """
 
-    def __init__(
-        self, split: TextSplit, *, epochs: int, capacity: int, rows_per_step: int, repeat_first_batch: bool = False
-    ) -> None:
-        self.split, self.epochs, self.capacity, self.rows_per_step = split, epochs, capacity, rows_per_step
-        self.repeat_first_batch = repeat_first_batch
-        for samples in split.epochs[:epochs]:
+    split: TextSplit
+    _: KW_ONLY
+    epochs: int
+    capacity: int
+    rows_per_step: int
+    repeat_first_batch: bool = False
+
+    def __post_init__(self) -> None:
+        for samples in self.split.epochs[: self.epochs]:
             lengths_N = samples.lengths()
-            if (longest := int(lengths_N.max())) > capacity:
+            if (longest := int(lengths_N.max())) > self.capacity:
                 raise UserError(
                     f"{samples.files[0]}: sample {int(lengths_N.argmax()):,} reads {longest:,} tokens, but a row holds "
-                    f"{capacity:,}; raise global_batch_size to {longest * rows_per_step:,}, cut it into fewer rows, or "
-                    f"rebuild the dataset with --max-len {capacity}"
+                    f"{self.capacity:,}; raise global_batch_size to {longest * self.rows_per_step:,}, cut it into "
+                    f"fewer rows, or rebuild the dataset with --max-len {self.capacity}"
                 )
 
     @property
@@ -87,12 +88,7 @@ class TextSampler(ABC):
         return math.floor(self.epoch(step))
 
     def packed_row(self, step: int, rows: slice, *, target_only: bool) -> PackedRow:
-        """Return some rows of a step, joined to one row.
-
-        Args:
-            step: from 1.
-            target_only: only responses are labelled; otherwise all tokens but the first are.
-        """
+        """Return some rows of a step, from 1, joined to one row, as `packing.packed_row`."""
         num_tokens = (rows.stop - rows.start) * self.capacity
         return packed_row(self.split.tokens, self.places(step, rows), num_tokens, target_only=target_only)
 
@@ -102,48 +98,24 @@ class TextSampler(ABC):
         return int((response_K if target_only else prefix_K + response_K - 1).sum())
 
 
+@dataclass(eq=False)
 class ShuffledSampler(TextSampler):
     """Each epoch visits each sample once, in an order drawn from (seed, epoch).
 
-    The epochs have rows of the same lengths. Which samples of equal length share a row, and the
-    order of the rows, is drawn anew for each epoch.
-
-    Args:
-        seed: of the random order.
-        first_step: the next step of a resumed run.
-        first_row: the number of rows before that step. The step does not determine it, because
-            `rows_per_step` may have changed.
-
-    Raises:
-        UserError: A sample is longer than a row, or the split prescribes its epochs.
+    Which samples of equal length share a row, and the order of the rows, is drawn for each epoch.
+    A resumed run goes on at `first_step`, before which there were `first_row` rows. The step does
+    not determine their number, because `rows_per_step` may have changed.
     """
 
-    def __init__(
-        self,
-        split: TextSplit,
-        *,
-        seed: int,
-        epochs: int,
-        capacity: int,
-        rows_per_step: int,
-        first_step: int = 1,
-        first_row: int = 0,
-        repeat_first_batch: bool = False,
-    ) -> None:
-        super().__init__(
-            split,
-            epochs=epochs,
-            capacity=capacity,
-            rows_per_step=rows_per_step,
-            repeat_first_batch=repeat_first_batch,
-        )
-        if len(split.epochs) > 1:
-            raise UserError(
-                f"{split.path}: has its own order for {len(split.epochs)} epochs; take the order of the file"
-            )
-        self.seed, self.first_step, self.first_row = seed, first_step, first_row
-        self._lengths_N = split.epochs[0].lengths()
-        self._shapes = Shapes(self._lengths_N, capacity)
+    seed: int
+    first_step: int = 1
+    first_row: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert len(self.split.epochs) == 1, "the split prescribes the order of its epochs"
+        self._lengths_N = self.split.epochs[0].lengths()
+        self._shapes = Shapes(self._lengths_N, self.capacity)
         # An epoch is drawn once and used for many steps. A step may lie in two epochs.
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
 
@@ -179,43 +151,27 @@ class ShuffledSampler(TextSampler):
         return self._shapes.fill(order_N), order
 
 
+@dataclass(eq=False)
 class FileOrderSampler(TextSampler):
     """Each epoch takes the samples in the order of the file, packed as in the published code.
 
-    With R rows per step it gives what the published loader gives to R replicas. The padding at the
-    end of an epoch, and how many steps it has, depend on the order. Each epoch of its own is
-    therefore packed once at the start, which takes some seconds for a million samples.
-
-    Args:
-        drop_last_batch: leave out the step that takes the last sample of an epoch.
+    With R rows per step it gives what the published loader gives to R replicas. The number of steps
+    depends on the order. Each epoch of its own is therefore packed once at the start, which takes
+    some seconds for a million samples.
     """
 
-    def __init__(
-        self,
-        split: TextSplit,
-        *,
-        epochs: int,
-        capacity: int,
-        rows_per_step: int,
-        drop_last_batch: bool,
-        repeat_first_batch: bool = False,
-    ) -> None:
-        super().__init__(
-            split,
-            epochs=epochs,
-            capacity=capacity,
-            rows_per_step=rows_per_step,
-            repeat_first_batch=repeat_first_batch,
-        )
-        self._steps = lru_cache(maxsize=2)(
-            lambda number: list(
-                published_steps(
-                    split.epochs[number].lengths(), capacity, rows_per_step, drop_last_batch=drop_last_batch
-                )
-            )
-        )
-        num_of = [len(self._steps(number)) for number in range(min(epochs, len(split.epochs)))]
-        self._epoch_ends_E = np.cumsum([num_of[epoch % len(num_of)] for epoch in range(epochs)])
+    drop_last_batch: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._steps = lru_cache(maxsize=2)(self._pack_epoch)
+        num_of = [len(self._steps(number)) for number in range(min(self.epochs, len(self.split.epochs)))]
+        self._epoch_ends_E = np.cumsum([num_of[epoch % len(num_of)] for epoch in range(self.epochs)])
+
+    def _pack_epoch(self, number: int) -> list[list[np.ndarray]]:
+        lengths_N = self.split.epochs[number].lengths()
+        drop = self.drop_last_batch
+        return list(published_steps(lengths_N, self.capacity, self.rows_per_step, drop_last_batch=drop))
 
     @property
     def last_step(self) -> int:
@@ -224,10 +180,8 @@ class FileOrderSampler(TextSampler):
     @property
     def waste(self) -> float:
         lengths_N, steps = self.split.epochs[0].lengths(), self._steps(0)
-        if not steps:
-            return 0.0
         num_tokens = sum(int(lengths_N[row].sum()) for rows in steps for row in rows)
-        return 1 - num_tokens / (len(steps) * self.rows_per_step * self.capacity)
+        return 1 - num_tokens / (len(steps) * self.rows_per_step * self.capacity) if steps else 0.0
 
     def draws_before(self, step: int) -> int:
         return (step - 1) * self.rows_per_step
@@ -239,11 +193,10 @@ class FileOrderSampler(TextSampler):
         return epoch + (step - before) / num
 
     def places(self, step: int, rows: slice) -> np.ndarray:
-        if self.repeat_first_batch:
-            step = 1
+        step = 1 if self.repeat_first_batch else step
         epoch, before, _ = self._epoch_of(step)
-        samples = self.split.samples(epoch)
-        return samples.take(np.concatenate(self._steps(epoch % len(self.split.epochs))[step - before - 1][rows]))
+        row_samples = self._steps(epoch % len(self.split.epochs))[step - before - 1][rows]
+        return self.split.samples(epoch).take(np.concatenate(row_samples))
 
     def _epoch_of(self, step: int) -> tuple[int, int, int]:
         """Return the epoch of a step, the steps before this epoch, and the number of its steps."""

@@ -12,7 +12,6 @@ of epoch k in epoch_<k>/{inst_start,inst_len,resp_start,resp_len}.npy.
 import hashlib
 import json
 import shlex
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +53,7 @@ _MOST_LOOKED_AT = 10_000
 class SpecialTokens(BaseModel):
     """The tokens that no text contains.
 
-    A document is `start`, its text, `end`. A problem is `start`, the instruction,
-    `end_of_instruction`, the response, `end`.
+    A document is `start`, its text, `end`. In a problem `end_of_instruction` divides the text.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -111,21 +109,14 @@ class Samples:
 
     def lengths(self) -> np.ndarray:
         """Return how many tokens the model reads of each sample, P + R - 1, int64 (N,)."""
-        lengths = self.instruction_len.astype(np.int64)
-        lengths += self.response_len.astype(np.int64)
-        lengths -= 1
-        return lengths
+        return self.instruction_len.astype(np.int64) + self.response_len.astype(np.int64) - 1
 
     def take(self, indices: np.ndarray | slice) -> np.ndarray:
-        """Return the place of some samples.
+        """Return the places of some samples, int64 (K, 5).
 
-        Returns:
-            int64 (K, 5): start and length of the instruction, start and length of the response,
-            and the task's number.
+        A row is the start and length of the instruction, those of the response, and the task.
         """
-        starts, lens = (
-            np.asarray(array[indices], np.int64) for array in (self.instruction_start, self.instruction_len)
-        )
+        starts, lens = (each[indices].astype(np.int64) for each in (self.instruction_start, self.instruction_len))
         responses = starts + lens if self.response_start is None else self.response_start[indices]
         tasks = np.zeros_like(starts) if self.task is None else self.task[indices]
         return np.stack([starts, lens, responses, self.response_len[indices], tasks], axis=1).astype(np.int64)
@@ -133,26 +124,18 @@ class Samples:
 
 @dataclass(frozen=True)
 class TextSplit:
-    """One split of a dataset of text.
-
-    Attributes:
-        path: the folder of the split.
-        tokens: (T,) integers, memory-mapped.
-        epochs: the samples of each epoch. One entry serves all epochs; epoch k of a split with more
-            entries uses entry k modulo their number.
-        files: the mapped files as they were.
-    """
+    """One split of a dataset of text."""
 
     path: Path
     metadata: TextMetadata
-    tokens: np.ndarray
-    epochs: tuple[Samples, ...]
-    files: tuple[MappedFile, ...]
+    tokens: np.ndarray  # (T,) integers, memory-mapped
+    epochs: tuple[Samples, ...]  # epoch k uses entry k modulo their number
+    files: tuple[MappedFile, ...]  # as they were when they were mapped
 
     @property
     def is_published_form(self) -> bool:
         """Whether the folder has HRM-Text's own format, with samples in the order of training."""
-        return bool(self.epochs[0].response_start is not None)
+        return self.epochs[0].response_start is not None
 
     @property
     def form(self) -> Form:
@@ -173,26 +156,26 @@ class TextSplit:
 
 def kind_of_data(data_path: str | Path) -> Literal["puzzles", "text"] | None:
     """Return what a folder holds; None if it is no dataset. Text may be in HRM-Text's format."""
-    folders = [Path(data_path), *(Path(data_path) / split for split in ("train", "test"))]
-    for folder in folders:
+    found: Literal["puzzles", "text"] | None = None
+    for folder in (Path(data_path), *(Path(data_path) / split for split in ("train", "test"))):
         is_described = any((folder / name).is_file() for name in ("metadata.json", "samples.npy"))
         if is_described and (folder / "tokens.npy").is_file():
             return "text"
-    files = [file for folder in folders[1:] if (file := folder / "dataset.json").is_file()]
-    for file in files:
-        with suppress(OSError, UserError):  # what opens the dataset says what is wrong
-            described = read_json(file, REBUILD)
-            if isinstance(described, dict) and described.get("kind") == TextMetadata.kind_of_data:
-                return "text"
-    return "puzzles" if files else None
+        file = folder / "dataset.json"
+        if folder != Path(data_path) and file.is_file():
+            found = "puzzles"
+            with suppress(OSError, UserError):  # what opens the dataset says what is wrong
+                described = read_json(file, REBUILD)
+                if isinstance(described, dict) and described.get("kind") == TextMetadata.kind_of_data:
+                    return "text"
+    return found
 
 
 def has_split(data_path: Path, split: SplitName) -> bool:
     """Return whether a dataset of text has a split. A folder of HRM-Text is a training split."""
     folder = data_path / split
-    if (folder / "dataset.json").is_file() or (folder / "metadata.json").is_file():
-        return True
-    return split == "train" and (data_path / "metadata.json").is_file()
+    files = [folder / "dataset.json", folder / "metadata.json"]
+    return any(file.is_file() for file in files + [data_path / "metadata.json"] * (split == "train"))
 
 
 @file_errors()
@@ -200,9 +183,6 @@ def open_text_split(data_path: str | Path, split: SplitName) -> TextSplit:
     """Open a split, and check its files, types and shapes without reading tokens or samples.
 
     A folder in HRM-Text's format is the train split, unless it is called test.
-
-    Raises:
-        UserError: Something is missing or wrong; the message names the file and what to do.
     """
     data_path = Path(data_path)
     folder = data_path / split
@@ -223,8 +203,12 @@ def open_text_split(data_path: str | Path, split: SplitName) -> TextSplit:
         ) from None
     if metadata.special_tokens and max(metadata.special_tokens.model_dump().values()) >= metadata.vocab_size:
         raise UserError(f"{file}: special_tokens are above vocab_size, {metadata.vocab_size}; {REBUILD}")
-    if metadata.tokenizer not in (BYTES, UNKNOWN):
-        _check_tokenizer(data_path / "tokenizer.json", metadata.tokenizer)
+    tokenizer = data_path / "tokenizer.json"
+    if metadata.tokenizer not in (BYTES, UNKNOWN) and (found := _sha256(tokenizer)) != metadata.tokenizer:
+        raise UserError(
+            f"{tokenizer} is {found[:12] or 'missing'}, but the tokens were made by the tokenizer "
+            f"{metadata.tokenizer[:12]} (sha256); put it there, or {REBUILD}"
+        )
     tokens = open_array(folder / "tokens.npy", num_axes=1)
     table = open_array(folder / "samples.npy", num_axes=2)
     if table.shape[1] != 4:
@@ -240,14 +224,9 @@ def open_text_split(data_path: str | Path, split: SplitName) -> TextSplit:
     return TextSplit(folder, metadata, tokens, (samples,), tuple(map(MappedFile.of, files)))
 
 
-def _check_tokenizer(file: Path, expected: str) -> None:
-    """Raise UserError unless the dataset's tokenizer.json is the one that made its tokens."""
-    found = hashlib.sha256(plain(file).read_bytes()).hexdigest() if file.is_file() else ""
-    if found != expected:
-        raise UserError(
-            f"{file} is {found[:12] or 'missing'}, but the tokens were made by the tokenizer {expected[:12]} (sha256); "
-            f"put it there, or {REBUILD}"
-        )
+def _sha256(tokenizer: Path) -> str:
+    """Return the digest of a file; an empty text if there is none."""
+    return hashlib.sha256(plain(tokenizer).read_bytes()).hexdigest() if tokenizer.is_file() else ""
 
 
 def require_same_tokens(first: TextSplit, other: TextSplit) -> None:
@@ -261,10 +240,6 @@ def require_same_tokens(first: TextSplit, other: TextSplit) -> None:
             )
 
 
-# --------------------------------------------------------------------------------------------------
-# HRM-Text's own format
-
-
 def _open_hrm_text(folder: Path) -> TextSplit:
     file = folder / "metadata.json"
     published = read_described(file, _HrmTextMetadata)
@@ -274,33 +249,27 @@ def _open_hrm_text(folder: Path) -> TextSplit:
     tokens = open_array(folder / "tokens.npy", num_axes=1)
     epochs: list[Samples] = []
     while (epoch := folder / f"epoch_{len(epochs)}").is_dir():
-        epochs.append(_open_epoch(epoch))
+        of_epoch = tuple(epoch / f"{name}.npy" for name in ("inst_start", "inst_len", "resp_len", "resp_start"))
+        start, length, response_len, response_start = arrays = [open_array(each, num_axes=1) for each in of_epoch]
+        for each, array in zip(of_epoch, arrays, strict=True):
+            if len(array) != len(start):
+                raise UserError(f"{each}: has {len(array):,} entries, but inst_start.npy {len(start):,}; {REBUILD}")
+        epochs.append(Samples(start, length, response_len, response_start, None, of_epoch))
     if not epochs:
         raise UserError(f"{folder / 'epoch_0'} is missing; {REBUILD}")
     tokenizer = folder / "tokenizer.json"
-    digest = hashlib.sha256(plain(tokenizer).read_bytes()).hexdigest() if tokenizer.is_file() else UNKNOWN
     metadata = TextMetadata(
         kind="text",
         vocab_size=vocab_size,
         max_len=published.max_seq_len - 1,
         num_samples=len(epochs[0]),
         num_tokens=len(tokens),
-        tokenizer=digest,
+        tokenizer=_sha256(tokenizer) or UNKNOWN,
         special_tokens=_published_special_tokens(tokenizer, published.tokenizer_info),
         tasks=["text"],
     )
     files = [folder / "tokens.npy", *(file for epoch in epochs for file in epoch.files)]
     return TextSplit(folder, metadata, tokens, tuple(epochs), tuple(map(MappedFile.of, files)))
-
-
-def _open_epoch(folder: Path) -> Samples:
-    files = tuple(folder / f"{name}.npy" for name in ("inst_start", "inst_len", "resp_len", "resp_start"))
-    arrays = [open_array(file, num_axes=1) for file in files]
-    for file, array in zip(files, arrays, strict=True):
-        if len(array) != len(arrays[0]):
-            raise UserError(f"{file}: has {len(array):,} entries, but {files[0].name} {len(arrays[0]):,}; {REBUILD}")
-    start, length, response_len, response_start = arrays
-    return Samples(start, length, response_len, response_start, None, files)
 
 
 def _published_special_tokens(tokenizer: Path, info: dict[str, Any]) -> SpecialTokens | None:
@@ -317,28 +286,25 @@ def _published_special_tokens(tokenizer: Path, info: dict[str, Any]) -> SpecialT
         return None
 
 
-# --------------------------------------------------------------------------------------------------
-# Contents
-
-
 def check_text_contents(split: TextSplit) -> str:
-    """Read everything once, in chunks, and check every token and every sample.
-
-    Returns:
-        The fingerprint: the sha256 of metadata and arrays.
+    """Read everything once, in chunks, check every token and sample, and return the fingerprint.
 
     Raises:
         UserError: A value is out of range, or fingerprint.json holds another fingerprint.
     """
     digest = hashlib.sha256(json.dumps(split.metadata.model_dump(), sort_keys=True).encode())
-    limit = split.metadata.vocab_size
-    file = split.path / "tokens.npy"
-    for start, chunk in _chunks(digest, split.tokens):
+    limit, tokens = split.metadata.vocab_size, split.tokens
+    digest.update(f"{tokens.dtype.str}{tokens.shape}".encode())
+    step = CHUNK_BYTES // tokens.itemsize
+    for start in range(0, len(tokens), step):
+        chunk = np.ascontiguousarray(tokens[start : start + step])
+        digest.update(chunk.data)
         for at in np.flatnonzero((chunk < 0) | (chunk >= limit))[:1]:
             raise UserError(
-                f"{file}: token {start + at:,} is {chunk[at]}, but 0 to {limit - 1} are possible; "
+                f"{split.path / 'tokens.npy'}: token {start + at:,} is {chunk[at]}, but 0 to {limit - 1} are possible; "
                 f"{REBUILD}, or correct vocab_size"
             )
+        let_go(tokens)
     for samples in split.epochs:
         digest.update(f"{len(samples)}".encode())
         for start in range(0, len(samples), CHUNK_BYTES // 40):
@@ -350,17 +316,6 @@ def check_text_contents(split: TextSplit) -> str:
     fingerprint = digest.hexdigest()
     compare_with_builder(split.path, fingerprint)
     return fingerprint
-
-
-def _chunks(digest: "hashlib._Hash", array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the parts of an array with their starts, and add them to the digest."""
-    digest.update(f"{array.dtype.str}{array.shape}".encode())
-    step = max(1, CHUNK_BYTES // array.itemsize)
-    for start in range(0, len(array), step):
-        chunk = np.ascontiguousarray(array[start : start + step])
-        digest.update(chunk.data)
-        yield start, chunk
-        let_go(array)
 
 
 def _check_samples(split: TextSplit, samples: Samples, first: int, rows_N5: np.ndarray) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from dataset.schema import SplitName
 from dataset.text.schema import BYTES, UNKNOWN, TextSplit, has_split, open_text_split
-from dataset.text.tokenizer import Tokenizer, open_tokenizer
+from dataset.text.tokenizer import open_tokenizer
 from dataset.text.validate import described
 from utils.errors import UserError
 
@@ -35,34 +35,21 @@ def describe_text(path: Path) -> list[str]:
 
 
 def show_samples(split: TextSplit, name: SplitName, numbers: Sequence[int]) -> list[str]:
-    """Return the samples with these numbers, as text if the tokenizer is known.
-
-    Raises:
-        UserError: The dataset is wrong.
-    """
+    """Return the samples with these numbers, as text if the tokenizer is known."""
     tokenizer = None if split.metadata.tokenizer == UNKNOWN else open_tokenizer(split)
     lines = []
     for number, place in zip(numbers, split.epochs[0].take(np.array(numbers)).tolist(), strict=True):
-        lines += ["", *_sample(split, tokenizer, name, number, place)]
+        start, prefix_len, response_start, response_len, task = place
+        parts = [split.tokens[start : start + prefix_len], split.tokens[response_start : response_start + response_len]]
+        if len(parts[0]) != prefix_len or len(parts[1]) != response_len or not 0 <= task < len(split.metadata.tasks):
+            raise UserError(f"{split.path}: sample {number} is wrong; python -m dataset.validate says where")
+        title = f"{name} sample {number}: {_cut(split.metadata.tasks[task])}, {prefix_len} + {response_len} tokens"
+        decode = tokenizer.decode if tokenizer is not None else lambda tokens: " ".join(map(str, tokens))
+        instruction, response = (decode(part.tolist()) for part in parts)
+        is_text = prefix_len == 1
+        shown = [_cut(instruction + response)] if is_text else [_cut(instruction), "-> " + _cut(response)]
+        lines += ["", title, *shown]
     return lines
-
-
-def _sample(split: TextSplit, tokenizer: Tokenizer | None, name: str, number: int, place: Sequence[int]) -> list[str]:
-    start, prefix_len, response_start, response_len, task = place
-    parts = [split.tokens[start : start + prefix_len], split.tokens[response_start : response_start + response_len]]
-    if len(parts[0]) != prefix_len or len(parts[1]) != response_len or not 0 <= task < len(split.metadata.tasks):
-        raise UserError(f"{split.path}: sample {number} is wrong; python -m dataset.validate says where")
-    title = f"{name} sample {number}: {_cut(split.metadata.tasks[task])}, {prefix_len} + {response_len} tokens"
-    shown = [_text(tokenizer, part) for part in parts]
-    if prefix_len == 1:  # a text
-        return [title, _cut(shown[0] + shown[1])]
-    return [title, _cut(shown[0]), "-> " + _cut(shown[1])]
-
-
-def _text(tokenizer: Tokenizer | None, tokens: np.ndarray) -> str:
-    if tokenizer is None:
-        return " ".join(str(token) for token in tokens.tolist())
-    return tokenizer.decode(tokens.tolist())
 
 
 def _cut(text: str) -> str:

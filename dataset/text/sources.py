@@ -2,21 +2,18 @@
 
 import codecs
 import csv
-import gzip
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import IO, NamedTuple
 
 from dataset.builder import what_was_left_out
 from dataset.tasks.base import count
 from utils.errors import UserError
-from utils.files import files_below, plain
+from utils.files import files_below, opened
 from utils.json_files import parse_json
 from utils.terminal import tell
 from utils.text import one_line
@@ -42,20 +39,16 @@ class Document(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        return len(self.text) + len(self.instruction or b"")
+        """What the document takes in memory, roughly."""
+        return len(self.text) + len(self.instruction or b"") + 256
 
 
 def files_of(sources: Sequence[Path]) -> list[Path]:
     """Return the files of sources, and for a folder all files of text in it, in order.
 
     Prints for each folder how many files are read, and what is left out and why.
-
-    Raises:
-        UserError: A folder holds no text, or a file is named twice.
     """
-    files: list[Path] = []
-    for source in sources:
-        files += _files_in(source) if source.is_dir() else [source]
+    files = [file for source in sources for file in (_files_in(source) if source.is_dir() else [source])]
     if twice := [file for file, num in Counter(map(os.path.realpath, files)).items() if num > 1]:
         raise UserError(f"{twice[0]} is named twice, itself or by its folder; name it once")
     return files
@@ -65,9 +58,8 @@ def _files_in(folder: Path) -> list[Path]:
     read: list[Path] = []
     left_out: dict[str, list[Path]] = {}
     for file in files_below(folder):
-        why = (
-            "hidden" if "/." in f"/{file.relative_to(folder)}" else _why_no_text(file) if file.is_file() else "no file"
-        )
+        is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+        why = "hidden" if is_hidden else _why_no_text(file) if file.is_file() else "no file"
         (left_out.setdefault(why, []) if why else read).append(file)
     others = what_was_left_out(folder, left_out)
     if not read:
@@ -80,7 +72,7 @@ def _why_no_text(file: Path) -> str:
     """Return why a file can't be read; an empty text if it can."""
     if _name(file).endswith(_REFUSED):
         return "of a kind that can't be read"
-    with _opened(file) as stream:
+    with opened(file) as stream:
         beginning = stream.read(PASSAGE_BYTES)
     if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "in UTF-16"
@@ -92,14 +84,13 @@ def _why_no_text(file: Path) -> str:
 def require_separator(files: Sequence[Path], separator: bytes) -> None:
     """Raise UserError if no file of plain text has the separator. Reads up to the first one."""
     for file in files:
-        if _name(file).endswith((*_LINES, *_TABLES, *_REFUSED)):
-            continue
-        end = b""
-        with _opened(file) as stream:
-            for block in iter(partial(stream.read, PASSAGE_BYTES), b""):
-                if separator in end + block:
-                    return
-                end = (end + block)[1 - len(separator) :] if len(separator) > 1 else b""
+        if not _name(file).endswith((*_LINES, *_TABLES, *_REFUSED)):
+            end = b""
+            with opened(file) as stream:
+                for block in iter(partial(stream.read, PASSAGE_BYTES), b""):
+                    end = end[-len(separator) :] + block
+                    if separator in end:
+                        return
     raise UserError(
         f"no plain text in --source has the separator {os.fsdecode(separator)!r}; write it as the texts do, such as "
         "--separator '<|endoftext|>' or --separator $'\\n\\n'"
@@ -109,17 +100,13 @@ def require_separator(files: Sequence[Path], separator: bytes) -> None:
 def read_documents(file: Path, separator: bytes | None = None) -> Iterator[Document]:
     """Yield the documents of a file: .jsonl, .csv, .tsv, or else plain text; each perhaps with .gz.
 
-    Args:
-        separator: divides plain text into documents, where the line ends around it are dropped.
-
-    Raises:
-        UserError: The file is missing, empty, binary or malformed. The message names the line.
+    A separator divides plain text into documents. Line ends around it are dropped.
     """
     name = _name(file)
     if why := _why_no_text(file):
         raise UserError(f"{file}: is {why}; give plain text in UTF-8, .jsonl, .csv or .tsv, perhaps with .gz")
     is_empty = True
-    with _opened(file) as stream:
+    with opened(file) as stream:
         if name.endswith(_LINES):
             documents = _jsonl(file, stream)
         elif name.endswith(_TABLES):
@@ -137,19 +124,7 @@ def _name(file: Path) -> str:
     return file.name.lower().removesuffix(".gz")
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[BinaryIO]:
-    """Open a file. Turn the errors of reading it, and only these, into a UserError."""
-    try:
-        with gzip.open(plain(file)) if file.name.lower().endswith(".gz") else plain(file).open("rb") as stream:
-            yield stream  # type: ignore[misc]
-    except FileNotFoundError:
-        raise UserError(f"{file} is missing; correct --source or --test-source") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{file}: cannot be read on ({one_line(error)}); get the file again") from None
-
-
-def _plain(file: Path, stream: BinaryIO, separator: bytes | None) -> Iterator[Document]:
+def _plain(file: Path, stream: IO[bytes], separator: bytes | None) -> Iterator[Document]:
     mark = re.compile(rb"(?:\r?\n)?" + re.escape(separator) + rb"(?:\r?\n)?") if separator else None
     # A separator that begins in a passage ends within so many bytes.
     longest = PASSAGE_BYTES + (len(separator) + 4 if separator else 0)
@@ -191,29 +166,25 @@ def _cut(passage: bytes) -> int:
     return at if passage[at] >= 0xC0 else len(passage)
 
 
-def _lines(file: Path, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _lines(file: Path, stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yield each line with its number, from 1. No line is longer than MOST_BYTES."""
     for number, line in enumerate(iter(partial(stream.readline, MOST_BYTES), b""), 1):
         if len(line) == MOST_BYTES:
             raise UserError(f"{file}:{number}: the line has {MOST_BYTES:,} bytes or more; split the document")
-        if number == 1:
-            line = line.removeprefix(codecs.BOM_UTF8)
-        yield number, line
+        yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
-def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Document]:
+def _jsonl(file: Path, stream: IO[bytes]) -> Iterator[Document]:
     for number, line in _lines(file, stream):
         place = f"{file}:{number}"
-        if not line.strip():
-            continue
-        fix = "write one object on each line" if line.strip() in (b"[", b"{") else "correct or remove the line"
-        values = parse_json(line, place, fix)
-        if not isinstance(values, dict):
-            raise UserError(f"{place}: is no object with {KEYS}; correct or remove the line")
-        yield _document(place, values)
+        if line.strip():
+            values = parse_json(line, place, "write one object on each line")
+            if not isinstance(values, dict):
+                raise UserError(f"{place}: is no object with {KEYS}; correct or remove the line")
+            yield _document(place, values)
 
 
-def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Document]:
+def _csv(file: Path, stream: IO[bytes], delimiter: str) -> Iterator[Document]:
     num_read, first = 0, 1  # lines, and the line of the row under way
 
     def lines() -> Iterator[str]:
@@ -229,8 +200,7 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Document]:
         if twice := [name for name, num in Counter(header).items() if num > 1]:
             raise UserError(f"{file}:1: has two columns named {twice[0]}; rename or remove one")
         if header:
-            between = "tabs" if delimiter == _TAB else "commas"
-            _used_keys(f"{file}:1", header, f"name the columns so, and separate them by {between}")
+            _used_keys(f"{file}:1", header)
         first = num_read + 1
         for row in rows:
             if row and len(row) != len(header):
@@ -244,32 +214,29 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Document]:
         csv.field_size_limit(limit)
 
 
-def _used_keys(place: str, keys: Sequence[str], fix: str) -> list[str]:
+def _used_keys(place: str, keys: Sequence[str]) -> list[str]:
     """Return the keys of a text or of a problem. Raise UserError if it is neither."""
     if "text" in keys and not {"instruction", "response"} & set(keys):
         return ["text"]
     if {"instruction", "response"} <= set(keys) and "text" not in keys:
         return ["instruction", "response"]
-    named = ", ".join(keys[:8]) + (", ..." if len(keys) > 8 else "")
-    raise UserError(f"{place}: has {named or 'nothing'}; it needs either {KEYS}; {fix}")
+    named = ", ".join(keys)[:80] or "nothing"
+    raise UserError(
+        f"{place}: has {named}, not {KEYS}; rename the keys or columns (tabs are between those of .tsv, commas else)"
+    )
 
 
 def _document(place: str, values: Mapping[str, object]) -> Document:
-    """Return the document of a line of JSON or a row.
-
-    Raises:
-        UserError: The values are not those of a text or of a problem.
-    """
-    used = _used_keys(place, list(values), "rename the keys")
-    task = values.get("task", "")
-    if task == "":
-        task = used[0]
+    """Return the document of a line of JSON or a row. Raise UserError if it is none."""
+    used = _used_keys(place, list(values))
     encoded = []
-    for key, value in [*((key, values[key]) for key in used), ("task", task)]:
+    for key in (*used, "task"):
+        value = values.get(key, "")
         try:
             encoded.append(str.encode(value))  # type: ignore[arg-type]
         except (TypeError, UnicodeEncodeError):  # no text, or half a character
             raise UserError(f"{place}: {key} is no text; correct or remove the line") from None
-    if not str(task).isprintable():
-        raise UserError(f"{place}: the name of the task has control characters; correct the line")
-    return Document(place, encoded[0] if len(used) == 2 else None, encoded[-2], str(task))
+    task = encoded[-1].decode() or used[0]
+    if not task.isprintable():
+        raise UserError(f"{place}: task has control characters; correct the line")
+    return Document(place, encoded[0] if len(used) == 2 else None, encoded[-2], task)

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-# Bytes at the end that are no whole character yet are decoded as this character. There may be three
-# of it, because a character of UTF-8 has four bytes at most.
+# Up to three bytes at the end that are no whole character yet are decoded as this character.
 _REPLACEMENT = "\ufffd"
 _MOST_REPLACEMENTS = 3
 
@@ -20,10 +19,6 @@ class TextStream:
 
     The pieces make the text that `decode` gives for all tokens together, up to the first text of
     `stop`.
-
-    Args:
-        decode: returns the text of some tokens.
-        stop: texts before which the stream stops. None is empty.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
@@ -68,11 +63,7 @@ class TextStream:
         if found := [at for stop in self._stop if (at := text.find(stop)) >= 0]:
             self.has_stopped, self._held = True, ""
             return text[: min(found)]
-        num_held = max((_overlap(text, stop) for stop in self._stop), default=0)
+        beginnings = (stop[:num] for stop in self._stop for num in range(1, len(stop)))
+        num_held = max((len(each) for each in beginnings if text.endswith(each)), default=0)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of a text with which `stop` begins."""
-    return next((num for num in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:num])), 0)

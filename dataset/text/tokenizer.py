@@ -16,7 +16,7 @@ import numpy as np
 
 from dataset.text.schema import BYTES, UNKNOWN, SpecialTokens, TextSplit
 from utils.errors import UserError
-from utils.files import plain
+from utils.files import opened
 from utils.json_files import parse_json
 from utils.text import one_line
 
@@ -31,7 +31,6 @@ class Tokenizer(ABC):
 
     Attributes:
         name: "bytes", or the sha256 of tokenizer.json.
-        special_tokens: the tokens that no text contains.
         vocab_size: the number of tokens, the special ones included.
         num_unknown: how often `encode` has used the token for what the tokenizer lacks.
     """
@@ -52,19 +51,10 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        """Return the tokens of each text, without special tokens.
-
-        Raises:
-            UnicodeDecodeError: A text is not UTF-8, and the tokenizer needs characters.
-            UserError: The tokenizer fails on a text.
-        """
+        """Return the tokens of each text, without special tokens."""
 
     def first_unknown(self, text: bytes) -> str | None:
-        """Return the first part of a text that no token stands for; None if there is none.
-
-        Raises:
-            UnicodeDecodeError: The text is not UTF-8, and the tokenizer needs characters.
-        """
+        """Return the first part of a text that no token stands for; None if there is none."""
         return None
 
     @abstractmethod
@@ -93,20 +83,12 @@ class ByteTokenizer(Tokenizer):
 
 
 class FileTokenizer(Tokenizer):
-    """The tokenizer in a tokenizer.json of the `tokenizers` library.
-
-    Raises:
-        UserError: The library is missing, or the file is no tokenizer.
-    """
+    """The tokenizer in a tokenizer.json of the `tokenizers` library."""
 
     def __init__(self, file: Path, special_tokens: SpecialTokens | None = None) -> None:
         tokenizers = _library(f"{file}: such a tokenizer")
-        try:
-            contents = plain(file).read_bytes()
-        except FileNotFoundError:
-            raise UserError(f"{file} is missing; correct --tokenizer") from None
-        except OSError as error:
-            raise UserError(f"{file}: is no tokenizer.json ({one_line(error)}); give another --tokenizer") from None
+        with opened(file) as stream:
+            contents = stream.read()
         described = parse_json(contents, file, "give another --tokenizer")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(contents)
@@ -152,10 +134,7 @@ class FileTokenizer(Tokenizer):
         return str(self._tokenizer.decode([int(token) for token in tokens if int(token) not in special]))
 
     def bytes_of_tokens(self) -> np.ndarray:
-        """As in the base class.
-
-        A token whose bytes can't be seen in its name counts as many as it adds to another token.
-        """
+        """Count for a token that doesn't show its bytes what it adds to another token."""
         num_bytes = np.zeros(self.vocab_size, np.int64)
         added = self._tokenizer.get_added_tokens_decoder()
         is_byte_level = "ByteLevel" in str(self._tokenizer.decoder)
@@ -176,25 +155,15 @@ class FileTokenizer(Tokenizer):
 
 
 def open_tokenizer(split: TextSplit) -> Tokenizer:
-    """Return the tokenizer that made the tokens of a split.
-
-    Raises:
-        UserError: It is not known, or its library is missing.
-    """
+    """Return the tokenizer of a split. Raise UserError if it is unknown, or its library missing."""
     metadata = split.metadata
     return find_tokenizer(metadata.tokenizer, metadata.special_tokens, [split.path, split.path.parent], f"{split.path}")
 
 
 def find_tokenizer(name: str, special_tokens: SpecialTokens | None, folders: Sequence[Path], whose: str) -> Tokenizer:
-    """Return the tokenizer of a model.
+    """Return the tokenizer of this name that made a model's tokens.
 
-    Args:
-        name: "bytes", or the sha256 of tokenizer.json.
-        folders: where that file may be. The first file counts.
-        whose: names the model in messages.
-
-    Raises:
-        UserError: There is no such file, it is another one, or nobody knows the tokens.
+    Its file may be in some folders. Messages name the model by `whose`.
     """
     if name == BYTES:
         return ByteTokenizer()
@@ -202,32 +171,18 @@ def find_tokenizer(name: str, special_tokens: SpecialTokens | None, folders: Seq
         raise UserError(
             f"{whose} does not say which tokenizer made its tokens; give data_path=<a dataset of that tokenizer>"
         )
-    file = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
-    if file is None:
-        looked = ", ".join(map(str, folders)) or "no folder"
-        raise UserError(
-            f"{whose} reads tokens of the tokenizer.json {name[:12]} (sha256), which is not in {looked}; give "
-            "data_path=<the folder of its dataset>, where the file is"
-        )
-    tokenizer = FileTokenizer(file, special_tokens)
-    if tokenizer.name != name:
-        raise UserError(
-            f"{file} is the tokenizer {tokenizer.name[:12]} (sha256), but {whose} reads tokens of {name[:12]}; give "
-            "data_path=<the folder of its dataset>"
-        )
-    return tokenizer
+    for file in (folder / "tokenizer.json" for folder in folders):
+        if file.is_file() and (tokenizer := FileTokenizer(file, special_tokens)).name == name:
+            return tokenizer
+    looked = ", ".join(map(str, folders)) or "no folder"
+    raise UserError(
+        f"{whose} reads tokens of the tokenizer.json {name[:12]} (sha256), which is not in {looked}; give "
+        "data_path=<the folder of its dataset>, where the file is"
+    )
 
 
 def train_bpe(texts: Iterable[bytes], vocab_size: int, file: Path) -> None:
-    """Train byte-level BPE and write its tokenizer.json.
-
-    Args:
-        vocab_size: the number of tokens, the special ones included.
-
-    Raises:
-        UserError: The library is missing.
-        UnicodeDecodeError: A text is not UTF-8.
-    """
+    """Train byte-level BPE, with special tokens in its size, and write its tokenizer.json."""
     tokenizers = _library("--train-bpe")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -12,14 +12,9 @@ from dataset.text.schema import TextSplit, check_text_contents, has_split, open_
 
 
 def validate_text(path: Path, most_leaks: float, findings: Findings) -> str:
-    """Check a dataset of text.
+    """Check a dataset of text, perhaps in HRM-Text's format, and return lines that describe it.
 
-    Args:
-        path: the folder that holds train and test, or a folder in HRM-Text's format.
-        most_leaks: the largest share of test samples that may be in the training data.
-
-    Returns:
-        Lines that describe the dataset.
+    `most_leaks` is the largest share of test samples that may be in the training data.
     """
     lines: list[str] = []
     splits: dict[SplitName, TextSplit] = {}
@@ -40,7 +35,17 @@ def validate_text(path: Path, most_leaks: float, findings: Findings) -> str:
         findings.errors.append(
             f"{test.path / 'dataset.json'}: tasks are not those of train; build both splits together"
         )
-    _check_leaks(train, test, most_leaks, findings)
+    (train_keys_N, train_numbers_N), (test_keys_N, test_numbers_N) = _keys(train), _keys(test)
+    leaked_N = np.isin(test_keys_N, train_keys_N)
+    if leaked_N.any():
+        at = int(leaked_N.argmax())
+        in_train = int(train_numbers_N[(train_keys_N == test_keys_N[at]).argmax()])
+        share = float(leaked_N.mean())
+        line = (
+            f"{test.epochs[0].files[0]}: sample {int(test_numbers_N[at]):,} is in the training data too, as sample "
+            f"{in_train:,} ({int(leaked_N.sum()):,} of {len(leaked_N):,} test documents are, {share:.2%})"
+        )
+        findings.add_leak(line, share > most_leaks)
     return "\n".join(lines)
 
 
@@ -54,27 +59,10 @@ def described(split: TextSplit) -> str:
     )
 
 
-def _check_leaks(train: TextSplit, test: TextSplit, most: float, findings: Findings) -> None:
-    train_keys_N, train_numbers_N = _keys(train)
-    test_keys_N, test_numbers_N = _keys(test)
-    leaked_N = np.isin(test_keys_N, train_keys_N)
-    if not leaked_N.any():
-        return
-    at = int(leaked_N.argmax())
-    in_train = int(train_numbers_N[(train_keys_N == test_keys_N[at]).argmax()])
-    share = float(leaked_N.mean())
-    line = (
-        f"{test.epochs[0].files[0]}: sample {int(test_numbers_N[at]):,} is in the training data too, as sample "
-        f"{in_train:,} ({int(leaked_N.sum()):,} of {len(leaked_N):,} test documents are, {share:.2%})"
-    )
-    findings.add_leak(line, share > most)
-
-
 def _keys(split: TextSplit) -> tuple[np.ndarray, np.ndarray]:
     """Return a key of each document, uint64, and the number of its first sample.
 
-    The key of a problem is that of its instruction, and the key of a text that of all its samples,
-    which lie one behind the other.
+    The key of a problem is that of its instruction, and the key of a text that of all its samples.
     """
     samples, special = split.epochs[0], split.metadata.special_tokens
     digests, numbers = list["hashlib.blake2b"](), list[int]()

@@ -1,44 +1,38 @@
 """Write a split of text as a stream. Only counts stay in memory."""
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
-from dataset.builder import ArrayFile
+from dataset.builder import FolderWriter
 from dataset.text.schema import TextMetadata
 from dataset.text.tokenizer import Tokenizer
 
 _ROWS_IN_MEMORY = 4096
 
 
-class TextSplitWriter:
+class TextSplitWriter(FolderWriter):
     """Writes the tokens and the samples of one split into a new folder.
 
-        with TextSplitWriter(folder / "train", tokenizer, max_len=1024) as writer:
+        with TextSplitWriter(folder / "train", tokenizer, 1024, ["text", "sorting"]) as writer:
             writer.add_text(tokens, task=0)
             writer.add_problem(instruction, response, task=1)
-        writer.describe(["text", "sorting"])
 
     Args:
         max_len: the most tokens that a model reads of a sample.
+        tasks: the name of each task number. More may be added until the block ends.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, max_len: int) -> None:
-        self._folder, self._tokenizer, self._max_len = folder, tokenizer, max_len
+    def __init__(self, folder: Path, tokenizer: Tokenizer, max_len: int, tasks: Iterable[str]) -> None:
+        super().__init__(folder)
+        self._tokenizer, self._max_len, self._tasks = tokenizer, max_len, tasks
         self.num_documents = self.num_samples = self.num_tokens = self.longest = 0
         self._rows: list[tuple[int, int, int, int]] = []
 
-    def __enter__(self) -> "TextSplitWriter":
-        self._folder.mkdir()
-        self._files = contextlib.ExitStack()
-        self._tokens = ArrayFile(self._folder / "tokens.npy", self._tokenizer.dtype)
-        self._files.callback(self._tokens.close)
-        self._samples = ArrayFile(self._folder / "samples.npy", np.dtype(np.int64), 4)
-        self._files.callback(self._samples.close)
-        return self
+    def _open_arrays(self) -> None:
+        self._tokens = self._array("tokens", self._tokenizer.dtype)
+        self._samples = self._array("samples", np.dtype(np.int64), 4)
 
     def add_text(self, text: np.ndarray, task: int) -> None:
         """Append a text, cut into samples of at most `max_len` tokens to read.
@@ -50,10 +44,6 @@ class TextSplitWriter:
         first = self._append([special.start], text, [special.end])
         for start in range(first, self.num_tokens - 1, self._max_len):
             self._add_sample(start, 1, min(self._max_len, self.num_tokens - 1 - start), task)
-
-    def problem_len(self, instruction: np.ndarray, response: np.ndarray) -> int:
-        """Return how many tokens a model reads of a problem, special tokens included."""
-        return len(instruction) + len(response) + 2
 
     def add_problem(self, instruction: np.ndarray, response: np.ndarray, task: int) -> None:
         """Append a problem, which is one sample."""
@@ -81,22 +71,9 @@ class TextSplitWriter:
         self._samples.append(np.array(self._rows, np.int64).reshape(-1, 4))
         self._rows = []
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        with self._files:
-            if error is None:
-                self._write_rows()
-                self._tokens.finish()
-                self._samples.finish()
-
-    def describe(self, tasks: Sequence[str]) -> None:
-        """Write dataset.json, without which the folder is no split.
-
-        Args:
-            tasks: the name of each task number.
-        """
-        metadata = TextMetadata(
+    def _finish(self) -> TextMetadata:
+        self._write_rows()
+        return TextMetadata(
             kind="text",
             vocab_size=self._tokenizer.vocab_size,
             max_len=self.longest,
@@ -104,6 +81,5 @@ class TextSplitWriter:
             num_tokens=self.num_tokens,
             tokenizer=self._tokenizer.name,
             special_tokens=self._tokenizer.special_tokens,
-            tasks=list(tasks),
+            tasks=list(self._tasks),
         )
-        (self._folder / "dataset.json").write_text(metadata.model_dump_json(indent=2) + "\n", encoding="utf-8")

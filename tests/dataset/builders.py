@@ -39,6 +39,11 @@ def write_source(folder: Path, rows: Sequence[str]) -> Path:
     return folder
 
 
+def fingerprints(folder: Path) -> list[str]:
+    recorded = json.loads((folder / "fingerprint.json").read_text())
+    return [recorded["train"], recorded["test"]]
+
+
 def assert_described(data: Path, **changes: object) -> None:
     """Compare train/dataset.json with that of a dataset of puzzles of one example."""
     expected: dict[str, object] = {

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import re
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ import pytest
 from dataset import build_arc_dataset
 from dataset.arc import SIDE, crop, grid_key, parse_name, to_tokens, undo
 from dataset.arc_votes import ArcVotes
-from dataset.build_arc_dataset import load_sources, main, make_puzzles, parse_settings
+from dataset.build_arc_dataset import BUILDER, load_sources, main, make_puzzles
 from dataset.schema import PuzzleSet
 from dataset.validate import main as main_of_validate
-from tests.dataset.builders import build, refused
+from tests.dataset.builders import build, fingerprints, refused
 from utils.ranks.world import World
 
 _build = partial(build, main)
@@ -50,10 +51,7 @@ EVALUATION = {"c": _task(3, num_train=3), "d": _task(4, num_train=2, num_test=2)
 
 
 def _write_combined(folder: Path, **subsets: dict[str, Any]) -> Path:
-    """Write tasks in Kaggle's layout, and return the prefix of the files.
-
-    The outputs of test pairs are in a file of their own.
-    """
+    """Write tasks in Kaggle's layout, and return the prefix of the files."""
     prefix = folder / "arc-agi"
     for subset, tasks in subsets.items():
         challenges = {
@@ -109,20 +107,11 @@ def _grid_at(tokens_S: np.ndarray, top: int, left: int) -> np.ndarray:
 def test_format(tmp_path: Path, tasks_dir: Path) -> None:
     splits = _build(tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 3)
     for split, num_groups, mean in (("train", 4, (3 + 5 + 3 + 2) / 4), ("test", 2, (1 + 2) / 2)):
-        assert json.loads((tmp_path / "data" / split / "dataset.json").read_text()) == {
-            "pad_id": 0,
-            "ignore_label_id": 0,
-            "blank_identifier_id": 0,
-            "vocab_size": 12,
-            "seq_len": 900,
-            "num_puzzle_identifiers": 17,
-            "total_groups": num_groups,
-            "mean_puzzle_examples": mean,
-            "sets": ["all"],
-        }
+        described = json.loads((tmp_path / "data" / split / "dataset.json").read_text())
+        numbers = [described[key] for key in ("seq_len", "vocab_size", "num_puzzle_identifiers", "total_groups")]
+        assert numbers == [900, 12, 17, num_groups] and described["mean_puzzle_examples"] == mean
     train, test = splits["train"].sets["all"], splits["test"].sets["all"]
     # The builder sorts folders and files by name, so that evaluation comes before training.
-    assert train.inputs.shape == (4 * 13, 900) and train.inputs.dtype == np.uint8
     assert train.puzzle_identifiers.tolist() == list(range(1, 17))
     assert np.diff(train.puzzle_indices).tolist() == [3] * 4 + [2] * 4 + [3] * 4 + [5] * 4
     assert train.group_indices.tolist() == [0, 4, 8, 12, 16]
@@ -130,22 +119,17 @@ def test_format(tmp_path: Path, tasks_dir: Path) -> None:
     assert np.diff(test.puzzle_indices).tolist() == [1] * 4 + [2] * 4
     assert test.group_indices.tolist() == [0, 4, 8]
     names = _names(tmp_path / "data")
-    assert len(names) == len(set(names)) == 17
-    assert names[1::4] == ["c", "d", "a", "b"]
+    assert len(names) == len(set(names)) == 17 and names[1::4] == ["c", "d", "a", "b"]
     assert [parse_name(name)[0] for name in names[1:]] == [task for task in "cdab" for _ in range(4)]
-    assert [name[1:] for name in names[1:5]] != [name[1:] for name in names[5:9]], (
-        "every task must have draws of its own"
-    )
+    assert [name[1:] for name in names[1:5]] != [name[1:] for name in names[5:9]], "each task must draw for itself"
     assert json.loads((tmp_path / "data" / "test_puzzles.json").read_text()) == EVALUATION
-    recorded = json.loads((tmp_path / "data" / "fingerprint.json").read_text())
-    assert recorded["builder"]["num_aug"] == 3 and recorded["builder"]["program"] == "build_arc_dataset"
+    recorded = json.loads((tmp_path / "data" / "fingerprint.json").read_text())["builder"]
+    options = ("program", "num_aug", "seed", "allow_leak", "keep_colours", "side")
+    assert [recorded[name] for name in options] == ["build_arc_dataset", 3, 42, False, False, 30]
 
 
 def test_every_example_can_be_undone(tmp_path: Path, tasks_dir: Path) -> None:
-    """Undoing a version, as its name says, restores the pair.
-
-    Every split holds the pairs of its tasks, in order.
-    """
+    """Undoing a version, as its name says, restores the pair. Pairs are in order."""
     splits = _build(tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 20)
     names = _names(tmp_path / "data")
     expected = {
@@ -172,46 +156,47 @@ def test_every_example_can_be_undone(tmp_path: Path, tasks_dir: Path) -> None:
 
 
 def test_grids_are_moved_over_the_whole_canvas(tmp_path: Path) -> None:
-    """A pair of 29x28 cells has 2 x 3 places on the canvas. All places occur about equally often.
-
-    A transposed pair has 3 x 2 places.
-    """
+    """A pair of 29x28 cells has 2 x 3 places on the canvas, a transposed pair 3 x 2."""
     rng = np.random.default_rng(0)
     task = {"train": [_pair(rng, 29, 27), _pair(rng, 29, 27)], "test": [_pair(rng, 29, 27)]}
     tasks = _write_folders(tmp_path / "tasks", training={"a": task}, evaluation={"c": EVALUATION["c"]})
     split = _build(tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 600)["train"]
     names = _names(tmp_path / "data")
-    moved: dict[tuple[int, int], int] = {}
+    moved: Counter[tuple[int, int]] = Counter()
     num_stays = np.zeros(3, dtype=int)
     for identifier, inputs_ES, _ in _puzzles(split.sets["all"]):
         task_name, number, _ = parse_name(names[identifier])
-        if task_name != "a":
-            continue
-        starts = [_start(input_S) for input_S in inputs_ES]
-        num_stays += [start == (0, 0) for start in starts]
-        for start in starts:
-            place = start[::-1] if number in (1, 3, 6, 7) else start
-            moved[place] = moved.get(place, 0) + 1
+        if task_name == "a":
+            starts = [_start(input_S) for input_S in inputs_ES]
+            num_stays += [start == (0, 0) for start in starts]
+            moved.update(start[::-1] if number in (1, 3, 6, 7) else start for start in starts)
     assert sorted(moved) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     # 601 examples are not moved. A sixth of the other 1,202 examples is at (0, 0) by chance.
-    assert 720 < moved.pop((0, 0)) < 880
-    assert all(140 < num < 260 for num in moved.values())
+    assert 720 < moved.pop((0, 0)) < 880 and all(140 < num < 260 for num in moved.values())
     assert (num_stays > 200).all(), "each of the three pairs must stay unmoved in some versions"
 
 
-def test_combined_files_and_folders_give_the_same_dataset(tmp_path: Path, tasks_dir: Path) -> None:
+def test_combined_files_and_folders_give_the_same_dataset(
+    tmp_path: Path, tasks_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Combined files may be named with a hyphen, as those of URM."""
     prefix = _write_combined(tmp_path, evaluation=EVALUATION, training=TRAINING)
     options = ("--subsets", "evaluation", "training", "--test-set-name", "evaluation", "--num-aug", 4)
     _build(tmp_path / "files", "--input-file-prefix", prefix, *options)
     _build(tmp_path / "folders", "--dataset-dirs", tasks_dir, "--num-aug", 4)
-    assert _fingerprints(tmp_path / "files") == _fingerprints(tmp_path / "folders")
-    for name in ("identifiers.json", "test_puzzles.json"):
-        assert (tmp_path / "files" / name).read_text() == (tmp_path / "folders" / name).read_text()
-
-
-def _fingerprints(folder: Path) -> list[str]:
-    recorded = json.loads((folder / "fingerprint.json").read_text())
-    return [recorded["train"], recorded["test"]]
+    of_e03333b = ["77661aba487c", "2bc08c2b40db"]
+    assert [digest[:12] for digest in fingerprints(tmp_path / "folders")] == of_e03333b
+    for file in tmp_path.glob("*_*"):
+        file.rename(re.sub("_(challenges|solutions)", r"-\1", str(file)))
+    _build(tmp_path / "hyphens", "--input-file-prefix", prefix, *options)
+    for other in ("folders", "hyphens"):
+        assert fingerprints(tmp_path / "files") == fingerprints(tmp_path / other)
+        for name in ("identifiers.json", "test_puzzles.json"):
+            assert (tmp_path / "files" / name).read_text() == (tmp_path / other / name).read_text()
+    both = tmp_path / "arc-agi_training_challenges.json"
+    both.write_text("{}")
+    message = _error(capsys, tmp_path / "data", "--input-file-prefix", prefix, *options)
+    assert f"{both} and arc-agi_training-challenges.json are both there; remove one of them" in message
 
 
 def test_a_build_is_a_function_of_the_seed(tmp_path: Path, tasks_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,24 +205,8 @@ def test_a_build_is_a_function_of_the_seed(tmp_path: Path, tasks_dir: Path, monk
     _build(tmp_path / "c", *options, "--seed", 2)
     monkeypatch.setattr(build_arc_dataset, "CHUNK_ROWS", 7)
     _build(tmp_path / "b", *options, "--seed", 1)
-    assert _fingerprints(tmp_path / "a") == _fingerprints(tmp_path / "b")
-    assert _fingerprints(tmp_path / "a")[0] != _fingerprints(tmp_path / "c")[0]
-
-
-def test_combined_files_may_be_named_with_a_hyphen_as_those_of_urm(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prefix = _write_combined(tmp_path, training=TRAINING, evaluation=EVALUATION)
-    options = ("--subsets", "training", "evaluation", "--test-set-name", "evaluation", "--num-aug", 2)
-    _build(tmp_path / "a", "--input-file-prefix", prefix, *options)
-    for file in tmp_path.glob("*_*"):
-        file.rename(re.sub("_(challenges|solutions)", r"-\1", str(file)))
-    _build(tmp_path / "b", "--input-file-prefix", prefix, *options)
-    assert _fingerprints(tmp_path / "a") == _fingerprints(tmp_path / "b")
-    both = tmp_path / "arc-agi_training_challenges.json"
-    both.write_text("{}")
-    message = _error(capsys, tmp_path / "data", "--input-file-prefix", prefix, *options)
-    assert f"{both} and arc-agi_training-challenges.json are both there; remove one of them" in message
+    assert fingerprints(tmp_path / "a") == fingerprints(tmp_path / "b")
+    assert fingerprints(tmp_path / "a")[0] != fingerprints(tmp_path / "c")[0]
 
 
 def test_a_test_set_without_outputs_is_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,10 +259,7 @@ def test_a_task_that_occurs_twice_is_built_once(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_task_both_trained_on_and_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With --allow-leak the two revisions of the task become one puzzle.
-
-    The training split then has the pairs of both revisions.
-    """
+    """With --allow-leak the two revisions become one puzzle, which trains on the pairs of both."""
     task = EVALUATION["c"]
     revised = {**task, "train": [*task["train"][1:], TRAINING["a"]["train"][0]]}
     tasks = _write_folders(tmp_path / "tasks", evaluation=EVALUATION, training={"c": revised})
@@ -320,7 +286,7 @@ def test_leaks_in_the_real_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "3,988 examples of 960 versions of 960 tasks" in messages.out
     assert "419 examples of 400 versions of 400 tasks" in messages.out
 
-    mixed = load_sources(parse_settings([*map(str, options), "--subsets", "training2", "evaluation"]))
+    mixed = load_sources(BUILDER.parse([*map(str, options), "--subsets", "training2", "evaluation"]))
     with pytest.raises(ValueError, match="395 of 419 test pairs are among the training pairs"):
         make_puzzles(mixed, allow_leak=False)
     puzzles = make_puzzles(mixed, allow_leak=True)
@@ -336,16 +302,14 @@ def test_leaks_in_the_real_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[s
     [
         (["--subsets", "x"], "--subsets needs --input-file-prefix"),
         (["--input-file-prefix", "x", "--subsets", "y"], "needs --subsets and --test-set-name"),
-        (
-            ["--input-file-prefix", "x", "--subsets", "a", "b", "--test-set-name", "c"],
-            "--test-set-name is c, which is not among --subsets a b",
-        ),
-        (
-            ["--input-file-prefix", "x", "--subsets", "a", "a", "--test-set-name", "a"],
-            "--subsets a a names one twice",
-        ),
+        (["--input-file-prefix", "x", "--subsets", "a", "b", "--test-set-name", "c"], "and c too; correct it"),
+        (["--input-file-prefix", "x", "--subsets", "a", "a", "--test-set-name", "a"], "must name each subset once"),
+        (["--input-file-prefix", "x", "--subsets", "a", "--test-set-name", "a"], "there is no file x_a_challenges"),
+        (["--dataset-dirs", "x", "--input-file-prefix", "y"], "--dataset-dirs and --input-file-prefix exclude"),
         (["--dataset-dirs", "missing"], "there is no folder missing; get the ARC tasks or correct --dataset-dirs"),
         (["--num-aug", 3, "--keep-colours"], "--num-aug and --keep-colours exclude each other; give one of them"),
+        (["--side", 10], "--side is 10, but a canvas has a side from 5 to 30, and not 10 (the shape of a Sudoku"),
+        (["--side", 31], "--side is 31, but a canvas has a side from 5 to 30"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -354,19 +318,21 @@ def test_wrong_options_are_refused(
     assert expected in _error(capsys, tmp_path / "data", *options)
 
 
-def test_missing_files_and_folders_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path
+@pytest.mark.parametrize(
+    ("subfolders", "options", "expected"),
+    [
+        ({"training": {}}, [], "tasks: no subfolder of it holds a .json file"),
+        ({"training": TRAINING}, [], "so there is no test set"),
+        ({"training": TRAINING, "evaluation": {"a|||b": _task(5)}}, [], "a task is called 'a|||b'"),
+        ({"training": TRAINING, "evaluation": {"e": _task(5)}}, ["--side", 5], "no ARC task of the test set has only"),
+        ({"evaluation": {"b": {**_task(9), "test": [{"input": [[10]]}]}}}, [], "is no grid"),
+    ],
+)
+def test_wrong_tasks_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], subfolders: dict[str, Any], options: list[object], expected: str
 ) -> None:
-    prefix = _write_combined(tmp_path, training=TRAINING)
-    options = ("--input-file-prefix", prefix, "--test-set-name", "evaluation")
-    message = _error(capsys, tmp_path / "data", *options, "--subsets", "training", "evaluation")
-    assert f"there is no file {prefix}_evaluation_challenges.json (or .json.gz)" in message
-    (tmp_path / "empty" / "training").mkdir(parents=True)
-    message = _error(capsys, tmp_path / "data", "--dataset-dirs", tasks_dir, tmp_path / "empty")
-    assert "empty: no subfolder of it holds a .json file" in message
-    no_test = _write_folders(tmp_path / "no_test", training=TRAINING)
-    message = _error(capsys, tmp_path / "data", "--dataset-dirs", no_test)
-    assert "so there is no test set" in message
+    tasks = _write_folders(tmp_path / "tasks", **subfolders)
+    assert expected in _error(capsys, tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 0, *options)
 
 
 def test_every_file_of_a_folder_is_read_or_named(
@@ -389,29 +355,6 @@ def test_every_file_of_a_folder_is_read_or_named(
     assert "left out: 3 that are no .json file in a subfolder (top.json)" in note
     message = _error(capsys, tmp_path / "other", "--dataset-dirs", tmp_path / "elsewhere")
     assert "no subfolder of it holds a .json file; left out: 1 " in message and "(linked.json)" in message
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("no JSON", "b.json: is no JSON"),
-        (json.dumps({**_task(9), "test": [{"input": [[10]], "output": [[1]]}]}), "is no grid"),
-    ],
-)
-def test_a_malformed_file_is_named_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path, text: str, expected: str
-) -> None:
-    (tasks_dir / "training" / "b.json").write_text(text)
-    assert expected in _error(capsys, tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 1)
-
-
-@pytest.mark.parametrize("name", ["", "a|||b"])
-def test_task_names_that_identifiers_cannot_hold_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    prefix = _write_combined(tmp_path, e={name: EVALUATION["c"]})
-    options = ("--input-file-prefix", prefix, "--subsets", "e", "--test-set-name", "e")
-    assert f"a task is called {name!r}" in _error(capsys, tmp_path / "data", *options)
 
 
 def test_a_small_canvas_holds_the_tasks_with_small_grids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -438,19 +381,3 @@ def test_a_small_canvas_holds_the_tasks_with_small_grids(tmp_path: Path, capsys:
     identifiers_N = np.repeat(tests.puzzle_identifiers, np.diff(tests.puzzle_indices))
     votes.add(identifiers_N, tests.inputs, tests.labels, np.ones(len(tests.inputs)))
     assert votes.num_tasks == 1 and set(votes.result(world).values()) == {1.0}
-
-
-@pytest.mark.parametrize(
-    ("side", "said"),
-    [
-        (10, "--side is 10, but a canvas has a side from 5 to 30, and not 10 (the shape of a Sudoku"),
-        (31, "--side is 31, but a canvas has a side from 5 to 30"),
-        (5, "no ARC task of the test set has only grids of at most 5x5; give a larger --side"),
-    ],
-)
-def test_a_canvas_on_which_nothing_fits_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], side: int, said: str
-) -> None:
-    tasks = {"a": {"train": [{"input": [[1] * 6], "output": [[2]]}], "test": [{"input": [[3]]}]}}
-    folder = _write_folders(tmp_path / "tasks", training=tasks, evaluation=tasks)
-    assert said in _error(capsys, tmp_path / "data", "--dataset-dirs", folder, "--side", side)

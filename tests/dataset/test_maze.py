@@ -37,25 +37,15 @@ def _is_solved(maze_S: np.ndarray, label_S: np.ndarray) -> bool:
 # ---- paths -------------------------------------------------------------------------------------
 
 
-def _all_paths(maze_LL: np.ndarray) -> list[list[int]]:
-    """Return every path from S to G that enters no cell twice, as lists of directions.
-
-    The directions are 0 for down, 1 for left, 2 for right and 3 for up.
-    """
-    steps = ((1, 0), (0, -1), (0, 1), (-1, 0))
+def _all_paths(maze_LL: np.ndarray, cell: Cell, visited: frozenset[Cell]) -> list[list[int]]:
+    """Return every way to G, as directions: 0 for down, 1 for left, 2 for right and 3 for up."""
+    if maze_LL[cell] == GOAL:
+        return [[]]
     found = []
-
-    def go(cell: Cell, taken: list[int], visited: set[Cell]) -> None:
-        if maze_LL[cell] == GOAL:
-            found.append(taken)
-            return
-        for direction, (down, right) in enumerate(steps):
-            ahead = (cell[0] + down, cell[1] + right)
-            if min(ahead) >= 0 and max(ahead) < len(maze_LL) and maze_LL[ahead] != WALL and ahead not in visited:
-                go(ahead, [*taken, direction], {*visited, ahead})
-
-    (start,) = zip(*np.nonzero(maze_LL == START), strict=True)
-    go(start, [], {start})
+    for direction, (down, right) in enumerate(((1, 0), (0, -1), (0, 1), (-1, 0))):
+        ahead = (cell[0] + down, cell[1] + right)
+        if min(ahead) >= 0 and max(ahead) < len(maze_LL) and maze_LL[ahead] != WALL and ahead not in visited:
+            found += [[direction, *rest] for rest in _all_paths(maze_LL, ahead, visited | {ahead})]
     return found
 
 
@@ -66,7 +56,8 @@ def test_the_label_is_the_first_of_all_shortest_paths(side: int) -> None:
     num_choices = num_without = 0
     for _ in range(100):
         maze_LL = any_maze(rng, side).reshape(side, side)
-        paths = _all_paths(maze_LL)
+        (start,) = zip(*np.nonzero(maze_LL == START), strict=True)
+        paths = _all_paths(maze_LL, start, frozenset([start]))
         found = shortest_path(maze_LL)
         if not paths:
             num_without += 1
@@ -74,18 +65,16 @@ def test_the_label_is_the_first_of_all_shortest_paths(side: int) -> None:
             continue
         expected = min(paths, key=lambda path: (len(path), path))
         num_choices += sum(len(path) == len(expected) for path in paths) > 1
-        assert found is not None
-        assert maze_LL[found[0]] == START and maze_LL[found[-1]] == GOAL
+        assert found is not None and maze_LL[found[0]] == START and maze_LL[found[-1]] == GOAL
         taken = [(r - row, c - column) for (row, column), (r, c) in itertools.pairwise(found)]
         assert [((1, 0), (0, -1), (0, 1), (-1, 0)).index(step) for step in taken] == expected
     assert num_without and (num_choices > 10 or side == 2)
 
 
-@pytest.mark.parametrize("side", [9, 30])
-def test_the_label_is_the_path_of_the_search(side: int) -> None:
-    rng = np.random.default_rng(side)
+def test_the_label_is_the_path_of_the_search() -> None:
+    rng = np.random.default_rng(0)
     for _ in range(30):
-        maze_LL = any_maze(rng, side).reshape(side, side)
+        maze_LL = any_maze(rng, 30).reshape(30, 30)
         assert shortest_path(maze_LL) == search(maze_LL.tolist())
 
 
@@ -137,12 +126,12 @@ def _judge(maze_LL: np.ndarray, answer_LL: np.ndarray) -> tuple[bool, bool]:
     return True, num_steps == len(shortest) - 1
 
 
-def _compare(mazes: list[np.ndarray], answers: list[np.ndarray]) -> np.ndarray:
-    judged = judge_paths(np.stack([m.ravel() for m in mazes]), np.stack([a.ravel() for a in answers]))
+def _compare(mazes_NS: np.ndarray, answers_NS: np.ndarray) -> np.ndarray:
+    judged = judge_paths(mazes_NS, answers_NS)
     found_N2 = np.stack([judged["path_valid"], judged["path_optimal"]], axis=1)
-    expected_N2 = [_judge(m, a) for m, a in zip(mazes, answers, strict=True)]
-    np.testing.assert_array_equal(found_N2, expected_N2)
-    assert judged["path_valid"].dtype == judged["path_optimal"].dtype == bool
+    side = int(mazes_NS.shape[1] ** 0.5)
+    pairs = zip(mazes_NS.reshape(-1, side, side), answers_NS.reshape(-1, side, side), strict=True)
+    np.testing.assert_array_equal(found_N2, [_judge(maze_LL, answer_LL) for maze_LL, answer_LL in pairs])
     return found_N2
 
 
@@ -156,33 +145,29 @@ def test_verdicts_on_damaged_answers_equal_those_of_a_walk() -> None:
                 answer_S[cell] = {BLANK: PATH, PATH: BLANK}.get(int(answer_S[cell]), answer_S[cell])
             else:
                 answer_S[cell] = rng.integers(0, 7)
-        mazes.append(maze_S.reshape(5, 5))
-        answers.append(answer_S.reshape(5, 5))
-    found_N2 = _compare(mazes, answers)
-    assert 0.2 < found_N2[:, 0].mean() < 0.8
+        mazes.append(maze_S)
+        answers.append(answer_S)
+    assert 0.2 < _compare(np.stack(mazes), np.stack(answers))[:, 0].mean() < 0.8
 
 
 def test_verdicts_on_all_answers_to_small_mazes() -> None:
-    """The answers are all ways to mark the blanks of 3x3 mazes, with loose ends and detours."""
-    longer = 0
-    for question in ("S......G.", ".S.....G.", "S...G....", "....S...G", "S...#...G"):
+    """The answers are all ways to mark the blanks, with loose ends and detours."""
+    num_longer = 0
+    for question in ("S......G.", "S...G....", "....S...G"):
         maze_S = to_tokens(question.replace(".", " "))
         (blanks,) = np.nonzero(maze_S == BLANK)
-        answers = []
-        for drawn in itertools.product((False, True), repeat=len(blanks)):
-            answer_S = maze_S.copy()
-            answer_S[blanks[list(drawn)]] = PATH
-            answers.append(answer_S.reshape(3, 3))
-        found_N2 = _compare([maze_S.reshape(3, 3)] * len(answers), answers)
+        answers_NS = np.tile(maze_S, (2 ** len(blanks), 1))
+        answers_NS[:, blanks] = list(itertools.product((BLANK, PATH), repeat=len(blanks)))
+        found_N2 = _compare(np.tile(maze_S, (len(answers_NS), 1)), answers_NS)
         assert found_N2[:, 1].any()
-        longer += (found_N2[:, 0] & ~found_N2[:, 1]).sum()
-    assert longer > 0
+        num_longer += int((found_N2[:, 0] & ~found_N2[:, 1]).sum())
+    assert num_longer > 0
 
 
 # ---- transforms --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("side", [2, 3, 5, 8])
+@pytest.mark.parametrize("side", [2, 5, 8])
 def test_a_transform_is_allowed_where_the_search_finds_its_label(side: int) -> None:
     rng = np.random.default_rng(side)
     mazes = [random_maze(rng, side) for _ in range(150)]
@@ -203,22 +188,17 @@ def test_a_label_that_breaks_the_rule_allows_only_transforms_that_mend_it() -> N
     tokens_S = np.array([{"#": WALL, ".": BLANK, "S": START, "G": GOAL}[c] for c in maze], np.uint8)
     unreachable_S = tokens_S.copy()
     unreachable_S[[5, 7]] = WALL
-    mazes, labels = [], []
-    for maze_S, path in (
-        (tokens_S, [3, 4, 7]),  # the path of the search
-        (tokens_S, [1, 4, 5]),  # the path of the search in the transposed maze
-        (tokens_S, [3, 4, 5]),  # another shortest path
-        (tokens_S, [1, 3, 4, 7]),  # a path and one more cell
-        (tokens_S, [3, 4]),  # a part of a path
-        (unreachable_S, []),
-    ):
-        mazes.append(maze_S)
-        labels.append(maze_S.copy())
-        labels[-1][path] = PATH
-    allowed_NT = allowed_transforms(np.stack(mazes), np.stack(labels))
+    # The paths of the search in the maze and in the transposed maze, another shortest path, a path
+    # with one more cell, a part of a path, and none.
+    paths = [[3, 4, 7], [1, 4, 5], [3, 4, 5], [1, 3, 4, 7], [3, 4], []]
+    mazes_NS = np.stack([*[tokens_S] * 5, unreachable_S])
+    labels_NS = mazes_NS.copy()
+    for label_S, path in zip(labels_NS, paths, strict=True):
+        label_S[path] = PATH
+    allowed_NT = allowed_transforms(mazes_NS, labels_NS)
     assert allowed_NT.tolist() == [
         [t == 0 or _is_solved(turned_row(maze_S, t), turned_row(label_S, t)) for t in range(8)]
-        for maze_S, label_S in zip(mazes, labels, strict=True)
+        for maze_S, label_S in zip(mazes_NS, labels_NS, strict=True)
     ]
     assert allowed_NT[1, 4] and not allowed_NT[0, 4] and not allowed_NT[3:, 1:].any()
 
@@ -226,7 +206,7 @@ def test_a_label_that_breaks_the_rule_allows_only_transforms_that_mend_it() -> N
 # ---- new mazes ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("side", "num"), [(6, 40), (13, 20), (30, 6), (40, 2)])
+@pytest.mark.parametrize(("side", "num"), [(6, 40), (30, 6), (40, 2)])
 def test_new_mazes_are_hard_and_labelled(side: int, num: int) -> None:
     pairs = list(generate(num, side, np.random.default_rng(0)))
     assert len(pairs) == num
@@ -275,13 +255,12 @@ def test_the_fast_search_agrees_with_distances(side: int) -> None:
 
 
 @pytest.mark.skipif(not REAL_MAZES.exists(), reason="the shared mazes are not here")
-@pytest.mark.parametrize(("split", "num", "num_allowed"), [("train", 1000, 1938), ("test", 500, 951)])
-def test_published_labels_are_the_paths_of_the_search(split: str, num: int, num_allowed: int) -> None:
-    mazes = read_boards(REAL_MAZES / f"{split}.csv.gz", to_mazes)
-    assert mazes.questions_NS.shape == mazes.answers_NS.shape == (num, 900)
+def test_published_labels_are_the_paths_of_the_search() -> None:
+    mazes = read_boards(REAL_MAZES / "test.csv.gz", to_mazes)
+    assert mazes.questions_NS.shape == mazes.answers_NS.shape == (500, 900)
     for question_S, answer_S in zip(*mazes, strict=True):
         label_LL = question_S.reshape(30, 30).copy()
         for cell in (shortest_path(label_LL) or [])[1:-1]:
             label_LL[cell] = PATH
         np.testing.assert_array_equal(label_LL.ravel(), answer_S)
-    assert allowed_transforms(*mazes).sum() == num_allowed
+    assert allowed_transforms(*mazes).sum() == 951

@@ -4,11 +4,8 @@ Symmetric puzzles have the same key.
 """
 # S = cells of a board, N = boards
 
-import csv
-import gzip
 import itertools
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +16,6 @@ from dataset import sudoku
 from dataset.augment import BOXES, Box, draw_symmetries
 from dataset.sudoku import count_solutions, generate, random_solution, symmetry_class, valid_solutions
 from tests.dataset.shapes import is_valid_sudoku, solved_sudoku
-
-REAL_PUZZLES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "sudoku-extreme-1k" / "train.csv.gz"
 
 boxes = st.sampled_from(list(BOXES.values()))
 seeds = st.integers(0, 2**32 - 1)
@@ -63,29 +58,14 @@ def test_counts_are_those_of_brute_force(seed: int, share: float) -> None:
     assert count_solutions(puzzle_S[None], BOXES["2x2"]) == [min(expected, 2)]
 
 
-@pytest.mark.skipif(not REAL_PUZZLES.exists(), reason="the shared Sudoku-Extreme puzzles are not here")
-def test_real_hard_puzzles_have_one_solution() -> None:
-    with gzip.open(REAL_PUZZLES, "rt") as stream:
-        rows = list(itertools.islice(csv.DictReader(stream), 400))
-    puzzles_NS = np.array([[int(c) for c in row["question"].replace(".", "0")] for row in rows], dtype=np.uint8)
-    for row, puzzle_S in zip(rows[:40], puzzles_NS, strict=False):
-        solution_S = solved_sudoku(puzzle_S, BOXES["3x3"])
-        assert solution_S is not None and "".join(map(str, solution_S)) == row["answer"]
-    assert (count_solutions(puzzles_NS, BOXES["3x3"]) == 1).all()
-
-
 @pytest.mark.parametrize("box", ["2x3", "2x4", "3x3"])
 def test_many_puzzles_are_counted_as_one_is(box: str) -> None:
     """The slow search, which tries a digit after the other, counts the same."""
     shape = BOXES[box]
     puzzles_NS = np.stack([_random_puzzle(shape, seed, 0.35 + 0.004 * seed) for seed in range(60)])
     puzzles_NS[7, puzzles_NS[7] == 0] = 1  # a full board with a mistake
-    slow_N = [
-        sum(
-            1 for _ in itertools.islice(sudoku._search(sudoku._candidates(puzzle_S, shape), 0, sudoku._board(shape)), 2)
-        )
-        for puzzle_S in puzzles_NS
-    ]
+    searches = [sudoku._search(sudoku._candidates(each_S, shape), 0, sudoku._board(shape)) for each_S in puzzles_NS]
+    slow_N = [len(list(itertools.islice(search, 2))) for search in searches]
     assert count_solutions(puzzles_NS, shape).tolist() == slow_N
     assert set(slow_N) == {0, 1, 2}
 
@@ -117,9 +97,7 @@ def test_large_puzzles_need_no_guesses(box: str, num: int) -> None:
 
 def test_generate_refuses_more_puzzles_than_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sudoku, "MAX_DUPLICATES", 10)
-    with pytest.raises(
-        ValueError, match=r"found only [\d,]+ puzzles with boxes of 2x2 .* 100,000 are needed; ask for fewer"
-    ):
+    with pytest.raises(ValueError, match=r"found only [\d,]+ puzzles with boxes of 2x2 .* 100,000 are needed"):
         list(generate(100_000, BOXES["2x2"], np.random.default_rng(0)))
 
 
@@ -134,11 +112,8 @@ def test_symmetries_have_the_same_key(box: Box, seed: int, share: float) -> None
 
 @pytest.mark.parametrize("box", BOXES.values(), ids=str)
 def test_other_puzzles_have_other_keys(box: Box) -> None:
-    """Moving one clue to a blank nearly always changes the symmetry class.
-
-    Therefore the key must depend on the places of the clues.
-    """
-    num = 30 if box.side <= 9 else 10
+    """Moving one clue to a blank nearly always changes the symmetry class."""
+    num = 20 if box.side <= 9 else 10
     puzzles = [puzzle_S for puzzle_S, _ in generate(num, box, np.random.default_rng(3))]
     rng = np.random.default_rng(4)
     changed = 0

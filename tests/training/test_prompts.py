@@ -166,10 +166,9 @@ def test_each_instruction_stands_alone() -> None:
 
 @pytest.mark.parametrize(("num_problems", "form"), [(0, "text"), (2, "text"), (4, "instruction")])
 def test_the_data_say_what_the_model_reads(tmp_path: Path, num_problems: int, form: Form) -> None:
-    with TextSplitWriter(tmp_path / "train", ByteTokenizer(), max_len=16) as writer:
+    with TextSplitWriter(tmp_path / "train", ByteTokenizer(), 16, ["text", "problems"]) as writer:
         for _ in range(4):
             writer.add_text(np.arange(5), task=0)
         for _ in range(num_problems):
             writer.add_problem(np.arange(3), np.arange(2), task=1)
-    writer.describe(["text", "problems"])
     assert open_text_split(tmp_path, "train").form == form

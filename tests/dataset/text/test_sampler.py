@@ -82,11 +82,6 @@ def test_seed_and_epoch_change_the_order(split: TextSplit) -> None:
     assert len(shared) < per_epoch / 2, "the same samples must not share a row in each epoch"
 
 
-def test_little_of_the_budget_is_padding(tmp_path: Path) -> None:
-    split = random_split(tmp_path, num=3000, longest=400)
-    assert _shuffled(split, capacity=1024).waste < 0.02
-
-
 def test_the_share_of_padding_is_that_of_the_rows(split: TextSplit) -> None:
     in_order = FileOrderSampler(split, epochs=1, capacity=64, rows_per_step=4, drop_last_batch=False)
     for sampler in (_shuffled(split, epochs=1, rows_per_step=1), in_order):

@@ -73,9 +73,7 @@ def test_the_fingerprint_depends_on_every_file(tmp_path: Path) -> None:
             ("samples.npy", _put(place, value), "samples.npy: sample 3 is empty, longer")
             for place, value in (
                 ((3, 1), 0),
-                ((3, 2), 0),
                 ((3, 0), -1),
-                ((3, 0), 10**6),
                 ((3, 2), 10**6),
                 ((3, 1), 40),
                 ((3, 3), 2),
@@ -98,13 +96,11 @@ def _truncated(name: str, num_bytes: int) -> Callable[[Path], object]:
     "damage, message",
     [
         (_truncated("tokens.npy", 200), "tokens.npy: cannot be mapped as a plain array .*rebuild"),
-        (_truncated("dataset.json", 30), "dataset.json: is no JSON .*rebuild"),
         (lambda path: (path / "train" / "samples.npy").unlink(), "samples.npy is missing; rebuild"),
         (lambda path: _change(path, num_tokens=12345), "tokens.npy: has .* rows, but num_tokens .* is 12,345"),
         (lambda path: _change(path, num_samples=3), "samples.npy: has 20 rows, but num_samples .* is 3"),
         (lambda path: _change(path, vocab_size=258), "dataset.json: special_tokens are above vocab_size, 258"),
         (lambda path: _change(path, tokenizer="gpt2"), "dataset.json: tokenizer: String should match"),
-        (lambda path: _change(path, kind="speech"), "dataset.json: holds 'speech', not text"),
         (lambda path: _change(path, tokenizer="0" * 64), "tokenizer.json is missing, but the tokens were made"),
         (lambda path: np.save(path / "train" / "tokens.npy", np.zeros(9)), "tokens.npy: holds float64"),
         (lambda path: np.save(path / "train" / "samples.npy", np.ones((20, 3), int)), "rows have 3 numbers, not 4"),
@@ -161,7 +157,7 @@ def _hrm_text(path: Path, num_epochs: int = 2, dtype: type[np.integer[Any]] = np
     return open_text_split(path, "train")
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32, np.uint64])
+@pytest.mark.parametrize("dtype", [np.int32, np.uint64])
 def test_a_folder_of_hrm_text_is_opened_unchanged(tmp_path: Path, dtype: type[np.integer[Any]]) -> None:
     split = _hrm_text(tmp_path / "data", dtype=dtype)
     assert split.is_published_form and kind_of_data(tmp_path / "data") == "text"
@@ -176,6 +172,8 @@ def test_a_folder_of_hrm_text_is_opened_unchanged(tmp_path: Path, dtype: type[np
     assert first == check_text_contents(open_text_split(tmp_path / "data", "train"))
     with pytest.raises(UserError, match=r"is HRM-Text's training data without a test split; put one in .*test"):
         open_text_split(tmp_path / "data", "test")
+    (tmp_path / "data").rename(tmp_path / "test")  # a split may be such a folder
+    assert open_text_split(tmp_path, "test").is_published_form
 
 
 def test_the_special_tokens_of_hrm_text_are_those_of_its_tokenizer(tmp_path: Path) -> None:
@@ -189,19 +187,12 @@ def test_the_special_tokens_of_hrm_text_are_those_of_its_tokenizer(tmp_path: Pat
     assert metadata.special_tokens.model_dump() == {"start": 60, "end_of_instruction": 61, "end": 62}
 
 
-def test_a_split_may_hold_hrm_text(tmp_path: Path) -> None:
-    _hrm_text(tmp_path / "train")
-    _hrm_text(tmp_path / "test")
-    assert open_text_split(tmp_path, "test").is_published_form
-
-
 @pytest.mark.parametrize(
     "damage, message",
     [
         (lambda path: os.truncate(path / "epoch_0" / "resp_len.npy", 140), "resp_len.npy: cannot be mapped"),
         (lambda path: np.save(path / "epoch_0" / "resp_len.npy", np.ones(2, int)), "has 2 entries, but inst_start"),
         (lambda path: (path / "epoch_0").rename(path / "epoch_9"), "epoch_0 is missing; rebuild"),
-        (lambda path: (path / "metadata.json").write_text('{"max_seq_len": 9}'), "tokenizer_info: Field required"),
         (
             lambda path: (path / "metadata.json").write_text('{"max_seq_len": 9, "tokenizer_info": {}}'),
             re.escape("metadata.json: tokenizer_info.vocab_size is None, no number of tokens"),

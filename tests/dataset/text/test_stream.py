@@ -28,7 +28,7 @@ def test_a_character_of_several_bytes_comes_whole() -> None:
     assert _pieces(ByteTokenizer(), tokens) == ["a", "", "ß", "", "", "", "🙂", ""]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_pieces_of_any_bytes_make_the_whole_text(seed: int) -> None:
     draw = random.Random(seed)
     parts = [bytes([draw.randrange(256)]) if draw.random() < 0.3 else draw.choice("aß東🙂").encode() for _ in range(60)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dataset.text.schema import SpecialTokens
-from dataset.text.tokenizer import ByteTokenizer, FileTokenizer, train_bpe
+from dataset.text.tokenizer import ByteTokenizer, FileTokenizer, find_tokenizer, train_bpe
 from utils.errors import UserError
 
 
@@ -24,6 +24,7 @@ def test_bytes() -> None:
     assert tokens.dtype == np.uint16 and tokens.tolist() == list(text.encode())
     assert tokenizer.decode([256, *tokens.tolist(), 258]) == text
     assert tokenizer.decode([0xC3]) == "\ufffd"
+    assert tokenizer.bytes_of_tokens().tolist() == [1] * 256 + [0] * 3 and tokenizer.first_unknown(b"\xff\0") is None
 
 
 def test_bpe(tmp_path: Path) -> None:
@@ -40,10 +41,6 @@ def test_bpe(tmp_path: Path) -> None:
     text = "the cat, 東京\0 "
     (tokens,) = tokenizer.encode([text.encode()])
     assert len(tokens) < len(text.encode()) and tokenizer.decode([special.start, *tokens, special.end]) == text
-
-
-def test_the_bytes_of_byte_tokens() -> None:
-    assert ByteTokenizer().bytes_of_tokens().tolist() == [1] * 256 + [0] * 3
 
 
 @pytest.mark.parametrize("kind", ["bpe", "sentencepiece", "words"])
@@ -85,13 +82,25 @@ def test_the_bytes_of_tokens_add_up_to_the_text(tmp_path: Path, kind: str) -> No
     assert num_bytes[-3:].tolist() == [0, 0, 0] and len(num_bytes) == tokenizer.vocab_size
 
 
+def test_the_tokenizer_of_a_model_is_known_by_its_digest(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="needs pip install -r requirements-text.txt")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        train_bpe([f"the cat {name}".encode()] * 20, 300, tmp_path / name / "tokenizer.json")
+    of_b = FileTokenizer(tmp_path / "b" / "tokenizer.json")
+    folders = [tmp_path / "a", tmp_path / "b"]
+    assert find_tokenizer(of_b.name, of_b.special_tokens, folders, "run").name == of_b.name
+    with pytest.raises(UserError, match=rf"run reads tokens of the tokenizer.json {of_b.name[:12]}"):
+        find_tokenizer(of_b.name, of_b.special_tokens, folders[:1], "run")
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UserError, match=r"--train-bpe needs the package tokenizers, .*-r requirements-text.txt"):
         train_bpe([b"a"], 300, tmp_path / "tokenizer.json")
 
 
-@pytest.mark.parametrize("contents", [b"", b"{", b"{}", b"\xff", b'{"model": {"type": "BPE"}}'])
+@pytest.mark.parametrize("contents", [b"", b"{}", b'{"model": {"type": "BPE"}}'])
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, contents: bytes) -> None:
     pytest.importorskip("tokenizers", reason="needs pip install -r requirements-text.txt")
     (tmp_path / "tokenizer.json").write_bytes(contents)
@@ -100,7 +109,6 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, contents: bytes)
 
 
 def test_what_a_tokenizer_does_not_know_is_named(tmp_path: Path) -> None:
-    assert ByteTokenizer().first_unknown(b"\xff\0") is None
     tokenizers = pytest.importorskip("tokenizers", reason="needs pip install -r requirements-text.txt")
     train_bpe([b"the cat"] * 9, 300, tmp_path / "bytes.json")
     assert FileTokenizer(tmp_path / "bytes.json").first_unknown("東京 \n\0".encode()) is None
