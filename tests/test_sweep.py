@@ -19,8 +19,7 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 import sweep as program
 from search import launchers
 from search.config import LauncherConfig
-from search.jobs import Start
-from search.launchers import build_launcher
+from search.launchers import ProcessLauncher, Start
 from search.study import open_study
 from search.sweep import Sweep
 from search.workload import Workload
@@ -191,7 +190,7 @@ def _start_a_run_and_be_killed(folder: Path) -> None:
     program.write_text(WAITS)
     launchers.PRETRAIN = program  # type: ignore[attr-defined]
     options = {"name": "local", "at_once": 1, "threads": 1, "ranks": 1, "gpus": [], "slurm": None}
-    launcher = build_launcher(LauncherConfig.model_validate(options))
+    launcher = ProcessLauncher(LauncherConfig.model_validate(options))
     jobs = [*launcher.start([Start([str(folder / "begun")], folder / "log", 0)])]
     while not (folder / "begun").exists():
         time.sleep(0.01)

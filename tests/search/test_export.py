@@ -7,7 +7,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from search.export import EXPERIMENTS, write_experiment
+from search.report import EXPERIMENTS, write_experiment
 from search.study import Study, open_study
 from sweep import sweep as main
 from tests.search.finished import Ended, add_trials, finished, read_sweep
@@ -81,7 +81,7 @@ def test_a_condition_takes_part_where_it_is_met(tmp_path: Path) -> None:
 
 def test_the_default_file_is_an_experiment_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "experiment"
-    monkeypatch.setattr("search.export.EXPERIMENTS", folder)
+    monkeypatch.setattr("search.report.EXPERIMENTS", folder)
     assert EXPERIMENTS.is_dir() and EXPERIMENTS.name == "experiment"
     study = finished(read_sweep(tmp_path, name="lr+arch.x", parameters={"lr": [1e-3]}), [Ended({"lr": 1e-3}, (0.5,))])
     path, command = write_experiment(study, None).splitlines()
