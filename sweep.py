@@ -43,7 +43,15 @@ def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
     check_sweep(found)
     if dry_run:
         Workload(found).announce()
-        return command_lines(found)
+        points, config = dry_points(found), found.config
+        lines = [
+            command_line(config.launcher, found.arguments(number, point, seed))
+            for number, point in enumerate(points)
+            for seed in config.seeds
+        ]
+        if num_unknown := found.num_trials - len(points):
+            lines.append(f"# {num_of(num_unknown, 'more trial')} will depend on the results of these")
+        return "\n".join(lines)
     with StopSignal() as stop, open_study(found, create=True) as study:
         found.write()
         study.begin()
@@ -73,19 +81,6 @@ def read_again(argv: list[str]) -> tuple[Sweep, bool]:
         keys = study.sweep.config.model_dump(include={"overrides", "metric", "direction"})
         again = {"name": f"{study.sweep.name}_again", "points": points, **keys}
         return Sweep.read(command.overrides, again=again), settings.dry_run
-
-
-def command_lines(found: Sweep) -> str:
-    """Return the command lines of the trials that are known before the first has run."""
-    points = dry_points(found)
-    lines = [
-        command_line(found.config.launcher, found.arguments(number, point, seed))
-        for number, point in enumerate(points)
-        for seed in found.config.seeds
-    ]
-    if num_unknown := found.num_trials - len(points):
-        lines.append(f"# {num_of(num_unknown, 'more trial')} will depend on the results of these")
-    return "\n".join(lines)
 
 
 def show_sweep(page: str, argv: list[str]) -> str:

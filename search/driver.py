@@ -24,6 +24,7 @@ from utils.files import file_errors
 from utils.run.history import METRICS_FILE, History
 from utils.run.launched import Launched
 from utils.run.stop import StopSignal
+from utils.terminal import tell
 
 _POLL_S = 0.5
 # A run that was asked to stop saves a checkpoint first.
@@ -49,10 +50,6 @@ class SeedRun:
     log_begin: int = 0  # where the output of this start begins in the log
     stop_by: float | None = None  # when the job is killed if it does not stop
     error: str | None = None  # why the job is stopped although nobody asked for it
-
-    def started(self, job: ProcessJob | SlurmJob, place: int, log_begin: int) -> None:
-        self.job, self.place, self.log_begin = job, place, log_begin
-        self.stop_by = self.error = None
 
     def ask_to_stop(self) -> None:
         if self.stop_by is None and self.job is not None:
@@ -124,7 +121,10 @@ class Progress:
         self._bar.refresh()
 
     def say(self, text: str) -> None:
-        self._bar.write(text, file=sys.stderr)
+        if self._is_bar:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            tell(text)
 
     def close(self) -> None:
         self._bar.close()
@@ -192,6 +192,7 @@ class Driver:
             self._keep()
             runs = (run for trial in self._trials for run in self._ready(trial) if run not in starting)
             if (run := next(runs, None)) is not None:
+                run.log_begin = run.log.stat().st_size if run.log.is_file() else 0
                 starting.append(run)
                 continue
             if time.monotonic() < self._claim_at:
@@ -200,13 +201,12 @@ class Driver:
                 self._claim_at = time.monotonic() + _CLAIM_EVERY_S
                 break
             self._begin(claim)
-        begins = [run.log.stat().st_size if run.log.is_file() else 0 for run in starting]
         starts = [
             Start([*run.arguments, "resume=auto"], run.log, place) for run, place in zip(starting, places, strict=False)
         ]
         jobs: Iterable[ProcessJob | SlurmJob] = self._launcher.start(starts)
-        for run, start, begin, job in zip(starting, starts, begins, jobs, strict=True):
-            run.started(job, start.place, begin)
+        for run, start, job in zip(starting, starts, jobs, strict=True):
+            run.job, run.place, run.stop_by, run.error = job, start.place, None, None
 
     def _keep(self) -> None:
         """Record the heartbeat of the trials that go on here, and show those of all processes."""

@@ -34,8 +34,7 @@ _MOST_REPEATS = 10
 # SQLite lets one process write at a time; the others wait this long.
 _BUSY_TIMEOUT_S = 60
 
-# Attributes of the study: whether all points of a grid are in it, and which trials were run again.
-_GRID, _RETRIED = "grid", "retried"
+_RETRIED = "retried"  # an attribute of the study: the trials that were run again
 
 # What a trial's attributes hold beside its parameters and its value.
 HELD = "held"  # whether a process has taken the trial, and has not given it back
@@ -121,14 +120,9 @@ class Study:
         self._mine.discard(claim.number)
 
     def begin(self) -> None:
-        """Put the points of a grid into the study, and failed trials that are to run again."""
-        with _exclusive(self.sweep.path):
-            if self.sweep.config.sampler.name == "grid" and _GRID not in self.optuna.user_attrs:
-                begun = bool(self.optuna.get_trials(deepcopy=False))  # a process was killed here
-                for named, _ in self.sweep.space.grid():
-                    self.optuna.enqueue_trial(named, skip_if_exists=begun)
-                self.optuna.set_user_attr(_GRID, True)
-            if self.sweep.config.retry_failed:
+        """Put failed trials that are to run again into the study."""
+        if self.sweep.config.retry_failed:
+            with _exclusive(self.sweep.path):
                 failed = [trial for trial in self.trials() if trial.state == TrialState.FAIL]
                 for trial in failed:
                     self.optuna.enqueue_trial(trial.params)
@@ -150,7 +144,9 @@ def _drawn(study: optuna.Study, sweep: Sweep) -> tuple[Trial, Point]:
     config, repeats = sweep.config.sampler, 0
     while True:
         known = study.get_trials(deepcopy=False)
-        if repeats >= _MOST_REPEATS and sweep.space.is_finite:
+        is_waiting = any(trial.state == TrialState.WAITING for trial in known)  # as earlier versions left a grid
+        is_listed = config.name == "grid" or (repeats >= _MOST_REPEATS and sweep.space.is_finite)
+        if is_listed and not is_waiting:
             tried = [trial.params for trial in known]
             study.enqueue_trial(next(named for named, _ in sweep.space.grid() if named not in tried))
         # A sampler that a restarted process seeds again would repeat its first draws.

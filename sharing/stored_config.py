@@ -25,7 +25,7 @@ GONE = {
 
 
 def read_yaml(file: Path, remedy: str) -> Container:
-    """Return the keys of a YAML file. Raise UserError, with the remedy at its end, if it has none."""
+    """Return the keys of a YAML file. If it has none, raise UserError with the remedy."""
     try:
         values = yaml.safe_load(read_plain_yaml(file))
     except (ValueError, yaml.YAMLError) as error:  # ValueError: an impossible date, or no UTF-8

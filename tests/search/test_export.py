@@ -27,17 +27,13 @@ def _exported(study: Study, file: Path) -> tuple[Container, dict[str, Any], str]
 
 _DEPTH = "arch.depth_curriculum=[{until:0.5,H_cycles:1,L_cycles:1}]"
 CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "defaults": ([], {"lr": 1e-4}),
     "one key": ([], {"lr": 3.0123456789012345e-05}),
     "a key that others follow": ([], {"arch.hidden_size": 64}),
     "the names of a run": (["wandb.group=mine"], {"lr": 1e-3}),
     "arch and optim": ([], {"arch": "trm_mlp", "optim": "muon", "optim.muon_lr": 0.03, "arch.L_cycles": 3}),
     "an experiment": (["experiment=trm_sudoku_6x6", "max_steps=7"], {"lr": 1e-3, "arch.H_cycles": 1}),
-    "another arch for an experiment": (["experiment=trm_sudoku_6x6"], {"arch": "hrm", "arch.L_layers": 2}),
     "an experiment and debug": (["experiment=sudoku_extreme_fast", "debug=tiny"], {"ema_rate": 0.95}),
-    "what equals the default of another group": (["arch=trm"], {"arch.L_cycles": 2}),
     "what follows from another key": (["arch=transformer"], {"arch.recurrent": True, "arch.hidden_size": 64}),
-    "parallel": (["parallel=fsdp"], {"grad_accumulation": 2}),
     "lists, nulls and texts": (
         ["wandb.tags=[a,b c]", "project_name='it is: mine'", _DEPTH],
         {"data_paths": "[a/b,c]", "grad_clip": None, "eval_interval": None, "evaluators": "[sudoku]"},
