@@ -82,7 +82,12 @@ class Study:
     def claim(self) -> Claim | None:
         """Return a trial whose process is gone, else a new one, or None if the budget is spent."""
         with _exclusive(self.sweep.path):
-            claim = self._abandoned() or self._new()
+            claim, limit = self._abandoned(), self.sweep.config.steps
+            trials = self.trials()
+            steps = sum(sum(trial.user_attrs.get(STEPS, {}).values()) for trial in trials)
+            if claim is None and len(trials) < self.sweep.num_trials and (limit is None or steps < limit):
+                trial, point = _drawn(self.optuna, self.sweep)
+                claim = Claim(trial.number, trial, point)
             if claim is not None:
                 self._mine.add(claim.number)
                 self.keep([claim])
@@ -100,14 +105,6 @@ class Study:
                 if not _is_repeat(self.optuna, trial):
                     return Claim(begun.number, trial, point, max(begun.intermediate_values, default=-1))
         return None
-
-    def _new(self) -> Claim | None:
-        trials, limit = self.trials(), self.sweep.config.steps
-        steps = sum(sum(trial.user_attrs.get(STEPS, {}).values()) for trial in trials)
-        if len(trials) >= self.sweep.num_trials or (limit is not None and steps >= limit):
-            return None
-        trial, point = _drawn(self.optuna, self.sweep)
-        return Claim(trial.number, trial, point)
 
     def keep(self, claims: Iterable[Claim]) -> None:
         """Tell other processes that these trials are in good hands."""

@@ -250,29 +250,22 @@ def fit_one_by_one(
 
 
 def _mismatches(weights: Weights, own: Mapping[str, Tensor]) -> list[str]:
-    def outline(of: Mapping[str, Tensor], name: str) -> str:
-        return f"{name} {tuple(of[name].shape)}"
+    def shape(tensor: Tensor) -> str:
+        return str(tuple(tensor.shape))
 
     found = compare_shapes(shapes_of(weights), shapes_of(own))
     # Without the last check, integers would be cast silently, and quantized weights be noise.
-    problems = [
-        _some([f"missing {outline(own, name)}" for name in found.missing]),
-        _some([f"unexpected {outline(weights, name)}" for name in found.unexpected]),
-        _some(
-            [
-                f"{name} is {tuple(weights[name].shape)} there and {tuple(own[name].shape)} in the model"
-                for name in found.reshaped
-            ]
-        ),
-        _some(
-            [
-                f"{name} is {theirs.dtype} there and {own[name].dtype} in the model"
-                for name, theirs in weights.items()
-                if name in own and theirs.is_floating_point() != own[name].is_floating_point()
-            ]
-        ),
+    kinds = [
+        [f"missing {name} {shape(own[name])}" for name in found.missing],
+        [f"unexpected {name} {shape(weights[name])}" for name in found.unexpected],
+        [f"{name} is {shape(weights[name])} there and {shape(own[name])} in the model" for name in found.reshaped],
+        [
+            f"{name} is {theirs.dtype} there and {own[name].dtype} in the model"
+            for name, theirs in weights.items()
+            if name in own and theirs.is_floating_point() != own[name].is_floating_point()
+        ],
     ]
-    return [problem for problem in problems if problem]
+    return [_some(names) for names in kinds if names]
 
 
 def _some(names: Iterable[str]) -> str:

@@ -66,15 +66,6 @@ def test_a_group_from_a_file(tmp_path: Path) -> None:
     assert config == read_config("pretrain", [f"arch={arch}"])
 
 
-def test_a_condition_takes_part_where_it_is_met(tmp_path: Path) -> None:
-    entries = [{"values": [1e-3], "when": {"arch": "trm"}}, {"values": [1e-2], "when": {"arch": "hrm"}}]
-    sweep = read_sweep(tmp_path, parameters={"arch": ["trm", "hrm"], "lr": entries})
-    worse, better = {"arch": "trm", "lr (arch=trm)": 1e-3}, {"arch": "hrm", "lr (arch=hrm)": 1e-2}
-    trials = [Ended(worse, (0.1,)), Ended(better, (0.9,))]
-    _, own, _ = _exported(finished(sweep, trials), tmp_path / "best.yaml")
-    assert own == {"lr": 1e-2}
-
-
 def test_the_default_file_is_an_experiment_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "experiment"
     monkeypatch.setattr("search.report.EXPERIMENTS", folder)
