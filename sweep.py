@@ -14,13 +14,12 @@ if find_spec("optuna") is None:
 
 from search.check import check_sweep
 from search.driver import Driver
-from search.export import write_experiment
-from search.launchers import build_launcher
+from search.launchers import command_line
 from search.plots import write_plots
-from search.report import best_of, best_page, finished_page, num_of, require_best_first, status_page
+from search.report import best_of, best_page, finished_page, num_of, require_best_first, status_page, write_experiment
 from search.study import dry_points, open_study
 from search.sweep import Sweep
-from search.workload import announce
+from search.workload import Workload
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.run.stop import StopSignal
 from utils.shell import run_command
@@ -34,30 +33,38 @@ def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
     name = typed[0] if typed else ""
     if name in PAGES or name in WRITERS:
         return show_sweep(name, typed[1:])
-    found, dry_run = read_again(typed[1:]) if typed[:1] == ["again"] else read_new(typed)
-    if isinstance(found, str):
-        return found
+    if name == "again":
+        found, dry_run = read_again(typed[1:])
+    else:
+        command = CommandLine.parse(typed, "sweep", USAGE, flags=["--dry-run"])
+        if command.page:
+            return command.page
+        found, dry_run = Sweep.read(command.overrides), bool(command.flags)
     check_sweep(found)
     if dry_run:
-        announce(found)
-        return command_lines(found)
-    return run_sweep(found)
-
-
-def read_new(typed: list[str]) -> tuple[Sweep | str, bool]:
-    """Return a sweep, or the page that the command line asks for; and whether it is a dry run."""
-    command = CommandLine.parse(typed, "sweep", USAGE, flags=["--dry-run"])
-    return command.page or Sweep.read(command.overrides), bool(command.flags)
+        Workload(found).announce()
+        points, config = dry_points(found), found.config
+        lines = [
+            command_line(config.launcher, found.arguments(number, point, seed))
+            for number, point in enumerate(points)
+            for seed in config.seeds
+        ]
+        if num_unknown := found.num_trials - len(points):
+            lines.append(f"# {num_of(num_unknown, 'more trial')} will depend on the results of these")
+        return "\n".join(lines)
+    with StopSignal() as stop, open_study(found, create=True) as study:
+        found.write()
+        study.begin()
+        Workload(found, study.trials()).announce()
+        done = Driver(study, stop).run()
+        has_value = best_of(found, study.trials()) is not None
+        return finished_page(study, done=done), 0 if has_value or not done else 1
 
 
 def read_again(argv: list[str]) -> tuple[Sweep, bool]:
     """Return a sweep over the best points of another, and whether it is a dry run.
 
-    The new sweep has the overrides, the metric and the direction of the other one, but neither its
-    launcher nor its pruner. What is typed replaces them.
-
-    Raises:
-        UserError: No trial has a value yet, or what was typed is wrong.
+    The new sweep has the overrides, the metric and the direction of the other one.
     """
     parser = Parser("sweep.py again", "Run the best points of a sweep again. Overrides are those of a new sweep.")
     parser.add_argument("sweep", help=NAMED)
@@ -74,30 +81,6 @@ def read_again(argv: list[str]) -> tuple[Sweep, bool]:
         keys = study.sweep.config.model_dump(include={"overrides", "metric", "direction"})
         again = {"name": f"{study.sweep.name}_again", "points": points, **keys}
         return Sweep.read(command.overrides, again=again), settings.dry_run
-
-
-def command_lines(found: Sweep) -> str:
-    """Return the command lines of the trials that are known before the first has run."""
-    launcher, points = build_launcher(found.config.launcher), dry_points(found)
-    lines = [
-        launcher.shown(found.arguments(number, point, seed))
-        for number, point in enumerate(points)
-        for seed in found.config.seeds
-    ]
-    if num_unknown := found.num_trials - len(points):
-        lines.append(f"# {num_of(num_unknown, 'more trial')} will depend on the results of these")
-    return "\n".join(lines)
-
-
-def run_sweep(found: Sweep) -> tuple[str, int]:
-    """Run trials until the budget is spent or a signal comes, and return what was found."""
-    with StopSignal() as stop, open_study(found, create=True) as study:
-        found.write()
-        study.begin()
-        announce(found, study.trials())
-        done = Driver(found, study, build_launcher(found.config.launcher), stop).run()
-        has_value = best_of(found, study.trials()) is not None
-        return finished_page(study, done=done), 0 if has_value or not done else 1
 
 
 def show_sweep(page: str, argv: list[str]) -> str:

@@ -1,7 +1,5 @@
 """Check before the first trial that the config takes a sweep's points, and runs log its metric."""
 
-import difflib
-
 from search.space import Point, overrides_of
 from search.sweep import Sweep
 from training.config import PretrainConfig
@@ -10,6 +8,7 @@ from training.splits import open_own
 from utils.command_line import read_config, validate
 from utils.composing import compose
 from utils.errors import UserError
+from utils.mistakes import nearest
 
 # Of each run, whatever its number of ranks.
 PERF = ("examples_per_second", "step_ms", "data_ms", "max_memory_gb", "eval_share", "model_tflops")
@@ -21,45 +20,35 @@ def check_sweep(sweep: Sweep) -> None:
     Raises:
         UserError: The config refuses a point, or no run logs the metric.
     """
-    if sweep.config.sampler.name == "grid":
-        points = [point for _, point in sweep.space.grid()]
-    else:
-        points = [*sweep.space.probes()]
+    is_grid = sweep.config.sampler.name == "grid"
+    points = [point for _, point in sweep.space.grid()] if is_grid else [*sweep.space.probes()]
     for point in points or [{}]:
         check_point(sweep, point)
+
+
+def config_at(sweep: Sweep, point: Point) -> PretrainConfig:
+    """Return the config of the first seed at a point. Raise UserError if the config refuses it."""
+    overrides = sweep.overrides(point, sweep.config.seeds[0])
+    try:
+        return validate(PretrainConfig, read_config("pretrain", overrides), lambda: compose("pretrain", overrides))
+    except UserError as error:
+        typed = " ".join(overrides_of(point)) or "the sweep's overrides"
+        raise UserError(f"the config refuses {typed}: {error}") from error
 
 
 def check_point(sweep: Sweep, point: Point) -> str:
     """Return the metric of the runs at a point, with its set.
 
     Raises:
-        UserError: The config refuses the point, or runs there do not log the metric.
+        UserError: The config refuses the point, runs there do not log the metric, or their test
+            data are missing.
     """
-    return full_metric(sweep.config.metric, config_at(sweep, point))
-
-
-def config_at(sweep: Sweep, point: Point) -> PretrainConfig:
-    """Return the config of the first seed at a point. Raise UserError if the config refuses it."""
-    typed = " ".join(overrides_of(point)) or "the sweep's overrides"
-    overrides = sweep.overrides(point, sweep.config.seeds[0])
-    try:
-        return validate(PretrainConfig, read_config("pretrain", overrides), lambda: compose("pretrain", overrides))
-    except UserError as error:
-        raise UserError(f"the config refuses {typed}: {error}") from error
-
-
-def full_metric(metric: str, config: PretrainConfig) -> str:
-    """Return the name under which a run logs a metric.
-
-    Raises:
-        UserError: The run does not log it, or its test data are missing.
-    """
+    metric, config = sweep.config.metric, config_at(sweep, point)
     kind = kind_of_arch(config.arch)
     known = [f"train/{name}" for name in (*kind.sums.means, "grad_norm", "lr")]
     known += [f"perf/{name}" for name in PERF]
-    if metric.startswith(("train/", "perf/")):
-        name = metric
-    else:
+    name = metric
+    if not metric.startswith(("train/", "perf/")):
         if not config.evaluates:
             raise UserError(
                 f"sweep.metric={metric} is one of evaluation, but the runs never evaluate; give eval_every_n_steps=..."
@@ -70,7 +59,6 @@ def full_metric(metric: str, config: PretrainConfig) -> str:
         known += [f"eval/{each}/{name}" for each in sets for name in (*names, *more)]
         name = metric if "/" in metric else f"eval/{sets[0]}/{metric}"
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        possible = f"did you mean {' or '.join(close)}?" if close else f"take one of {', '.join(known)}"
-        raise UserError(f"sweep.metric={metric} is no metric of these runs; {possible}")
+        possible = " or ".join(nearest(name, known)) or f"one of {', '.join(known)}"
+        raise UserError(f"sweep.metric={metric} is no metric of these runs; did you mean {possible}?")
     return name

@@ -1,13 +1,12 @@
 """The config of a sweep: config/sweep.yaml says what each key means."""
 
-import difflib
-import math
 import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from utils.config import Bool, Float, Int, StrictModel
+from utils.mistakes import unknown_key
 from utils.overrides import as_override
 from utils.run.folder import require_folder_name
 
@@ -43,10 +42,7 @@ def key_of(override: str) -> str:
 
 
 def _as_entries(given: Any) -> Any:
-    """Return what stands under a parameter as a list of entries.
-
-    In YAML it is a list of values, one entry, or a list of entries.
-    """
+    """Return a list of entries. In YAML it may also be one entry, or a list of values."""
     if isinstance(given, dict):
         return [given]
     if isinstance(given, list) and given and not all(isinstance(entry, dict) for entry in given):
@@ -67,27 +63,20 @@ class Entry(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _keys_are_known(cls, given: Any) -> Any:
-        """Name the nearest key, which `validate` finds only among the keys that are there."""
-        if isinstance(given, dict) and (unknown := next((key for key in given if key not in cls.model_fields), None)):
-            close = difflib.get_close_matches(str(unknown), cls.model_fields) or [*cls.model_fields]
-            raise ValueError(f"unknown key {unknown!r}; did you mean {' or '.join(close)}?")
+    def _in_one_form(cls, given: Any) -> Any:
+        """Write lists among the values as overrides, and one value of `when` as a list."""
+        if not isinstance(given, dict):
+            return given
+        if unknown := [str(key) for key in given if key not in cls.model_fields]:
+            raise ValueError(unknown_key(unknown[0], [*cls.model_fields]))
+        values, when = given.get("values"), given.get("when")
+        if isinstance(values, list):
+            values = [as_override(value) if isinstance(value, list | dict) else value for value in values]
+            given = given | {"values": values}
+        if isinstance(when, dict):
+            when = {key: value if isinstance(value, list) else [value] for key, value in when.items()}
+            given = given | {"when": when}
         return given
-
-    @field_validator("when", mode="before")
-    @classmethod
-    def _one_value_is_a_list(cls, when: Any) -> Any:
-        if not isinstance(when, dict):
-            return when
-        return {key: value if isinstance(value, list) else [value] for key, value in when.items()}
-
-    @field_validator("values", mode="before")
-    @classmethod
-    def _lists_become_text(cls, values: Any) -> Any:
-        """Turn a list or a dict among the values, such as betas, into the text of an override."""
-        if not isinstance(values, list):
-            return values
-        return [as_override(value) if isinstance(value, list | dict) else value for value in values]
 
     @model_validator(mode="after")
     def _has_one_kind(self) -> "Entry":
@@ -97,16 +86,14 @@ class Entry(StrictModel):
             found = " and ".join(given) or "none of them"
             raise ValueError(f"give one of values, range, log_range and int_range, not {found}")
         ((kind, value),) = given.items()
-        if kind != "values" and not value[0] < value[1]:
-            raise ValueError(f"{kind} is {list(value)}; its first number must be below its second")
-        if kind == "log_range" and value[0] <= 0:
-            raise ValueError(f"log_range is {list(value)}; numbers with a logarithm are above 0")
-        if self.num is not None and kind not in ("range", "log_range"):
-            raise ValueError(f"num is for range and log_range, not for {kind}; leave it out")
-        if self.step is not None and kind != "int_range":
-            raise ValueError(f"step is for int_range, not for {kind}; leave it out, or give num")
-        if kind == "values" and len({repr(one) for one in value}) < len(value):
+        if kind == "values" and len({*map(repr, value)}) < len(value):
             raise ValueError(f"values is {value}; name each value once")
+        if (kind != "values" and not value[0] < value[1]) or (kind == "log_range" and value[0] <= 0):
+            raise ValueError(f"{kind} is {[*value]}; give a lower and a higher number, above 0 for log_range")
+        suits = {"range": "num", "log_range": "num", "int_range": "step"}.get(kind)
+        for option in ("num", "step"):
+            if getattr(self, option) is not None and option != suits:
+                raise ValueError(f"{option} is not for {kind}; leave it out")
         return self
 
     def listed(self) -> list[Value] | None:
@@ -121,7 +108,7 @@ class Entry(StrictModel):
         parts = [index / (self.num - 1) for index in range(self.num)]
         if self.range is not None:
             return [low + (high - low) * part for part in parts]
-        return [float(f"{low * math.pow(high / low, part):.12g}") for part in parts]
+        return [float(f"{low * (high / low) ** part:.12g}") for part in parts]
 
 
 class SamplerConfig(StrictModel):
@@ -173,26 +160,18 @@ class LauncherConfig(StrictModel):
     slurm: dict[str, str | Int | Bool] | None
 
     @model_validator(mode="after")
-    def _slurm_has_its_options(self) -> "LauncherConfig":
-        if self.name != "slurm":
-            if self.slurm:
-                raise ValueError(f"slurm is for the launcher slurm, not for {self.name}; leave it out")
-            return self
-        options = self.slurm or {}
-        for option in options:
-            if option.replace("_", "-") in _TAKEN_OPTIONS:
-                raise ValueError(f"slurm.{option}: it follows from launcher.ranks and launcher.threads; leave it out")
-        time, nodes = options.get("time"), options.get("nodes", 1)
-        if type(time) is not int or time < 1:
-            raise ValueError(f"slurm.time is {time}; give the time limit of a job in minutes, such as 120")
-        if type(nodes) is not int or nodes < 1 or self.ranks % nodes:
+    def _options_fit(self) -> "LauncherConfig":
+        options, nodes = self.slurm or {}, (self.slurm or {}).get("nodes", 1)
+        taken = [option for option in options if option.replace("_", "-") in _TAKEN_OPTIONS]
+        if self.name == "slurm" and (type(options.get("time")) is not int or taken):
+            raise ValueError(
+                f"slurm is {options}; give time, the limit of a job in minutes, and options of sbatch that do not "
+                "follow from launcher.ranks and launcher.threads"
+            )
+        if self.name == "slurm" and (type(nodes) is not int or nodes < 1 or self.ranks % nodes):
             raise ValueError(f"slurm.nodes is {nodes}; give a whole number that divides launcher.ranks ({self.ranks})")
-        if self.gpus:
-            raise ValueError("gpus is for devices of this machine; give slurm.gpus-per-node, such as 1")
-        return self
-
-    @model_validator(mode="after")
-    def _ranks_have_a_launcher(self) -> "LauncherConfig":
+        if self.gpus if self.name == "slurm" else options:
+            raise ValueError(f"gpus is for this machine, and slurm for jobs of Slurm; leave out one (name={self.name})")
         if self.name == "local" and self.ranks > 1:
             raise ValueError(f"ranks is {self.ranks}, but the launcher local starts one process; give name=torchrun")
         if self.gpus and (self.at_once or 1) * self.ranks > len(self.gpus):
@@ -210,7 +189,7 @@ class SweepConfig(StrictModel):
     overrides: list[str]
     parameters: dict[str, Annotated[list[Entry], BeforeValidator(_as_entries), Field(min_length=1)]]
     points: list[dict[str, Value]]
-    seeds: list[Int] = Field(min_length=1)
+    seeds: list[Annotated[Int, Field(ge=0)]] = Field(min_length=1)
     metric: str = Field(min_length=1)
     direction: Literal["maximize", "minimize"]
     trials: Int | None = Field(ge=1)
@@ -236,15 +215,10 @@ class SweepConfig(StrictModel):
             )
         return storage
 
-    @field_validator("seeds")
-    @classmethod
-    def _seeds_differ(cls, seeds: list[int]) -> list[int]:
-        if len(set(seeds)) < len(seeds) or min(seeds) < 0:
-            raise ValueError(f"{seeds} are no seeds; give each once, 0 or above")
-        return seeds
-
     @model_validator(mode="after")
     def _keys_are_free(self) -> "SweepConfig":
+        if len({*self.seeds}) < len(self.seeds):
+            raise ValueError(f"seeds are {self.seeds}; give each once")
         fixed = [*map(key_of, self.overrides)]
         for key in (*fixed, *self.parameters):
             if key in (*OWN_KEYS, "seed"):
@@ -256,33 +230,26 @@ class SweepConfig(StrictModel):
 
     @model_validator(mode="after")
     def _conditions_refer_to_parameters_above(self) -> "SweepConfig":
-        above: dict[str, list[Entry]] = {}
+        above: dict[str, list[Value]] = {}
         for key, entries in self.parameters.items():
-            for entry in entries:
-                if len(entries) > 1 and not entry.when:
-                    raise ValueError(f"parameters.{key} has several entries; each needs a `when` of its own")
-                for parent, wanted in entry.when.items():
-                    if parent not in above:
-                        raise ValueError(
-                            f"parameters.{key}: `when` names {parent!r}, which is no parameter above it; "
-                            f"above are {', '.join(above) or 'none'}"
-                        )
-                    known = [value for other in above[parent] for value in other.listed() or []]
-                    if unknown := [value for value in wanted if value not in known]:
-                        raise ValueError(
-                            f"parameters.{key}: {parent} is never {unknown[0]!r}; it is one of "
-                            f"{', '.join(map(str, known)) or 'infinitely many values'}"
-                        )
-            above[key] = entries
+            if len(entries) > 1 and not all(entry.when for entry in entries):
+                raise ValueError(f"parameters.{key} has several entries; each needs a `when` of its own")
+            for parent, wanted in (condition for entry in entries for condition in entry.when.items()):
+                if parent not in above:
+                    names = ", ".join(above) or "none"
+                    raise ValueError(
+                        f"parameters.{key}: `when` names {parent!r}, which is no parameter above it; above are {names}"
+                    )
+                if unknown := [value for value in wanted if value not in above[parent]]:
+                    known = ", ".join(map(str, above[parent])) or "infinitely many values"
+                    raise ValueError(f"parameters.{key}: {parent} is never {unknown[0]!r}; it is one of {known}")
+            above[key] = [value for entry in entries for value in entry.listed() or []]
         return self
 
     @model_validator(mode="after")
     def _the_sampler_fits(self) -> "SweepConfig":
-        if self.points and self.parameters:
-            keys = ", ".join(self.parameters)
-            raise ValueError(f"points and parameters ({keys}) exclude each other; give one of them")
-        if self.points and self.sampler.name != "grid":
-            raise ValueError(f"points need sweep.sampler.name=grid, not {self.sampler.name}")
+        if self.points and (self.parameters or self.sampler.name != "grid"):
+            raise ValueError(f"points need sweep.sampler.name=grid, not {self.sampler.name}, and no parameters")
         for key, entries in self.parameters.items():
             if self.sampler.name == "grid" and any(entry.listed() is None for entry in entries):
                 raise ValueError(f"parameters.{key} has infinitely many values; give num, how many of them to try")

@@ -16,47 +16,35 @@ from utils.files import file_errors, refuse_links, write_atomically
 
 _LEAST_FOR_IMPORTANCE = 10  # complete trials
 _MOST_IN_LEGEND = 20  # trials
-# The name of the picture, the heading, what is drawn, and Optuna's function.
+# The name of the picture, Optuna's function, the heading, and what is drawn.
 _FIGURES = (
     (
-        "importance",
-        "Importance of the parameters",
+        *("importance", "plot_param_importances", "Importance of the parameters"),
         "How much each parameter decides whether a complete trial is among the best tenth (PED-ANOVA). The numbers are "
         "rough; trust their order. The figure needs 10 complete trials, and two parameters with different values.",
-        "plot_param_importances",
     ),
     (
-        "parallel",
-        "Parallel coordinates",
+        *("parallel", "plot_parallel_coordinate", "Parallel coordinates"),
         "Each line is a complete trial, and its colour is the value. A trial that lacks a parameter stands at None.",
-        "plot_parallel_coordinate",
     ),
     (
-        "slices",
-        "Slices",
+        *("slices", "plot_slice", "Slices"),
         "Each panel shows the values of the complete trials over one parameter, without the trials that lack it.",
-        "plot_slice",
     ),
     (
-        "curves",
-        "Curves",
+        *("curves", "plot_intermediate_values", "Curves"),
         "The metric of the first seed of each trial over the training steps. watch.py --plot draws the means of seeds.",
-        "plot_intermediate_values",
     ),
 )
 _PICTURE = {"figure.figsize": (9, 4.8), "savefig.bbox": "tight"}  # labels may reach beyond the axes
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
-<head>
 <meta charset="utf-8">
 <title>{title}</title>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2em auto; padding: 0 1em; color: #24292f; }}
 </style>
-</head>
-<body>
 {body}
-</body>
 </html>
 """
 
@@ -88,7 +76,7 @@ def write_plots(study: Study, folder: Path | None) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         # Optuna warns that its pictures are experimental, and of values that one trial alone has.
         with warnings.catch_warnings(action="ignore"), plt.rc_context(_PICTURE):
-            for file, heading, text, function in _FIGURES:
+            for file, function, heading, text in _FIGURES:
                 body += [f"<h2>{heading}</h2>", f"<p>{text}</p>"]
                 if not _can_be_drawn(study.optuna, file):
                     body.append("<p>There is nothing to draw yet.</p>")

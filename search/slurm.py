@@ -11,23 +11,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from search.config import LauncherConfig
-from search.jobs import Start, shown
+from search.launchers import Start
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
 from utils.processes import ending_with_parent
-from utils.programs import ENVIRONMENT, PACKAGE, PRETRAIN, ROOT, command_words
+from utils.programs import ENVIRONMENT, PACKAGE, PRETRAIN, ROOT
 from utils.ranks.launch import without_launcher
 from utils.run.lock import is_locked
 
-_AT_ONCE = 8
 # Between two questions about all jobs of the sweep. They burden Slurm's controller, which all users
 # of the cluster share.
 _ASK_EVERY_S = 10.0
@@ -42,12 +40,16 @@ _WARNING_S, _MOST_TIMEOUTS = 120, 10_000
 
 
 class SlurmLauncher:
-    """Submits runs to Slurm, and finds the jobs again that an earlier process has submitted."""
+    """Submits runs to Slurm, and finds the jobs again that an earlier process has submitted.
+
+    submitit's own watcher asks `sacct`, which needs accounting. So this one asks `squeue` now and
+    then for all jobs of the user.
+    """
 
     def __init__(self, config: LauncherConfig) -> None:
         self._config = config
-        self.at_once = config.at_once or _AT_ONCE
-        self._queue = _Queue()
+        self._states: dict[str, str] = {}
+        self._ask_at = 0.0
 
     def may_start(self, folder: Path, log: Path) -> bool:
         return not is_locked(folder) or self._noted(log) is not None
@@ -60,21 +62,12 @@ class SlurmLauncher:
         """
         _require_slurm()
         numbers = {start.log: self._noted(start.log) for start in starts}
-        new = [start for start in starts if numbers[start.log] is None]
-        for start, number in zip(new, self._submit(new) if new else [], strict=True):
-            with file_errors():
-                write_atomically(_note_of(start.log), f"{number}\n")
-            numbers[start.log] = number
-            self._queue.add(number)
-        return [SlurmJob(str(number), log, self._queue) for log, number in numbers.items()]
-
-    def shown(self, arguments: list[str]) -> str:
-        config = self._config
-        words = [f"--ntasks={config.ranks}"] if config.ranks > 1 else []
-        words.append(f"--cpus-per-task={config.threads}")
-        for name, value in (config.slurm or {}).items():
-            words.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}"))
-        return shown(config, ["srun", *words, *command_words("hrm-train"), *arguments])
+        if new := [start for start in starts if numbers[start.log] is None]:
+            for start, number in zip(new, self._submit(new), strict=True):
+                with file_errors():
+                    write_atomically(_note_of(start.log), f"{number}\n")
+                numbers[start.log], self._states[number] = number, "PENDING"
+        return [SlurmJob(str(number), log, self) for log, number in numbers.items()]
 
     def _noted(self, log: Path) -> str | None:
         """Return the number of the job that was submitted for a run and has not ended yet."""
@@ -83,15 +76,14 @@ class SlurmLauncher:
         except OSError:
             return None
         _require_slurm()
-        return number if self._queue.has(number) else None
+        return None if self.has_ended(number) else number
 
     def _submit(self, starts: list[Start]) -> list[str]:
         import submitit
 
         config, options = self._config, dict(self._config.slurm or {})
-        nodes = int(options.pop("nodes", 1))
+        nodes, folder = int(options.pop("nodes", 1)), _folder_of(starts[0].log)
         with file_errors():
-            folder = _folder_of(starts[0].log)
             folder.mkdir(parents=True, exist_ok=True)
         executor = submitit.SlurmExecutor(folder, max_num_timeout=_MOST_TIMEOUTS)
         executor.update_parameters(
@@ -112,23 +104,53 @@ class SlurmLauncher:
             srun_args=["--kill-on-bad-exit=1"],
             additional_parameters={name.replace("_", "-"): value for name, value in options.items()},
         )
+        # What a launcher has set for the sweep itself, its jobs would inherit.
+        kept = {*without_launcher(os.environ), "SLURM_CONF"}
+        hidden = {name: os.environ.pop(name) for name in [*os.environ] if name not in kept}
         try:
-            with _outside_of_jobs(), executor.batch():
+            with executor.batch():
                 jobs = [executor.submit(Run(start.arguments, start.log)) for start in starts]
         except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
             lines = [line for line in str(error).splitlines() if "error" in line.lower()]
             reason = (lines or [str(error)])[-1].removeprefix("sbatch: ").strip()
             raise UserError(f"sbatch refuses the runs ({reason}); correct sweep.launcher.slurm") from error
+        finally:
+            os.environ.update(hidden)
         return [job.job_id for job in jobs]
+
+    def has_ended(self, number: str) -> bool:
+        return self.state(number).split()[0] in _ENDED
+
+    def state(self, number: str) -> str:
+        """Return Slurm's word for the state of a job. UNKNOWN if the job ended long ago.
+
+        Without an answer, what Slurm said before still counts.
+
+        Raises:
+            UserError: Slurm has not answered yet.
+        """
+        if time.monotonic() >= self._ask_at:
+            words = ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i %T"]
+            try:
+                answer = subprocess.run(
+                    words, capture_output=True, check=True, encoding="utf-8", timeout=_ANSWERS_WITHIN_S
+                ).stdout
+                self._states = dict(line.split(maxsplit=1) for line in answer.splitlines())
+            except subprocess.SubprocessError as error:
+                if self._ask_at == 0:
+                    reason = (getattr(error, "stderr", None) or str(error)).strip()
+                    raise UserError(f"squeue fails ({reason}); see whether Slurm runs") from error
+            self._ask_at = time.monotonic() + _ASK_EVERY_S
+        return self._states.get(number, "UNKNOWN")
 
 
 class SlurmJob:
     """A run in a job of Slurm."""
 
-    def __init__(self, number: str, log: Path, queue: "_Queue") -> None:
+    def __init__(self, number: str, log: Path, launcher: SlurmLauncher) -> None:
         from submitit import SlurmJob as Submitted
 
-        self._number, self._log, self._queue = number, log, queue
+        self._number, self._log, self._launcher = number, log, launcher
         self._job: Any = Submitted(_folder_of(log), number)
         self._status: int | None = None
         self._gone_at: float | None = None  # when Slurm said that the job has ended
@@ -137,12 +159,11 @@ class SlurmJob:
         if self._status is None:
             if self._job.paths.result_pickle.exists():
                 self._status = self._result()
-            elif not self._queue.has(self._number):
+            elif self._launcher.has_ended(self._number):
                 # The result comes through the shared folder, perhaps later than the job's end.
                 self._gone_at = self._gone_at or time.monotonic()
                 if time.monotonic() - self._gone_at > _RESULT_WITHIN_S:
-                    self._tell(f"job {self._number} of Slurm ended as {self._queue.state(self._number)}")
-                    self._status = 1
+                    self._status = self._failed(f"ended as {self._launcher.state(self._number)}")
         return self._status
 
     def stop(self) -> None:
@@ -160,13 +181,13 @@ class SlurmJob:
             return int(self._job.result())
         except (FailedJobError, UncompletedJobError) as error:
             lines = [line for line in str(error).splitlines() if line.strip(" -")]
-            self._tell(f"job {self._number} of Slurm failed: {lines[-3] if len(lines) > 2 else error}")
-            return 1
+            return self._failed(f"failed: {lines[-3] if len(lines) > 2 else error}")
 
-    def _tell(self, reason: str) -> None:
+    def _failed(self, reason: str) -> int:
         """Write into the log of the run why it ended, where the sweep looks for a reason."""
         with file_errors(), open(self._log, "a", encoding="utf-8") as log:
-            log.write(f"error: {reason}\n")
+            log.write(f"error: job {self._number} of Slurm {reason}\n")
+        return 1
 
 
 class Run:
@@ -180,6 +201,14 @@ class Run:
 
     def __call__(self) -> int:
         """Run pretrain.py as the rank of this task, and return its exit status."""
+        end_with_parent = ending_with_parent(signal.SIGTERM)
+
+        def begin() -> None:
+            # Slurm's warning reaches all processes of the job. It is meant for submitit.
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+            if end_with_parent is not None:
+                end_with_parent()
+
         signal.signal(signal.SIGTERM, self._stop)
         with open(self._log, "a", encoding="utf-8") as output:
             self._process = subprocess.Popen(
@@ -187,7 +216,7 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_as_child(),
+                preexec_fn=begin,
             )
         if self._is_stopping:  # the signal came before there was a process
             self._stop()
@@ -195,9 +224,9 @@ class Run:
         return self._ended()
 
     def checkpoint(self) -> Any:
-        """Stop the run, and return what the job does when it starts again. submitit calls this.
+        """Stop the run, and return what the job does when it starts again.
 
-        It does so in a signal handler, before the time limit.
+        submitit calls this in a signal handler, before the time limit.
         """
         from submitit.helpers import DelayedSubmission
 
@@ -221,47 +250,6 @@ class Run:
         return self._status
 
 
-class _Queue:
-    """What Slurm says of all jobs of this user, which it is asked now and then.
-
-    submitit's own watcher asks `sacct`, which needs accounting, and takes no answer for no job.
-    """
-
-    def __init__(self) -> None:
-        self._states: dict[str, str] = {}
-        self._ask_at = 0.0
-
-    def add(self, number: str) -> None:
-        """Note a job that was submitted after Slurm was asked."""
-        self._states[number] = "PENDING"
-
-    def has(self, number: str) -> bool:
-        """Return whether a job waits or runs."""
-        return self.state(number).split()[0] not in _ENDED
-
-    def state(self, number: str) -> str:
-        """Return Slurm's word for the state of a job. UNKNOWN if the job ended long ago.
-
-        Without an answer, what Slurm said before still counts.
-
-        Raises:
-            UserError: Slurm has not answered yet.
-        """
-        if time.monotonic() >= self._ask_at:
-            words = ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i %T"]
-            try:
-                asked = subprocess.run(
-                    words, capture_output=True, check=True, encoding="utf-8", timeout=_ANSWERS_WITHIN_S
-                )
-                self._states = dict(line.split(maxsplit=1) for line in asked.stdout.splitlines())
-            except subprocess.SubprocessError as error:
-                if self._ask_at == 0:
-                    reason = (getattr(error, "stderr", None) or str(error)).strip()
-                    raise UserError(f"squeue fails ({reason}); see whether Slurm runs") from error
-            self._ask_at = time.monotonic() + _ASK_EVERY_S
-        return self._states.get(number, "UNKNOWN")
-
-
 def _require_slurm() -> None:
     if find_spec("submitit") is None:
         raise UserError("the launcher slurm needs submitit; pip install -r requirements-slurm.txt")
@@ -269,36 +257,10 @@ def _require_slurm() -> None:
         raise UserError("there is no sbatch here; start the sweep on a machine of the cluster")
 
 
-@contextmanager
-def _outside_of_jobs() -> Iterator[None]:
-    """Hide what a launcher has set for the sweep itself. Its jobs would inherit it."""
-    kept = without_launcher(os.environ)
-    hidden = {name: value for name, value in os.environ.items() if name not in kept and name != "SLURM_CONF"}
-    for name in hidden:
-        del os.environ[name]
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
-
-
 def _scancel(*words: str) -> None:
     # It fails if the job has just ended, which `poll` finds out.
     with suppress(subprocess.TimeoutExpired):
         subprocess.run(["scancel", "--quiet", *words], capture_output=True, timeout=_ANSWERS_WITHIN_S)
-
-
-def _as_child() -> Callable[[], None]:
-    """Return a function for the new process of a run."""
-    end_with_parent = ending_with_parent(signal.SIGTERM)
-
-    def begin() -> None:
-        # Slurm's warning reaches all processes of the job. It is meant for submitit.
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        if end_with_parent is not None:
-            end_with_parent()
-
-    return begin
 
 
 def _note_of(log: Path) -> Path:

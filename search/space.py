@@ -4,7 +4,7 @@ A point is a dict {key: value} of the parameters that are there. Whether a param
 depend on the values of those before it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,6 @@ class Parameter:
     """One key of the config, or one group, under one condition.
 
     Attributes:
-        key: the key as it is typed.
         name: the name in the study. Optuna allows one distribution for each name, so a key with
             several conditions has several names.
     """
@@ -35,12 +34,6 @@ class Parameter:
     key: str
     name: str
     entry: Entry
-
-    def is_in(self, point: Point) -> bool:
-        """Return whether the parameter is there, given the values of the parameters above it."""
-        if self.key in point:  # an entry before it has given the key its value
-            return False
-        return all(key in point and point[key] in wanted for key, wanted in self.entry.when.items())
 
     def distribution(self) -> BaseDistribution:
         entry, listed = self.entry, self.entry.listed()
@@ -66,7 +59,8 @@ class Space:
             self.parameters.append(Parameter(_POINT, _POINT, entry))
         for key, entries in parameters.items():
             for entry in entries:
-                name = key if len(entries) == 1 else f"{key} ({_condition(entry)})"
+                conditions = (f"{parent}={'|'.join(map(as_override, values))}" for parent, values in entry.when.items())
+                name = key if len(entries) == 1 else f"{key} ({', '.join(conditions)})"
                 self.parameters.append(Parameter(key, name, entry))
         self._keys = {parameter.name: parameter.key for parameter in self.parameters}
 
@@ -76,34 +70,29 @@ class Space:
 
     def suggest(self, trial: Trial) -> Point:
         """Return the point of a trial. The sampler draws what the trial does not have yet."""
-        point: Point = {}
-        for parameter in self.parameters:
-            if parameter.is_in(point):
-                point[parameter.key] = trial._suggest(parameter.name, parameter.distribution())
-        return self._resolved(point)
-
-    def _resolved(self, point: Point) -> Point:
-        number = point.get(_POINT)
-        return dict(self._listed[number]) if isinstance(number, int) and self._listed else point
+        return self._point(
+            next(self._named(lambda parameter: [trial._suggest(parameter.name, parameter.distribution())]))
+        )
 
     def point_of(self, trial: FrozenTrial) -> Point:
         """Return the point of a trial in the study, as far as it has been drawn."""
-        return self._resolved({self._keys[name]: value for name, value in trial.params.items() if name in self._keys})
+        return self._point(trial.params)
+
+    def _point(self, named: Mapping[str, Value]) -> Point:
+        point = {self._keys[name]: value for name, value in named.items() if name in self._keys}
+        number = point.get(_POINT)
+        return dict(self._listed[number]) if isinstance(number, int) and self._listed else point
 
     def grid(self) -> Iterator[tuple[dict[str, Value], Point]]:
         """Yield every point of a finite space, the last parameter fastest.
 
         Each comes as {name in the study: value}, and as the point itself.
         """
-        for pairs in self._points(lambda parameter: parameter.entry.listed() or []):
-            point = self._resolved({parameter.key: value for parameter, value in pairs})
-            yield {parameter.name: value for parameter, value in pairs}, point
+        for named in self._named(lambda parameter: parameter.entry.listed() or []):
+            yield named, self._point(named)
 
     def probes(self) -> Iterator[Point]:
-        """Yield a few points in which every value of a list, and both ends of a range, occur.
-
-        The points of a finite space with a few parameters are not all among them.
-        """
+        """Yield points in which every value of a list, and both ends of a range, occur."""
         seen: set[tuple[str, str]] = set()
         rng = np.random.default_rng(0)
 
@@ -113,26 +102,24 @@ class Space:
             return [candidates[rng.integers(len(candidates))]]
 
         for _ in range(_MOST_PROBES):
-            pairs = next(self._points(drawn))
-            new = {(parameter.name, repr(value)) for parameter, value in pairs}
+            named = next(self._named(drawn))
+            new = {(name, repr(value)) for name, value in named.items()}
             if not new <= seen:
                 seen |= new
-                yield {parameter.key: value for parameter, value in pairs}
+                yield self._point(named)
 
-    def _points(
-        self,
-        choices: Callable[[Parameter], list[Value]],
-        begun: list[tuple[Parameter, Value]] | None = None,
-        at: int = 0,
-    ) -> Iterator[list[tuple[Parameter, Value]]]:
-        """Yield every combination of the choices that the conditions allow."""
-        begun = begun or []
-        point = {parameter.key: value for parameter, value in begun}
+    def _named(
+        self, choices: Callable[[Parameter], list[Value]], begun: dict[str, Value] | None = None, at: int = 0
+    ) -> Iterator[dict[str, Value]]:
+        """Yield every combination of the choices that the conditions allow, as {name: value}."""
+        begun = begun or {}
+        point = {self._keys[name]: value for name, value in begun.items()}
         for index in range(at, len(self.parameters)):
             parameter = self.parameters[index]
-            if parameter.is_in(point):
+            conditions = parameter.entry.when.items()
+            if parameter.key not in point and all(key in point and point[key] in wanted for key, wanted in conditions):
                 for value in choices(parameter):
-                    yield from self._points(choices, [*begun, (parameter, value)], index + 1)
+                    yield from self._named(choices, begun | {parameter.name: value}, index + 1)
                 return
         yield begun
 
@@ -145,7 +132,3 @@ def overrides_of(point: Point) -> list[str]:
 def shown_point(point: Point) -> str:
     """Return a point for a person, with numbers of four digits."""
     return " ".join(f"{key}={shown_value(value)}" for key, value in point.items())
-
-
-def _condition(entry: Entry) -> str:
-    return ", ".join(f"{key}={'|'.join(map(as_override, values))}" for key, values in entry.when.items())

@@ -12,13 +12,13 @@ from typing import Any
 import optuna
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.samplers import RandomSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from search.config import PrunerConfig, SamplerConfig, without_password
+from search.config import PrunerConfig, without_password
 from search.space import Point
 from search.sweep import Sweep, differing
 from utils.errors import UserError
@@ -34,8 +34,7 @@ _MOST_REPEATS = 10
 # SQLite lets one process write at a time; the others wait this long.
 _BUSY_TIMEOUT_S = 60
 
-# Attributes of the study: whether all points of a grid are in it, and which trials were run again.
-_GRID, _RETRIED = "grid", "retried"
+_RETRIED = "retried"  # an attribute of the study: the trials that were run again
 
 # What a trial's attributes hold beside its parameters and its value.
 HELD = "held"  # whether a process has taken the trial, and has not given it back
@@ -48,20 +47,6 @@ PRUNED_AT = "pruned_at"  # the training step after which the trial is not worth 
 REPEATS = "repeats"  # the number of the trial with the same point
 
 
-@contextmanager
-def database_errors(url: str) -> Iterator[None]:
-    """Turn an error of the database inside into a UserError."""
-    try:
-        yield
-    except (SQLAlchemyError, StorageInternalError) as error:
-        cause = error.__cause__ if isinstance(error.__cause__, SQLAlchemyError) else error
-        reason = one_line(cause).split(" (Background on this error")[0]
-        raise UserError(
-            f"the database {without_password(url)} can't be used ({reason[:300]}); check sweep.storage and that the "
-            "database runs. What has been trained stays, and the same command goes on"
-        ) from error
-
-
 @dataclass(frozen=True)
 class Claim:
     """A trial that this process has to run.
@@ -70,13 +55,10 @@ class Claim:
         reported: the last training step whose value the study has; -1: none.
     """
 
+    number: int
     trial: Trial
     point: Point
     reported: int = -1
-
-    @property
-    def number(self) -> int:
-        return self.trial.number
 
 
 class Study:
@@ -90,71 +72,59 @@ class Study:
 
     def __init__(self, sweep: Sweep, optuna_study: optuna.Study) -> None:
         self.sweep, self.optuna = sweep, optuna_study
+        self._storage: Any = optuna_study._storage
         self._mine: set[int] = set()  # the trials of this process, which may have slept for longer than others wait
 
     def trials(self) -> list[FrozenTrial]:
-        """Return the trials that have begun.
-
-        Those that repeat another trial's point, or that were run again, are left out.
-        """
+        """Return the trials that have begun, without those that repeat a point or ran again."""
         return _begun(self.optuna)
 
     def claim(self) -> Claim | None:
         """Return a trial whose process is gone, else a new one, or None if the budget is spent."""
         with _exclusive(self.sweep.path):
-            for begun in self._abandoned():
+            claim, limit = self._abandoned(), self.sweep.config.steps
+            trials = self.trials()
+            steps = sum(sum(trial.user_attrs.get(STEPS, {}).values()) for trial in trials)
+            if claim is None and len(trials) < self.sweep.num_trials and (limit is None or steps < limit):
+                trial, point = _drawn(self.optuna, self.sweep)
+                claim = Claim(trial.number, trial, point)
+            if claim is not None:
+                self._mine.add(claim.number)
+                self.keep([claim])
+                claim.trial.set_user_attr(HELD, True)
+            return claim
+
+    def _abandoned(self) -> Claim | None:
+        """Return a trial whose process is silent, has given it back, or ended while it drew."""
+        silent = self._storage._get_stale_trial_ids(self.optuna._study_id)
+        for begun in self.trials():
+            is_free = begun._trial_id in silent or not begun.user_attrs.get(HELD)
+            if begun.state == TrialState.RUNNING and begun.number not in self._mine and is_free:
                 trial = Trial(self.optuna, begun._trial_id)
                 point = self.sweep.space.suggest(trial)
                 if not _is_repeat(self.optuna, trial):
-                    return self._held(Claim(trial, point, max(begun.intermediate_values, default=-1)))
-            return None if self._is_spent() else self._held(Claim(*_drawn(self.optuna, self.sweep)))
-
-    def _abandoned(self) -> list[FrozenTrial]:
-        """Return trials whose process is silent, has given them back, or ended while it drew."""
-        silent = self.optuna._storage._get_stale_trial_ids(self.optuna._study_id)  # type: ignore[attr-defined]
-        return [
-            trial
-            for trial in self.trials()
-            if trial.state == TrialState.RUNNING
-            and trial.number not in self._mine
-            and (trial._trial_id in silent or not trial.user_attrs.get(HELD))
-        ]
-
-    def _held(self, claim: Claim) -> Claim:
-        self._mine.add(claim.number)
-        self.keep([claim])
-        claim.trial.set_user_attr(HELD, True)
-        return claim
+                    return Claim(begun.number, trial, point, max(begun.intermediate_values, default=-1))
+        return None
 
     def keep(self, claims: Iterable[Claim]) -> None:
         """Tell other processes that these trials are in good hands."""
         for claim in claims:
-            self.optuna._storage.record_heartbeat(claim.trial._trial_id)  # type: ignore[attr-defined]
+            self._storage.record_heartbeat(claim.trial._trial_id)
 
     def give_back(self, claim: Claim) -> None:
         """Let any process go on with a trial at once."""
         claim.trial.set_user_attr(HELD, False)
         self._mine.discard(claim.number)
 
-    def _is_spent(self) -> bool:
-        trials, limit = self.trials(), self.sweep.config.steps
-        steps = sum(sum(trial.user_attrs.get(STEPS, {}).values()) for trial in trials)
-        return len(trials) >= self.sweep.num_trials or (limit is not None and steps >= limit)
-
     def begin(self) -> None:
-        """Put the points of a grid into the study, and failed trials that are to run again."""
-        with _exclusive(self.sweep.path):
-            if self.sweep.config.sampler.name == "grid" and _GRID not in self.optuna.user_attrs:
-                begun = bool(self.optuna.get_trials(deepcopy=False))  # a process was killed here
-                for named, _ in self.sweep.space.grid():
-                    self.optuna.enqueue_trial(named, skip_if_exists=begun)
-                self.optuna.set_user_attr(_GRID, True)
-            if self.sweep.config.retry_failed:
+        """Put failed trials that are to run again into the study."""
+        if self.sweep.config.retry_failed:
+            with _exclusive(self.sweep.path):
                 failed = [trial for trial in self.trials() if trial.state == TrialState.FAIL]
                 for trial in failed:
                     self.optuna.enqueue_trial(trial.params)
-                numbers = [trial.number for trial in failed]
-                self.optuna.set_user_attr(_RETRIED, [*self.optuna.user_attrs.get(_RETRIED, []), *numbers])
+                retried = [*self.optuna.user_attrs.get(_RETRIED, []), *(trial.number for trial in failed)]
+                self.optuna.set_user_attr(_RETRIED, retried)
 
 
 def _begun(study: optuna.Study) -> list[FrozenTrial]:
@@ -168,14 +138,25 @@ def _begun(study: optuna.Study) -> list[FrozenTrial]:
 
 def _drawn(study: optuna.Study, sweep: Sweep) -> tuple[Trial, Point]:
     """Return a new trial and its point, which no other trial has."""
-    repeats = 0
+    config, repeats = sweep.config.sampler, 0
     while True:
         known = study.get_trials(deepcopy=False)
-        if repeats >= _MOST_REPEATS and sweep.space.is_finite:
+        is_waiting = any(trial.state == TrialState.WAITING for trial in known)  # as earlier versions left a grid
+        is_listed = config.name == "grid" or (repeats >= _MOST_REPEATS and sweep.space.is_finite)
+        if is_listed and not is_waiting:
             tried = [trial.params for trial in known]
             study.enqueue_trial(next(named for named, _ in sweep.space.grid() if named not in tried))
-        study.sampler = build_sampler(sweep.config.sampler, draw=len(known))
-        with warnings.catch_warnings(action="ignore", category=UserWarning):  # Study.optimize would have heartbeats
+        # A sampler that a restarted process seeds again would repeat its first draws.
+        seed = (config.seed * 1_000_003 + len(known)) % 2**32
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # group is experimental, and Study.optimize would have heartbeats
+            if config.name == "tpe":
+                # group: conditional parameters are modelled together where they occur together.
+                startup = config.startup_trials or 10
+                study.sampler = TPESampler(seed=seed, n_startup_trials=startup, multivariate=True, group=True)
+            else:
+                study.sampler = RandomSampler(seed)
             trial = study.ask()
         point = sweep.space.suggest(trial)
         if not _is_repeat(study, trial):
@@ -186,11 +167,10 @@ def _drawn(study: optuna.Study, sweep: Sweep) -> tuple[Trial, Point]:
 def _is_repeat(study: optuna.Study, trial: Trial) -> bool:
     """Return whether another trial has the same point. Then this one is put aside."""
     same = next((each for each in _begun(study) if each.number != trial.number and each.params == trial.params), None)
-    if same is None:
-        return False
-    trial.set_user_attr(REPEATS, same.number)
-    study.tell(trial, state=TrialState.FAIL)
-    return True
+    if same is not None:
+        trial.set_user_attr(REPEATS, same.number)
+        study.tell(trial, state=TrialState.FAIL)
+    return same is not None
 
 
 @contextmanager
@@ -205,27 +185,31 @@ def open_study(sweep: Sweep, *, create: bool) -> Iterator[Study]:
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     url = sweep.config.storage or f"sqlite:///{(sweep.path / 'study.db').absolute()}"
-    with database_errors(url):
-        if not create:
+    try:
+        if create:
+            with file_errors():
+                sweep.path.mkdir(parents=True, exist_ok=True)
+            with _exclusive(sweep.path):  # two processes may not create the tables together
+                study = optuna.create_study(
+                    study_name=sweep.name, storage=_storage(url), direction=sweep.config.direction, load_if_exists=True
+                )
+                _require_same_sweep(sweep, study, url)
+            study.pruner = build_pruner(sweep.config.pruner)
+        else:
             file = make_url(url).database if url.startswith("sqlite") else None
             if file is not None and not Path(file).is_file():
                 raise UserError(f"{file} is not there; the sweep has not begun, or the file is gone")
-            try:
-                study = optuna.load_study(study_name=sweep.name, storage=_storage(url))
-            except KeyError as error:
-                raise UserError(f"{without_password(url)} holds no study {sweep.name!r}") from error
-            yield Study(sweep, study)
-            return
-        with file_errors():
-            sweep.path.mkdir(parents=True, exist_ok=True)
-        with _exclusive(sweep.path):  # two processes may not create the tables together
-            study = optuna.create_study(
-                study_name=sweep.name, storage=_storage(url), direction=sweep.config.direction, load_if_exists=True
-            )
-            _require_same_sweep(sweep, study)
-            _require_own_folder(sweep, study, url)
-        study.pruner = build_pruner(sweep.config.pruner)
+            if sweep.name not in optuna.get_all_study_names(_storage(url)):
+                raise UserError(f"{without_password(url)} holds no study {sweep.name!r}")
+            study = optuna.load_study(study_name=sweep.name, storage=_storage(url))
         yield Study(sweep, study)
+    except (SQLAlchemyError, StorageInternalError) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, SQLAlchemyError) else error
+        reason = one_line(cause).split(" (Background on this error")[0]
+        raise UserError(
+            f"the database {without_password(url)} can't be used ({reason[:300]}); check sweep.storage and that the "
+            "database runs. What has been trained stays, and the same command goes on"
+        ) from error
 
 
 def _storage(url: str) -> RDBStorage:
@@ -240,7 +224,11 @@ def _storage(url: str) -> RDBStorage:
         ) from error
 
 
-def _require_same_sweep(sweep: Sweep, study: optuna.Study) -> None:
+def _require_same_sweep(sweep: Sweep, study: optuna.Study, url: str) -> None:
+    """Check that the study is of this sweep, and of its folder. Both have the same random mark.
+
+    A study whose runs lie elsewhere would take this folder's runs for its own.
+    """
     stored = study.user_attrs.get("sweep")
     if stored is None and not study.get_trials(deepcopy=False):
         study.set_user_attr("sweep", sweep.identity)
@@ -249,13 +237,6 @@ def _require_same_sweep(sweep: Sweep, study: optuna.Study) -> None:
             f"{sweep.path} holds another sweep, with other {' and '.join(different)}; give another sweep.name, "
             "or remove the folder if nobody needs it"
         )
-
-
-def _require_own_folder(sweep: Sweep, study: optuna.Study, url: str) -> None:
-    """Check that the study and the folder belong together. Both have the same random mark.
-
-    A study whose runs lie elsewhere would take this folder's runs for its own.
-    """
     mark, file = study.user_attrs.get("folder"), sweep.path / ".study"
     with file_errors():
         if mark is None and not any(sweep.path.glob("trial_*")):
@@ -269,20 +250,6 @@ def _require_own_folder(sweep: Sweep, study: optuna.Study, url: str) -> None:
             )
 
 
-def build_sampler(config: SamplerConfig, draw: int) -> BaseSampler:
-    """Return the sampler for a draw.
-
-    Each draw has a seed of its own. A sampler that a restarted process seeds again would repeat its
-    first draws.
-    """
-    seed = (config.seed * 1_000_003 + draw) % 2**32
-    if config.name != "tpe":
-        return RandomSampler(seed)
-    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-        # group: conditional parameters are modelled together where they occur together.
-        return TPESampler(seed=seed, n_startup_trials=config.startup_trials or 10, multivariate=True, group=True)
-
-
 def build_pruner(config: PrunerConfig) -> BasePruner:
     if config.name == "median":
         startup = 5 if config.startup_trials is None else config.startup_trials
@@ -294,11 +261,7 @@ def build_pruner(config: PrunerConfig) -> BasePruner:
 
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Let one process of a sweep at a time inside. The system releases the lock of a killed one.
-
-    Raises:
-        UserError: The file system has no locks.
-    """
+    """Let one process of a sweep at a time inside. The system releases the lock of a killed one."""
     with ExitStack() as stack:
         with file_errors():
             file = stack.enter_context(open(folder / ".claims", "a", encoding="utf-8"))
@@ -308,10 +271,11 @@ def _exclusive(folder: Path) -> Iterator[None]:
 
 def dry_points(sweep: Sweep) -> list[Point]:
     """Return the points that a new study would draw before the first result, without a database."""
-    config, num_trials = sweep.config, sweep.num_trials
-    if config.sampler.name == "grid":
-        return [point for _, point in sweep.space.grid()][:num_trials]
-    num_known = num_trials if config.sampler.name == "random" else min(num_trials, config.sampler.startup_trials or 10)
+    config, num_known = sweep.config.sampler, sweep.num_trials
+    if config.name == "grid":
+        return [point for _, point in sweep.space.grid()][:num_known]
+    if config.name == "tpe":
+        num_known = min(num_known, config.startup_trials or 10)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study()
     return [_drawn(study, sweep)[1] for _ in range(num_known)]

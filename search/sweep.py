@@ -1,24 +1,23 @@
 """What a sweep is: its config, with what was typed, and the command line of each of its runs."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, QuotedString, RangeSweep
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from search.config import OWN_KEYS, SweepConfig, key_of
 from search.space import Point, Space, overrides_of
+from sharing.stored_config import read_yaml
 from utils.command_line import filled_up, read_config, validate
 from utils.composing import compose
 from utils.config import Container, StrictModel, page
 from utils.config_files import names_file
 from utils.errors import UserError
-from utils.files import file_errors, read_plain_yaml, write_atomically, writing
+from utils.files import file_errors, write_atomically, writing
 from utils.overrides import as_override, parse_override
 from utils.run.folder import CHECKPOINTS
 
@@ -26,7 +25,7 @@ SWEEPS = CHECKPOINTS / "sweeps"
 DEFAULT_TRIALS = 50
 _FILE = "sweep.yaml"
 # These make a study what it is. The other keys may change from one start to the next.
-_IDENTITY = ("overrides", "parameters", "points", "seeds", "metric", "direction")
+_IDENTITY = {"overrides", "parameters", "points", "seeds", "metric", "direction"}
 
 
 def _key_of_value(names: Sequence[str]) -> tuple[str, str]:
@@ -45,11 +44,7 @@ class SweepPage(StrictModel):
 
 
 class Sweep:
-    """A sweep, and where it lives.
-
-    Attributes:
-        config: without nulls for the name and the path.
-    """
+    """A sweep, and where it lives. The name and the path in its config are not null."""
 
     def __init__(self, config: SweepConfig) -> None:
         assert config.name is not None and config.path is not None
@@ -64,7 +59,6 @@ class Sweep:
         is the same for all trials, also if the file searches it.
 
         Args:
-            typed: overrides.
             again: values for keys of the sweep in place of the defaults.
 
         Raises:
@@ -74,33 +68,49 @@ class Sweep:
         own = [each for each in typed if re.match(r"sweep[.=]", each)]
         if parameter := next((each for each in own if re.match(r"sweep\.parameters\b", each)), None):
             raise UserError(f"{parameter!r}: type the key itself with several values (lr=1e-4,2e-4), or write a file")
-        container, given = read_config("sweep", own)["sweep"], {*map(key_of, own)}
-        container |= {key: value for key, value in (again or {}).items() if f"sweep.{key}" not in given}
-        parameters, seeds, overrides = _of_runs([each for each in typed if each not in own])
-        container["overrides"] = merged(container["overrides"] or [], overrides)
-        fixed = {override.key_or_group: _plain(override.value()) for override in map(parse_override, overrides)}
-        narrowed = {key: values for key, values in parameters.items() if isinstance(values, list)}
-        searched = {key: entry for key, entry in (container["parameters"] or {}).items() if key not in fixed}
-        possible = {key: [value] for key, value in fixed.items()} | narrowed
-        container["parameters"] = _possible(searched, possible, fixed) | parameters
-        container["points"] = [
+        given = {*map(key_of, own)}
+        values: Container = read_config("sweep", own)["sweep"]
+        values |= {key: value for key, value in (again or {}).items() if f"sweep.{key}" not in given}
+        searched, fixed, overrides = dict[str, Any](), dict[str, Any](), list[str]()
+        for each in typed:
+            if each in own:
+                continue
+            key, override = key_of(each), parse_override(each.lstrip("+"))
+            if key in OWN_KEYS:
+                raise UserError(f"{key}=...: sweep.py gives every run its own {key} (in sweep.path); leave it out")
+            if override.is_sweep_override():
+                searched[key] = _searched(override)
+            else:
+                fixed[key] = _plain(override.value())
+                if key != "seed":
+                    overrides.append(each)
+        if "seed" in searched:
+            values["seeds"] = searched.pop("seed")
+        elif "seed" in fixed:
+            values["seeds"] = [fixed.pop("seed")]
+        values["overrides"] = merged(values["overrides"] or [], overrides)
+        possible = {key: [value] for key, value in fixed.items()}
+        possible |= {key: listed for key, listed in searched.items() if isinstance(listed, list)}
+        of_file = {key: given for key, given in (values["parameters"] or {}).items() if key not in fixed}
+        values["parameters"] = _possible(of_file, possible, fixed) | searched
+        values["points"] = [
             {key: value for key, value in point.items() if key not in fixed} if isinstance(point, dict) else point
-            for point in container["points"] or []
+            for point in values["points"] or []
         ]
-        if seeds is not None:
-            container["seeds"] = seeds
-        if (container["points"] or "sweep" not in given) and "sweep.sampler.name" not in given:
-            finite = not any(isinstance(each, dict) for each in container["parameters"].values())
-            container["sampler"]["name"] = "grid" if finite else "tpe"
-        config = validate(SweepPage, {"sweep": container}, lambda: compose("sweep", own)).sweep
+        if (values["points"] or "sweep" not in given) and "sweep.sampler.name" not in given:
+            has_range = any(isinstance(each, dict) for each in values["parameters"].values())
+            values["sampler"]["name"] = "tpe" if has_range else "grid"
+        config = validate(SweepPage, {"sweep": values}, lambda: compose("sweep", own)).sweep
         if not (config.parameters or config.points) and len(config.seeds) == 1:
             raise UserError("there is nothing to search; give a file (sweep=lr_arch) or several values (lr=1e-4,2e-4)")
-        name = config.name or _name_of_file(own) or "+".join(config.parameters) or "seed"
-        path = config.path or str(SWEEPS / name)
-        storage = config.storage
-        if storage is not None and (file := re.fullmatch(r"sqlite:///([^/?][^?]*)(.*)", storage)):
+        file = next((each.partition("=")[2] for each in own if key_of(each) == "sweep"), None)
+        if file is not None and names_file(f"sweep={file}"):
+            file = Path(file.strip("'\"")).stem
+        name, storage = config.name or file or "+".join(config.parameters) or "seed", config.storage
+        if storage is not None and (relative := re.fullmatch(r"sqlite:///([^/?][^?]*)(.*)", storage)):
             # Another working directory would make another file.
-            storage = f"sqlite:///{Path(file[1]).absolute()}{file[2]}"
+            storage = f"sqlite:///{Path(relative[1]).absolute()}{relative[2]}"
+        path = config.path or str(SWEEPS / name)
         return Sweep(config.model_copy(update={"name": name, "path": path, "storage": storage}))
 
     # ---- the folder of the sweep ----
@@ -113,23 +123,15 @@ class Sweep:
         Raises:
             UserError: There is no sweep, or its sweep.yaml is damaged.
         """
-        folders = [Path(named), SWEEPS / named]
-        file = next((folder / _FILE for folder in folders if (folder / _FILE).is_file()), None)
+        file = next((each / _FILE for each in (Path(named), SWEEPS / named) if (each / _FILE).is_file()), None)
         if file is None:
-            known = sorted(each.parent.name for each in SWEEPS.glob(f"*/{_FILE}"))
+            known = ", ".join(sorted(each.parent.name for each in SWEEPS.glob(f"*/{_FILE}"))) or "none"
             raise UserError(
-                f"there is no sweep at {named}; "
-                + (f"{SWEEPS} has {', '.join(known)}" if known else "start one with python sweep.py sweep=...")
+                f"there is no sweep at {named}, and {SWEEPS} has {known}; start one with python sweep.py sweep=..."
             )
-        try:
-            container = OmegaConf.to_container(OmegaConf.create(read_plain_yaml(file)))
-        except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, RecursionError) as error:
-            raise UserError(f"{file} can't be read as YAML; start the sweep again to write it") from error
-        if not isinstance(container, dict):
-            raise UserError(f"{file} holds no sweep; start the sweep again to write it")
         # Keys that were added since have their defaults.
-        container = filled_up({str(key): value for key, value in container.items()}, read_config("sweep", [])["sweep"])
-        config = validate(SweepPage, {"sweep": container}).sweep
+        stored = filled_up(read_yaml(file, "start the sweep again to write it"), read_config("sweep", [])["sweep"])
+        config = validate(SweepPage, {"sweep": stored}).sweep
         # The folder may have been moved since.
         return Sweep(config.model_copy(update={"name": config.name or file.parent.name, "path": str(file.parent)}))
 
@@ -142,7 +144,7 @@ class Sweep:
     @property
     def identity(self) -> Container:
         """What another start of the same sweep must have in common with this one."""
-        return {key: value for key, value in self.config.model_dump(mode="json").items() if key in _IDENTITY}
+        return self.config.model_dump(mode="json", include=_IDENTITY)
 
     @property
     def keys(self) -> list[str]:
@@ -152,9 +154,7 @@ class Sweep:
     @property
     def num_trials(self) -> int:
         """The number of trials after which the sweep is done. No point runs twice."""
-        most = self.config.trials
-        if most is None and self.config.sampler.name != "grid":
-            most = DEFAULT_TRIALS
+        most = self.config.trials or (None if self.config.sampler.name == "grid" else DEFAULT_TRIALS)
         return sum(1 for _ in islice(self.space.grid(), most)) if self.space.is_finite else most or DEFAULT_TRIALS
 
     # ---- its runs ----
@@ -165,8 +165,7 @@ class Sweep:
 
     def overrides(self, point: Point, seed: int) -> list[str]:
         """Return what the command line of a run says about its training."""
-        typed = merged(self.config.overrides, overrides_of(point))
-        return [*map(_without_needless_quotes, typed), f"seed={seed}"]
+        return [*_plainly(merged(self.config.overrides, overrides_of(point))), f"seed={seed}"]
 
     def arguments(self, number: int, point: Point, seed: int) -> list[str]:
         """Return the command line of a run, without the program."""
@@ -178,54 +177,36 @@ class Sweep:
         return arguments
 
 
-def _of_runs(typed: list[str]) -> tuple[dict[str, Any], list[Any] | None, list[str]]:
-    """Return the parameters, the seeds and the other overrides among the typed keys of runs.
-
-    Raises:
-        UserError: One of them can't be read, or sweep.py gives every run its own.
-    """
-    parameters: dict[str, Any] = {}
-    seeds: list[Any] | None = None
-    overrides = []
-    for each in typed:
-        key, override = key_of(each), parse_override(each)
-        if key in OWN_KEYS:
-            raise UserError(
-                f"{key}=...: sweep.py gives every run its own {key}; leave it out (sweep.path is for a folder)"
-            )
-        if isinstance(override.value(), IntervalSweep):
-            parameters[key] = _range_of(override)
-            continue
-        values = list(_values(override)) if override.is_sweep_override() else None
-        if key == "seed":
-            seeds = values if values is not None else [override.value()]
-        elif values is not None:
-            parameters[key] = values
-        else:
-            overrides.append(each)
-    return parameters, seeds, overrides
+def merged(overrides: list[str], later: list[str]) -> list[str]:
+    """Return the overrides without those whose keys come later again, and then the later ones."""
+    keys = {*map(key_of, later)}
+    return [*(each for each in overrides if key_of(str(each)) not in keys), *later]
 
 
 def differing(identity: Container, stored: Container) -> list[str]:
     """Return the keys in which a sweep differs from a stored one. Needless quotes do not count."""
-
-    def comparable(values: Container) -> Container:
-        return values | {"overrides": [*map(_without_needless_quotes, values.get("overrides", []))]}
-
-    return [key for key, value in comparable(identity).items() if comparable(stored).get(key) != value]
+    mine, theirs = ({**each, "overrides": [*_plainly(each.get("overrides", []))]} for each in (identity, stored))
+    return [key for key, value in mine.items() if theirs.get(key) != value]
 
 
-def _without_needless_quotes(typed: str) -> str:
-    value = parse_override(typed.lstrip("+")).value()
-    return f"{typed.partition('=')[0]}={as_override(value)}" if isinstance(value, str) else typed
+def _plainly(overrides: Iterable[str]) -> Iterable[str]:
+    """Yield overrides without needless quotes."""
+    for typed in overrides:
+        value = parse_override(typed.lstrip("+")).value()
+        yield f"{typed.partition('=')[0]}={as_override(value)}" if isinstance(value, str) else typed
 
 
-def _values(override: Override) -> Iterator[Any]:
+def _searched(override: Override) -> Any:
+    """Return the values of an override as YAML has them: a list, or one entry with a range."""
     value = override.value()
+    if isinstance(value, IntervalSweep):
+        if isinstance(value.start, int) and isinstance(value.end, int):  # int(interval(1,4))
+            return {"int_range": [value.start, value.end]}
+        assert value.start is not None and value.end is not None
+        return {"log_range" if "log" in value.tags else "range": [float(value.start), float(value.end)]}
     if not isinstance(value, ChoiceSweep | RangeSweep) or value.shuffle:
         raise UserError(f"{override.input_line!r} is no list of values; write {override.key_or_group}=0,1,2")
-    for each in override.sweep_iterator():
-        yield _plain(each)
+    return [*map(_plain, override.sweep_iterator())]
 
 
 def _plain(value: Any) -> Any:
@@ -233,21 +214,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [*map(_plain, value)]
     return value.text if isinstance(value, QuotedString) else value
-
-
-def _range_of(override: Override) -> dict[str, Any]:
-    sweep = override.value()
-    assert isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None
-    if isinstance(sweep.start, int) and isinstance(sweep.end, int):  # int(interval(1,4))
-        return {"int_range": [sweep.start, sweep.end]}
-    kind = "log_range" if "log" in sweep.tags else "range"
-    return {kind: [float(sweep.start), float(sweep.end)]}
-
-
-def merged(overrides: list[str], later: list[str]) -> list[str]:
-    """Return the overrides without those whose keys come later again, and then the later ones."""
-    keys = {*map(key_of, later)}
-    return [*(each for each in overrides if key_of(str(each)) not in keys), *later]
 
 
 def _possible(parameters: dict[str, Any], possible: dict[str, list[Any]], fixed: dict[str, Any]) -> dict[str, Any]:
@@ -263,10 +229,9 @@ def _possible(parameters: dict[str, Any], possible: dict[str, list[Any]], fixed:
         for entry in given if isinstance(given, list) and isinstance(given[0], dict) else [given]:
             conditions = entry.get("when") if isinstance(entry, dict) else None
             if isinstance(conditions, dict):
-                wanted = {parent: value if isinstance(value, list) else [value] for parent, value in conditions.items()}
                 met = {
-                    parent: [value for value in values if parent not in possible or value in possible[parent]]
-                    for parent, values in wanted.items()
+                    parent: [value for value in _listed(wanted) if parent not in possible or value in possible[parent]]
+                    for parent, wanted in conditions.items()
                 }
                 if not all(met.values()):
                     continue
@@ -277,9 +242,5 @@ def _possible(parameters: dict[str, Any], possible: dict[str, list[Any]], fixed:
     return left
 
 
-def _name_of_file(typed: list[str]) -> str | None:
-    for each in typed:
-        group, _, value = each.lstrip("+").partition("=")
-        if group == "sweep":
-            return Path(value.strip("'\"")).stem if names_file(each) else value
-    return None
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial
 from tqdm import tqdm
 
 from search.check import config_at
-from search.launchers import build_launcher, environment_of
+from search.launchers import environment_of, runs_at_once
 from search.report import num_of
 from search.study import FINISHED, dry_points
 from search.sweep import Sweep
@@ -39,20 +39,6 @@ _DECISIVE = {
 }
 
 
-def announce(sweep: Sweep, trials: Sequence[FrozenTrial] = ()) -> None:
-    """Tell how much a sweep has left to do, and time some steps of its runs.
-
-    Args:
-        trials: those that have begun.
-    """
-    work = Workload.of(sweep, trials)
-    if work.num_trials:
-        for line in work.lines():
-            tell(line)
-        work.time_steps()
-        tell(work.time())
-
-
 @dataclass
 class Size:
     """Trials whose runs are of the same size.
@@ -60,6 +46,7 @@ class Size:
     Attributes:
         arch: as it was typed.
         num_steps: of a run.
+        overrides: of one of the runs.
         step_s: seconds of a step; None: not known.
     """
 
@@ -70,18 +57,7 @@ class Size:
     num_trials: int = 0
     step_s: float | None = None
 
-    @staticmethod
-    def of(arch: str, config: PretrainConfig) -> "Size":
-        data, kind = open_own(config, "train"), kind_of_arch(config.arch)
-        sizes, last_step = kind.sizes.of(data), kind.sampler(config, data, Progress()).last_step
-        return Size(arch, config, sizes, min(last_step, config.max_steps or last_step))
 
-    @property
-    def num_parameters(self) -> int:
-        return num_parameters(self.config, self.sizes)
-
-
-@dataclass(frozen=True)
 class Workload:
     """What a sweep has left to do.
 
@@ -90,35 +66,41 @@ class Workload:
         sizes: of their runs. Of a search whose points are not known yet, those of the first points.
     """
 
-    sweep: Sweep
-    num_trials: int
-    sizes: list[Size]
-
-    @staticmethod
-    def of(sweep: Sweep, trials: Sequence[FrozenTrial] = ()) -> "Workload":
+    def __init__(self, sweep: Sweep, trials: Sequence[FrozenTrial] = ()) -> None:
         finished = [sweep.space.point_of(trial) for trial in trials if trial.state in FINISHED]
-        num_left = max(0, sweep.num_trials - len(finished))
         is_grid = sweep.config.sampler.name == "grid"
         points = (point for _, point in sweep.space.grid()) if is_grid else dry_points(sweep)
-        left = [point for point in points if point not in finished][:num_left]
+        self.sweep, self.num_trials = sweep, max(0, sweep.num_trials - len(finished))
+        self.num_runs = self.num_trials * len(sweep.config.seeds)
+        self.at_once = min(self.num_runs, runs_at_once(sweep.config.launcher))
         found: dict[str, Size] = {}
+        left = [point for point in points if point not in finished][: self.num_trials]
         for point in left if is_grid else left[:_MOST_DRAWN]:
             with suppress(UserError):  # the trial will say what is wrong
                 config, overrides = config_at(sweep, point), sweep.overrides(point, sweep.config.seeds[0])
                 arch = next((each[5:] for each in reversed(overrides) if each.startswith("arch=")), config.arch.name)
                 key = arch + config.model_dump_json(include=_DECISIVE)
                 if key not in found:
-                    found[key] = Size.of(arch, config)
+                    data, kind = open_own(config, "train"), kind_of_arch(config.arch)
+                    last_step = kind.sampler(config, data, Progress()).last_step
+                    num_steps = min(last_step, config.max_steps or last_step)
+                    found[key] = Size(arch, config, kind.sizes.of(data), num_steps)
                 found[key].num_trials += 1
-        return Workload(sweep, num_left, [*found.values()])
+        self.sizes = [*found.values()]
 
-    @property
-    def num_runs(self) -> int:
-        return self.num_trials * len(self.sweep.config.seeds)
-
-    @property
-    def at_once(self) -> int:
-        return min(self.num_runs, build_launcher(self.sweep.config.launcher).at_once)
+    def announce(self) -> None:
+        """Tell how much is left to do, and time some steps of the runs."""
+        if self.num_trials == 0:
+            return
+        seeds = self.sweep.config.seeds
+        of_seeds = f" of {num_of(len(seeds), 'seed')}" if len(seeds) > 1 else ""
+        runs = num_of(self.num_runs, "run")
+        tell(f"to do: {num_of(self.num_trials, 'trial')}{of_seeds}, {runs}, {self.at_once} at a time")
+        for arch, same in self._by_arch():
+            parameters = _range([num_parameters(size.config, size.sizes) for size in same])
+            tell(f"  arch={arch}: {parameters} parameters, {_range([size.num_steps for size in same])} steps")
+        self.time_steps()
+        tell(self.time())
 
     def time_steps(self) -> None:
         """Note in the sizes how long a step of a run takes here, as far as that can be found out.
@@ -146,47 +128,30 @@ class Workload:
         for size, line in zip(timed, answers.splitlines(), strict=False):
             size.step_s = json.loads(line)
 
-    def seconds(self) -> float | None:
-        """Return how long all training steps take; None: not known. Timed sizes speak for all."""
-        known = [(size.num_trials, size.num_steps * size.step_s) for size in self.sizes if size.step_s is not None]
-        if not known:
-            return None
-        of_run = sum(number * seconds for number, seconds in known) / sum(number for number, _ in known)
-        return of_run * self.num_runs / self.at_once
-
-    def lines(self) -> Iterator[str]:
-        """Yield what is known without timing anything."""
-        seeds = f" of {num_of(len(self.sweep.config.seeds), 'seed')}" if len(self.sweep.config.seeds) > 1 else ""
-        runs = num_of(self.num_runs, "run")
-        yield f"to do: {num_of(self.num_trials, 'trial')}{seeds}, {runs}, {self.at_once} at a time"
-        for arch, same in self._by_arch().items():
-            parameters = _range(sorted(size.num_parameters for size in same))
-            yield f"  arch={arch}: {parameters} parameters, {_range(sorted(size.num_steps for size in same))} steps"
-
     def time(self) -> str:
         """Return a line with the time of all training steps. It warns of more than a day."""
-        config, seconds = self.sweep.config, self.seconds()
-        if seconds is None:
+        config = self.sweep.config
+        known = [(size.num_trials, size.num_steps * size.step_s) for size in self.sizes if size.step_s is not None]
+        if not known:
             return "time: not known, since no step was timed here"
+        of_run = sum(number * seconds for number, seconds in known) / sum(number for number, _ in known)
+        seconds = of_run * self.num_runs / self.at_once  # the timed sizes speak for all
         steps = [
-            f"{_range(known)} s with arch={arch}"
-            for arch, same in self._by_arch().items()
-            if (known := sorted(size.step_s for size in same if size.step_s is not None))
+            f"{_range(times)} s with arch={arch}"
+            for arch, same in self._by_arch()
+            if (times := [size.step_s for size in same if size.step_s is not None])
         ]
-        at_most = "at most " if config.pruner.name != "none" or config.steps is not None else ""
         warning = "WARNING: this sweep takes more than a day; " if seconds > _DAY_S else ""
+        at_most = "at most " if config.pruner.name != "none" or config.steps is not None else ""
         about = f"{at_most}about {tqdm.format_interval(round(seconds))} for the training steps alone"
         stop = f"; it stops after sweep.hours={config.hours:g}" if config.hours is not None else ""
         return f"{warning}time: {about}, by a step of {', '.join(steps)}{stop}"
 
-    def _by_arch(self) -> dict[str, list[Size]]:
-        return {arch: [size for size in self.sizes if size.arch == arch] for arch in [size.arch for size in self.sizes]}
+    def _by_arch(self) -> Iterator[tuple[str, list[Size]]]:
+        for arch in dict.fromkeys(size.arch for size in self.sizes):
+            yield arch, [size for size in self.sizes if size.arch == arch]
 
 
-def _range(ascending: Sequence[float]) -> str:
-    first, last = _rounded(ascending[0]), _rounded(ascending[-1])
+def _range(numbers: Sequence[float]) -> str:
+    first, last = (f"{number:.2g}" if number < 10 else f"{number:,.0f}" for number in (min(numbers), max(numbers)))
     return first if first == last else f"{first} to {last}"
-
-
-def _rounded(number: float) -> str:
-    return f"{number:.2g}" if number < 10 else f"{number:,.0f}"

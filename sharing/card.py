@@ -15,8 +15,6 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from models import shapes_of
-from models.se_mixer import SEMixerConfig
-from models.tokens import TokenConfig
 from sharing.exported import Exported
 from sharing.hub import is_address
 from sharing.published import PUZZLE_TABLE, Weights
@@ -32,23 +30,6 @@ from utils.run.history import METRICS_FILE, History
 
 RECIPE, CARD = "recipe.yaml", "README.md"
 
-# What every model of a name has in common, whatever its options are.
-_ABOUT = {
-    "hrm": "A Hierarchical Reasoning Model (HRM, arXiv 2506.21734): a slow network above a fast one.",
-    "trm": "A Tiny Recursive Model (TRM, arXiv 2510.04871): one network in both roles.",
-    "urm": "A Universal Reasoning Model (URM, arXiv 2512.14693): one looped stack with ConvSwiGLU.",
-    "se_rrm": "A symbol-equivariant recurrent reasoning model (SE-RRM, arXiv 2603.02193): a vector for each symbol in "
-    "each cell, and attention. Renaming the symbols of a puzzle renames the answer.",
-    "se_mixer": "A symbol-equivariant mixer: a vector for each symbol in each cell, and one small network. Renaming "
-    "the symbols of a puzzle renames the answer.",
-    "transformer": "A transformer on puzzles.",
-    "gpt": "A GPT: a causal transformer of text.",
-    "hrm_text": "A Hierarchical Reasoning Model of text (HRM-Text, arXiv 2605.20613).",
-    "rins_text": "A RINS model of text (arXiv 2502.07503): a stack that is called repeatedly before another one.",
-    "transformer_text": "A transformer of text, a baseline of HRM-Text.",
-    "trm_text": "A Tiny Recursive Model of text, a baseline of HRM-Text.",
-    "ut_text": "A Universal Transformer of text (arXiv 1807.03819), a baseline of HRM-Text.",
-}
 # Where a run was, what it showed, and on what machine: other people's differ.
 _OF_ONE_RUN = (
     *("project_name", "run_name", "checkpoint_path", "resume", "allow_changed_data", "started_in"),
@@ -102,10 +83,28 @@ class Results(BaseModel):
             settings["vote_with"] = f"{len(settings['vote_with'])} other checkpoints"
         return " ".join(f"{key}={value}" for key, value in settings.items() if value != defaults[key])
 
+    def rows(self, unit: str) -> Iterator[tuple[str, ...]]:
+        """Return the rows of the table of metrics.
+
+        Of puzzles, they are shares alone. The loss of text (tokens) says more than that of puzzles.
+        """
+        for name, value in self.metrics.items():
+            if _is_shown(name) and (unit == "tokens" or name in self.intervals):
+                set_name, found = name.split("/")[1], self.intervals.get(name)
+                # Scores of ARC are shares of tasks, and those of text of the samples with answers.
+                is_of_examples = unit == "sequences" and "pass@" not in name
+                count = f"{self.num_examples.get(set_name, 0):,}" if is_of_examples else ""
+                interval = "" if found is None else f"{found[0]:.4f} to {found[1]:.4f}"
+                yield self.name, count, self.typed(name), name.removeprefix("eval/"), f"{value:.4f}", interval
+
 
 @functools.cache
 def _defaults_of_evaluate() -> Container:
     return read_config("evaluate", ["checkpoint=_"])
+
+
+def _is_shown(name: str) -> bool:
+    return not any(part in name for part in _NOT_IN_TABLE)
 
 
 @dataclass(frozen=True)
@@ -146,6 +145,10 @@ class Shared:
 
         Weights to start from are left out unless they are on the Hub, because a path says nothing.
         """
+
+        def public(path: str) -> str:
+            return f"data/{os.path.basename(os.path.abspath(path))}"
+
         defaults = read_config("pretrain", [])
         config = completed(self.checkpoint.state.config) | {key: defaults[key] for key in _OF_ONE_RUN}
         comment = [f"How the {self.title} was trained.", "", f"  python pretrain.py {self.experiment}"]
@@ -153,8 +156,8 @@ class Shared:
             config |= {key: defaults[key] for key in (*_WEIGHTS_TO_START_FROM, *_NEED_WEIGHTS)}
             comment[0] += f" The run started from {self.started_from}, which this recipe does not name."
         for key in ("data_paths", "data_paths_test"):
-            config[key] = [_public(path) for path in config[key]]
-        config["data_path"] = defaults["data_path"] if config["data_paths"] else _public(config["data_path"])
+            config[key] = [public(path) for path in config[key]]
+        config["data_path"] = defaults["data_path"] if config["data_paths"] else public(config["data_path"])
         return recipe_text(comment, *differences_from_groups(config))
 
     def card(self) -> str:
@@ -170,17 +173,15 @@ class Shared:
             raise UserError(
                 "a card needs huggingface_hub, which is missing; pip install it, or give -o NAME.safetensors"
             ) from None
-        run, state, arch = self.checkpoint.path.absolute().parent, self.checkpoint.state, self.model.arch
-        config, history = completed(state.config), History(run / METRICS_FILE)
+        run, state, model = self.checkpoint.path.absolute().parent, self.checkpoint.state, self.model
+        history = History(run / METRICS_FILE)
         history.refresh()
         past = [row for row in history.rows if row["step"] <= state.step]
-        seconds = next((row["time_s"] for row in reversed(past) if isinstance(row.get("time_s"), float)), None)
-        all_results = [
-            read_results(file) for file in sorted(run.glob(f"eval_outputs/{self.checkpoint.path.name}*/results.json"))
-        ]
+        files = sorted(run.glob(f"eval_outputs/{self.checkpoint.path.name}*/results.json"))
+        all_results = [read_results(file) for file in files]
         measured = [
             EvalResult(
-                task_type=self.model.task_type,
+                task_type=model.task_type,
                 dataset_type=results.name,
                 dataset_name=results.name,
                 dataset_split="test",
@@ -192,28 +193,28 @@ class Shared:
             for name in results.intervals
             if name.endswith("/exact_accuracy")
         ]
-        words = {word for name in self.model.data for word in re.split(r"[^a-z]+", name.lower())}
+        words = {word for name in model.data for word in re.split(r"[^a-z]+", name.lower())}
         data = ModelCardData(
             library_name="hrm-trainer",
-            tags=["recursive-reasoning", arch.name, *sorted(words.intersection(_TASKS))],
+            tags=["recursive-reasoning", model.arch.name, *sorted(words.intersection(_TASKS))],
             # The Hub's form of results needs a name of the model beside them.
             model_name=self.title if measured else None,
             eval_results=measured or None,
         )
-        sizes = {name: self.model.sizes[name] for name in _SIZES if name in self.model.sizes}
+        sizes = {name: model.sizes[name] for name in _SIZES if name in model.sizes}
         card = ModelCard.from_template(
             data,
             str(Path(__file__).with_name("card.jinja")),
             title=self.title,
-            about=_ABOUT[arch.name],
-            options=[*_said_of(arch)],
-            num_parameters=sum(parameter.numel() for parameter in shapes_of(arch, **sizes).parameters()),
+            model=model,
+            arch=model.arch,
+            config=completed(state.config),
+            num_parameters=sum(parameter.numel() for parameter in shapes_of(model.arch, **sizes).parameters()),
             num_in_table=self.weights[PUZZLE_TABLE].numel() if PUZZLE_TABLE in self.weights else 0,
             checkpoint=typed_override("checkpoint", self.address),
             init_from=typed_override("init_from", self.address),
-            asked=self.model.question,
-            rows=[row for results in all_results for row in _rows(results, self.model.unit)],
-            methods=[row for results in all_results for row in _methods(results)],
+            rows=[row for results in all_results for row in results.rows(model.unit)],
+            methods=[(each.name, row) for each in all_results if len(each.compute) > 1 for row in each.compute],
             logged={
                 name.removeprefix("eval/"): value
                 for row in past
@@ -222,11 +223,7 @@ class Shared:
                 if name.startswith("eval/") and isinstance(value, float) and _is_shown(name)
             },
             started_from=self.started_from,
-            step=self.model.step,
-            global_batch_size=config["global_batch_size"],
-            unit=self.model.unit,
-            duration="" if seconds is None else _duration(seconds),
-            seed=config["seed"],
+            seconds=next((row["time_s"] for row in reversed(past) if isinstance(row.get("time_s"), float)), None),
             experiment=self.experiment,
             data=self.data,
             fingerprint=state.fingerprint,
@@ -235,55 +232,8 @@ class Shared:
 
 
 def read_results(file: Path) -> Results:
-    """Read a results.json.
-
-    Raises:
-        UserError: It can't be read, or evaluate.py did not write it.
-    """
+    """Read a results.json. Raise UserError if evaluate.py did not write it."""
     try:
         return Results.model_validate_json(plain(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValidationError) as error:
         raise UserError(f"{file} holds no results of evaluate.py; evaluate again, or remove it") from error
-
-
-def _public(path: str) -> str:
-    return f"data/{os.path.basename(os.path.abspath(path))}"
-
-
-def _said_of(arch: Any) -> Iterator[str]:
-    """Return what a person has to know of a model that was told something of its task."""
-    if isinstance(arch, SEMixerConfig) and arch.cells == "units":
-        yield "It is told the rows, columns and boxes of a Sudoku (`arch.cells=units`)."
-    if isinstance(arch, TokenConfig) and arch.conv_2d:
-        yield "It is told which cells of a board are neighbours (`arch.conv_2d=true`)."
-
-
-def _rows(results: Results, unit: str) -> Iterator[tuple[str, ...]]:
-    """Return the rows of the table of metrics.
-
-    Of puzzles, they are shares alone. The loss of text (tokens) says more than that of puzzles.
-    """
-    for name, value in results.metrics.items():
-        if _is_shown(name) and (unit == "tokens" or name in results.intervals):
-            set_name, found = name.split("/")[1], results.intervals.get(name)
-            # Scores of ARC are shares of tasks, and those of text of the samples with answers.
-            is_of_examples = unit == "sequences" and "pass@" not in name
-            count = f"{results.num_examples.get(set_name, 0):,}" if is_of_examples else ""
-            interval = "" if found is None else f"{found[0]:.4f} to {found[1]:.4f}"
-            yield results.name, count, results.typed(name), name.removeprefix("eval/"), f"{value:.4f}", interval
-
-
-def _methods(results: Results) -> Iterator[tuple[str, ...]]:
-    if len(results.compute) > 1:
-        for row in results.compute:
-            yield results.name, row.set_name, row.method, f"{row.segments:.1f}", f"{row.exact_accuracy:.4f}"
-
-
-def _is_shown(name: str) -> bool:
-    return not any(part in name for part in _NOT_IN_TABLE)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

@@ -6,11 +6,9 @@ names of a short list, and reads the tensors with the same checks as any file of
 
 import io
 import math
-import os
 import pickle
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,102 +58,83 @@ class _Unpickler(pickle.Unpickler):
         return found
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A part of a tensor, and the bytes of a file that hold it."""
+class DCPFolder:
+    """A folder whose index was read, and whose tensors were not.
 
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    file: str
-    start: int
-    length: int
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor in a folder."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    chunks: tuple[Chunk, ...]
-
-
-def is_dcp_folder(folder: str | Path) -> bool:
-    return os.path.isfile(os.path.join(folder, METADATA))
-
-
-@file_errors()
-def read_index(folder: Path) -> dict[str, Stored]:
-    """Return the tensors of a folder by name, without reading them. Other objects are left out.
+    Attributes:
+        names: of the tensors. Other objects are left out.
 
     Raises:
         UserError: The folder is not as PyTorch writes it.
     """
-    file = plain(folder / METADATA)
-    pickled = io.BytesIO(file.read_bytes())
-    try:
-        metadata = _Unpickler(pickled).load().state
-        places = {
-            (index.state["fqn"], index.state.get("offset")): info.state
-            for index, info in metadata["storage_data"].items()
-        }
-        return {
-            name: _stored(name, of.state, places)
-            for name, of in metadata["state_dict_metadata"].items()
-            if "chunks" in of.state
-        }
-    except Exception as error:  # the bytes of a damaged file can raise almost any error
-        raise UserError(f"{file} is no index of a checkpoint that PyTorch wrote ({error}); {_COPY}") from error
 
+    @file_errors()
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        pickled = io.BytesIO(plain(path / METADATA).read_bytes())
+        try:
+            metadata = _Unpickler(pickled).load().state
+            stored = {name: of.state for name, of in metadata["state_dict_metadata"].items()}
+            self._stored = {name: of for name, of in stored.items() if "chunks" in of}
+            self._places = {
+                (index.state["fqn"], index.state.get("offset")): info.state
+                for index, info in metadata["storage_data"].items()
+            }
+        except Exception as error:  # the bytes of a damaged file can raise almost any error
+            raise self._damaged(str(error)) from error
+        self.names = [*self._stored]
 
-def _stored(name: str, of: dict[str, Any], places: dict[tuple[str, tuple[int, ...]], dict[str, Any]]) -> Stored:
-    shape, dtype = of["size"], of["properties"].state[0]
-    chunks = []
-    for part in of["chunks"]:
-        offsets, sizes = part.state["offsets"], part.state["sizes"]
-        place = places[name, offsets]
-        chunk = Chunk(offsets, sizes, place["relative_path"], place["offset"], place["length"])
-        if not _FILE.fullmatch(chunk.file) or place.get("transform_descriptors"):
-            raise ValueError(f"{name} lies at no place of a file, or is compressed")
-        if any(first + size > whole for first, size, whole in zip(offsets, sizes, shape, strict=True)):
-            raise ValueError(f"a part of {name} lies outside of it")
-        # Checked before memory is taken: the bytes of a part must be in the file.
-        if min(chunk.start, *sizes, 0) < 0 or chunk.length < math.prod(sizes) * dtype.itemsize:
-            raise ValueError(f"a part of {name} has fewer bytes than elements")
-        chunks.append(chunk)
-    if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
-        raise ValueError(f"parts of {name} are missing")
-    return Stored(shape, dtype, tuple(chunks))
+    def _damaged(self, reason: str) -> UserError:
+        return UserError(f"{self._path / METADATA} is no index of a checkpoint that PyTorch wrote ({reason}); {_COPY}")
 
+    @file_errors()
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return tensors by name, on the CPU. Raise UserError if one is missing or damaged."""
+        return {name: self._read(name) for name in names}
 
-@file_errors()
-def read_tensors(folder: Path, index: dict[str, Stored], names: Iterable[str]) -> dict[str, Tensor]:
-    """Return tensors of a folder by name, whole, on the CPU.
+    def _read(self, name: str) -> Tensor:
+        try:
+            shape, dtype, parts = self._checked(name)
+        except Exception as error:  # the index of a stranger may hold anything
+            raise self._damaged(str(error)) from error
+        for _, _, file, end in parts:
+            if not plain(file).is_file() or file.stat().st_size < end:
+                raise UserError(f"{file} is missing or was cut short, and {name} is in it; {_COPY}")
+        # What no part covers stays NaN and is found below. Integers can't be weights.
+        tensor = torch.full(shape, math.nan if dtype.is_floating_point else 0, dtype=dtype)
+        for place, start, file, end in parts:
+            with file.open("rb") as stream:
+                stream.seek(start)
+                part = read_tensor(stream.read(end - start), name, str(file))
+            if part.shape != tensor[place].shape or part.dtype != dtype:
+                raise UserError(f"{file}: {name} is not as {METADATA} says; {_COPY}")
+            tensor[place] = part
+        if dtype.is_floating_point and tensor.isnan().any():
+            raise UserError(f"{self._path}: parts of {name} lie on one another; {_COPY}")
+        return tensor
 
-    Args:
-        index: of `read_index`.
+    def _checked(
+        self, name: str
+    ) -> tuple[tuple[int, ...], torch.dtype, list[tuple[tuple[slice, ...], int, Path, int]]]:
+        """Return shape, dtype and, for each part of a tensor, its place, first byte, file and end.
 
-    Raises:
-        UserError: A file is missing or damaged.
-    """
-    return {name: _read(folder, name, index[name]) for name in names}
-
-
-def _read(folder: Path, name: str, stored: Stored) -> Tensor:
-    for chunk in stored.chunks:
-        file = plain(folder / chunk.file)
-        if not file.is_file() or file.stat().st_size < chunk.start + chunk.length:
-            raise UserError(f"{file} is missing or was cut short, and {name} is in it; {_COPY}")
-    # What no part covers stays NaN and is found below. Integers can't be weights.
-    tensor = torch.full(stored.shape, math.nan if stored.dtype.is_floating_point else 0, dtype=stored.dtype)
-    for chunk in stored.chunks:
-        with (folder / chunk.file).open("rb") as stream:
-            stream.seek(chunk.start)
-            part = read_tensor(stream.read(chunk.length), name, str(folder / chunk.file))
-        if tuple(part.shape) != chunk.sizes or part.dtype != stored.dtype:
-            raise UserError(f"{folder / chunk.file}: {name} is not as {METADATA} says; {_COPY}")
-        place = tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))
-        tensor[place] = part
-    if stored.dtype.is_floating_point and tensor.isnan().any():
-        raise UserError(f"{folder}: parts of {name} lie on one another; {_COPY}")
-    return tensor
+        These are checked before memory is taken: the bytes of each part must be in its file.
+        """
+        of = self._stored[name]
+        shape, dtype, parts, num_elements = of["size"], of["properties"].state[0], [], 0
+        for chunk in of["chunks"]:
+            offsets, sizes = chunk.state["offsets"], chunk.state["sizes"]
+            info = self._places[name, offsets]
+            file, start, length = info["relative_path"], info["offset"], info["length"]
+            if not _FILE.fullmatch(file) or info.get("transform_descriptors"):
+                raise ValueError(f"{name} lies at no place of a file, or is compressed")
+            if any(first + size > whole for first, size, whole in zip(offsets, sizes, shape, strict=True)):
+                raise ValueError(f"a part of {name} lies outside of it")
+            if min(start, *offsets, *sizes, 0) < 0 or length < math.prod(sizes) * dtype.itemsize:
+                raise ValueError(f"a part of {name} has fewer bytes than elements")
+            place = tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
+            parts.append((place, start, self._path / file, start + length))
+            num_elements += math.prod(sizes)
+        if num_elements != math.prod(shape):
+            raise ValueError(f"parts of {name} are missing")
+        return shape, dtype, parts

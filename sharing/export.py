@@ -8,12 +8,9 @@
     python -m sharing.export --format transformers checkpoints/<project>/<run> -o FOLDER
 
 The first file describes its model, so that every command loads it without further keys. The folder
-has this file as model.safetensors, the recipe of its training and a card (sharing/card.py), and
---push uploads it. The file of `--format hrm` has the names that the published code of HRM, TRM and
-SE-RRM reads. If its name ends in .safetensors, it has that format, otherwise `torch.save` writes a
-plain dict. That of `--format urm` is a checkpoint of URM's program: {step, model_state_dict}. The
-last folder is one that the transformers library loads as HRM-Text. The tensors are written bit for
-bit as they are, except that URM's program needs the parameters of its convolution in forward_dtype.
+has this file as model.safetensors, a recipe and a card. The others are read by the published code.
+The tensors are written bit for bit, except that URM's program needs the parameters of its
+convolution in forward_dtype.
 """
 
 import math
@@ -23,7 +20,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -56,62 +53,21 @@ from utils.text import for_shell
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-# Options that no published program has. They change nothing in what a trained model computes.
-_NOT_PUBLISHED = {
-    *("backprop", "backprop_warmup_steps", "activation_checkpointing", "depth_curriculum", "fp8_no_grad"),
-    *("num_states", "loss.label_smoothing", "loss.halt_weight"),
-}
-
-
-@dataclass(frozen=True)
-class Program:
-    """A published program: how a person chooses a model there, and which models it computes.
-
-    Attributes:
-        chosen: the override of its architecture.
-        load: the key of the file; None: the options stand in all_config.yaml beside the file.
-        only: the values of our options that it computes.
-        lacks: further options that it lacks and that change nothing, as in _NOT_PUBLISHED.
-        plus: options that its classes know, and its YAML lacks.
-        named: options whose defaults differ there, and their names.
-    """
-
-    title: str
-    chosen: str
-    load: str | None
-    only: dict[str, tuple[Any, ...]]
-    lacks: set[str] = field(default_factory=set)
-    plus: set[str] = field(default_factory=lambda: {"rope_theta"})
-    named: dict[str, str] = field(default_factory=dict)
-
-
+# The published programs: how a person chooses a model there, and the values of our options that
+# they compute. Their classes ignore options that they lack, but their losses take loss_type alone.
 _SWIGLU = {"mlp": ("swiglu",), "conv_2d": (False,)}
-PROGRAMS = {
-    # `no_ACT_continue` changes only when a slot halts in training. The prefix has the length that
-    # the puzzle embedding needs.
-    "hrm": Program(
-        *("HRM", "arch=hrm_v1", None),
-        only=_SWIGLU | {"pos_encodings": ("rope", "learned")},
-        lacks={"no_ACT_continue", "puzzle_emb_len"},
-    ),
-    "trm": Program(
-        *("TRM", "arch=trm", "load_checkpoint"), only=_SWIGLU | {"pos_encodings": ("rope", "learned", "none")}
-    ),
-    "se_rrm": Program("SE-RRM", "arch=trm_equi", "load_checkpoint", only={}),
-    "urm": Program(
-        *("URM", "arch=urm", "+load_checkpoint"),
-        only={
-            **{"mlp": ("conv_swiglu",), "pos_encodings": ("rope",), "mlp_t": (False,), "conv_2d": (False,)},
-            "num_registers": (0,),
-        },
-        lacks={
-            *("no_ACT_continue", "puzzle_emb_len", "halt_exploration_prob", "conv_bias", "mlp_t", "conv_2d"),
-            "num_registers",
-        },
-        plus={"rope_theta", "forward_dtype"},
-        named={"halt_max_steps": "loops", "H_cycles": "H_cycles", "L_cycles": "L_cycles", "num_layers": "num_layers"},
-    ),
+_CHOSEN = {"hrm": "arch=hrm_v1", "trm": "arch=trm", "se_rrm": "arch=trm_equi", "urm": "arch=urm"}
+_COMPUTED: dict[str, dict[str, tuple[Any, ...]]] = {
+    "hrm": _SWIGLU | {"pos_encodings": ("rope", "learned")},
+    "trm": _SWIGLU | {"pos_encodings": ("rope", "learned", "none")},
+    "se_rrm": {},
+    "urm": {
+        **{"mlp": ("conv_swiglu",), "pos_encodings": ("rope",), "mlp_t": (False,), "conv_2d": (False,)},
+        "num_registers": (0,),
+    },
 }
+# Options of URM whose defaults differ there, and their names.
+_OF_URM = {"halt_max_steps": "loops", "H_cycles": "H_cycles", "L_cycles": "L_cycles", "num_layers": "num_layers"}
 
 
 @dataclass(frozen=True)
@@ -153,7 +109,7 @@ def parse_settings(argv: list[str] | None) -> Settings:
     """Read the command line.
 
     Raises:
-        UserError: An option is unknown, malformed or missing.
+        UserError: An option is unknown, malformed or missing, or two options contradict each other.
     """
     parser = Parser(
         "python -m sharing.export",
@@ -197,12 +153,6 @@ def parse_settings(argv: list[str] | None) -> Settings:
         help="write the trained weights of a run instead of their moving average, not into a folder with a card",
     )
     settings = Settings(**vars(parser.parse_args(argv)))
-    _require_sense(settings)
-    return settings
-
-
-def _require_sense(settings: Settings) -> None:
-    """Raise UserError if two options contradict each other, or one is missing."""
     output = settings.output
     if output is None and settings.push is None:
         raise UserError("-o (or --push) is missing; --help shows the options")
@@ -220,6 +170,7 @@ def _require_sense(settings: Settings) -> None:
     ):
         if is_given and not suits:
             raise UserError(f"{option} contradicts the other options; leave it out (--help says what it needs)")
+    return settings
 
 
 def load_source(checkpoint: str, *, raw: bool) -> Source:
@@ -236,27 +187,21 @@ def load_source(checkpoint: str, *, raw: bool) -> Source:
         file = open_model(checkpoint)
         return Source(file.read_weights(), file.described, None, (), file.step)
     opened = open_checkpoint(Path(checkpoint), lambda warning: tell(f"warning: {warning}"))
-    config = opened.state.config
+    state, run = opened.state, opened.path.absolute().parent
+    config = state.config
     data_paths = tuple(located_paths(config.get("started_in"), config.get("data_paths") or [config.get("data_path")]))
-    weights = opened.weights() if raw else opened.trained_weights()
-    return Source(weights, describe(opened, data_paths), opened, data_paths, opened.state.step)
-
-
-def describe(checkpoint: Checkpoint, data_paths: tuple[str, ...]) -> Exported:
-    """Return the description of the model of a run."""
-    state = checkpoint.state
-    run = checkpoint.path.absolute().parent
-    of_text = {"kind": "text", "target_only": state.config.get("target_only", True)}
+    of_text = {"kind": "text", "target_only": config.get("target_only", True)}
     described = (of_text if "tokenizer" in state.task else {}) | {
         "format": FORMAT,
-        "arch": whole_arch(state.config),
+        "arch": whole_arch(config),
         **state.task,
         # The names of folders only: the path to them may say more than the owner wants to publish.
         "data": [Path(path).name for path in data_paths],
         "run": f"{run.parent.name}/{run.name}",
         "step": state.step,
     }
-    return exported_as(described)
+    weights = opened.weights() if raw else opened.trained_weights()
+    return Source(weights, exported_as(described), opened, data_paths, state.step)
 
 
 def export(settings: Settings) -> str:
@@ -267,66 +212,63 @@ def export(settings: Settings) -> str:
             can't be uploaded. An earlier file of the same name stays as it was.
     """
     api = None if settings.push is None else require_account(settings.push)
-    source = load_source(settings.checkpoint, raw=settings.raw)
+    source, where, output = load_source(settings.checkpoint, raw=settings.raw), settings.checkpoint, settings.output
+    model, weights = source.model, source.weights
+    metadata, step = None if model is None else model.as_metadata(), None
+    if settings.format == "native" and (model is None or (settings.is_folder and source.checkpoint is None)):
+        raise UserError(
+            step_around(where)
+            or f"{where} is a file of weights, which does not say enough of its model; export the run that wrote it"
+        )
     if settings.is_folder:
         return _export_folder(settings, source, api)
-    assert settings.output is not None
+    assert output is not None
     if settings.format == "transformers":
-        return _export_for_transformers(settings.output, settings, source)
-    metadata, step = None, None
-    if settings.format == "native":
-        weights, metadata = source.weights, _model_of(settings, source).as_metadata()
-    else:
-        arch = arch_of(source.weights)
-        if source.model is not None:
-            _require_published(source.model.arch, settings.checkpoint)
-        weights = to_published(source.weights, "puzzles", arch, compiled=settings.compiled)
+        if not isinstance(model, ExportedText):
+            raise UserError(f"{where} is no model of text, and transformers has no other; leave --format out")
+        assert isinstance(model.arch, TextConfig)
+        with _new_folder(output) as folder:
+            write_for_transformers(folder, weights, model.arch, model.max_len, model.special_tokens, source.tokenizer)
+        return f'{_summary(output, weights)}\n  AutoModelForCausalLM.from_pretrained("{output}")'
+    if settings.format != "native":
+        arch = arch_of(weights)
+        if model is not None:
+            _require_published(model.arch, where)
+        weights, metadata = to_published(weights, "puzzles", arch, compiled=settings.compiled), None
         if (arch == "urm") != (settings.format == "urm"):
-            raise UserError(
-                f"{settings.checkpoint} is a model of {arch.upper()}; give --format {'urm' if arch == 'urm' else 'hrm'}"
-            )
+            raise UserError(f"{where} is a model of {arch.upper()}; give --format {'urm' if arch == 'urm' else 'hrm'}")
         step = source.step if arch == "urm" else None
     try:
-        write_weights(settings.output, weights, metadata, step=step)
+        write_weights(output, weights, metadata, step=step)
     except OSError as error:
-        raise _not_written(settings.output, error) from error
-    lines = commands(str(settings.output), settings, source)
-    return "\n".join([_summary(settings.output, weights), *(f"  {line}" for line in lines)])
-
-
-def _model_of(settings: Settings, source: Source) -> Exported:
-    """Return the description of the model. For a card the run is needed as well."""
-    if source.model is None or (settings.is_folder and source.checkpoint is None):
-        raise UserError(
-            step_around(settings.checkpoint)
-            or f"{settings.checkpoint} is a file of weights, which does not say enough of its model; export the run "
-            "that wrote it"
-        )
-    return source.model
+        raise _not_written(output, error) from error
+    return "\n".join([_summary(output, weights), *_commands(str(output), settings, source)])
 
 
 def _export_folder(settings: Settings, source: Source, api: "HfApi | None") -> str:
-    model = _model_of(settings, source)
-    assert source.checkpoint is not None
+    assert source.model is not None and source.checkpoint is not None
     address = str(settings.output) if settings.push is None else f"hf://{settings.push}"
     # A card names no folders of this machine.
-    shared = Shared(source.checkpoint, model, source.weights, Path(address).name if os.path.isabs(address) else address)
+    public = Path(address).name if os.path.isabs(address) else address
+    shared = Shared(source.checkpoint, source.model, source.weights, public)
     texts = {RECIPE: shared.recipe(), CARD: shared.card()}
-    lines = []
+    lines = [] if settings.output is None else [f"{_summary(settings.output, source.weights)}, {RECIPE} and {CARD}"]
     with _new_folder(settings.output) as folder:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         if (tokenizer := source.tokenizer) is not None:
             shutil.copyfile(tokenizer, folder / tokenizer.name)
         # The name of a run is its owner's matter.
-        write_weights(folder / FILE, source.weights, model.model_copy(update={"run": ""}).as_metadata())
+        write_weights(folder / FILE, source.weights, source.model.model_copy(update={"run": ""}).as_metadata())
         if api is not None and settings.push is not None:
             message = f"Upload {shared.title} after step {source.step}"
             url = upload(api, folder, settings.push, private=settings.private, message=message)
             lines.append(f"uploaded to {url}")
-    if settings.output is not None:
-        lines.insert(0, f"{_summary(settings.output, source.weights)}, {RECIPE} and {CARD}")
-    return "\n".join([*lines, *(f"  {line}" for line in commands(address, settings, source))])
+    return "\n".join([*lines, *_commands(address, settings, source)])
+
+
+def _summary(output: Path, weights: Weights) -> str:
+    return f"wrote {output}: {len(weights)} tensors, {sum(t.numel() for t in weights.values()):,} numbers"
 
 
 @contextmanager
@@ -350,51 +292,32 @@ def _new_folder(output: Path | None) -> Iterator[Path]:
         raise _not_written(output or Path("a temporary folder"), error) from error
 
 
-def _export_for_transformers(output: Path, settings: Settings, source: Source) -> str:
-    model = source.model
-    if not isinstance(model, ExportedText):
-        raise UserError(f"{settings.checkpoint} is no model of text, and transformers has no other; leave --format out")
-    assert isinstance(model.arch, TextConfig)
-    with _new_folder(output) as folder:
-        write_for_transformers(
-            folder, source.weights, model.arch, model.max_len, model.special_tokens, source.tokenizer
-        )
-    return f'{_summary(output, source.weights)}\n  AutoModelForCausalLM.from_pretrained("{output}")'
-
-
 def _not_written(output: Path, error: OSError) -> UserError:
     return UserError(f"can't write {output} ({error.strerror}); check the folder and its free space, or change -o")
 
 
-def _summary(output: Path, weights: Weights) -> str:
-    return f"wrote {output}: {len(weights)} tensors, {sum(t.numel() for t in weights.values()):,} numbers"
-
-
-def commands(address: str, settings: Settings, source: Source) -> list[str]:
+def _commands(address: str, settings: Settings, source: Source) -> list[str]:
     """Return the commands that load the file or the folder at this address, as they are typed."""
-    file, data = typed_override("checkpoint", address), "data_path=..."
+    file, data, model = typed_override("checkpoint", address), "data_path=...", source.model
     if source.data_paths:
         data = typed_override("data_path", source.data_paths[0])
+    if model is None:
+        return [f"  python evaluate.py {file} {data} arch=...   # with the options that it was trained with"]
     if settings.format == "native":
-        assert source.model is not None
-        asked = source.model.question
+        asked = model.question
         # A tokenizer.json lies with the data, or in the folder.
         lies_in_folder = settings.is_folder and source.tokenizer is not None
-        if isinstance(source.model, ExportedText) and source.model.tokenizer != "bytes" and not lies_in_folder:
+        if isinstance(model, ExportedText) and model.tokenizer != "bytes" and not lies_in_folder:
             asked = f"{data} {asked}"
         return [
-            f"python evaluate.py {file} {data}",
-            f"python solve.py {file} {asked}",
-            f"python pretrain.py {typed_override('init_from', address)} {data}",
+            f"  python evaluate.py {file} {data}",
+            f"  python solve.py {file} {asked}",
+            f"  python pretrain.py {typed_override('init_from', address)} {data}",
         ]
-    if source.model is None:
-        return [f"python evaluate.py {file} {data} arch=...   # with the options that it was trained with"]
-    arch = source.model.arch
+    arch = model.arch
     assert isinstance(arch, CommonConfig)
-    return [
-        f"python evaluate.py {file} {data} {for_shell(overrides_of(arch))}",
-        _for_published_code(arch, address, compiled=settings.compiled),
-    ]
+    published = _for_published_code(arch, address, compiled=settings.compiled)
+    return [f"  python evaluate.py {file} {data} {for_shell(overrides_of(arch))}", f"  {published}"]
 
 
 def overrides_of(arch: ArchConfig) -> list[str]:
@@ -407,24 +330,27 @@ def _for_published_code(arch: CommonConfig, file: str, *, compiled: bool) -> str
     """Return a line that says how the published code loads the file."""
     if file.endswith(".safetensors"):
         return "the published code reads only files of torch.save; name the file otherwise to load it there"
-    program = PROGRAMS[arch.name]
     # The published TRM builds a state of another length otherwise.
     if isinstance(arch, TokenConfig) and not arch.puzzle_emb_ndim:
         arch = arch.model_copy(update={"puzzle_emb_len": 0})
     ours = dict(flatten(read_config("pretrain", [f"arch={arch.name}"])["arch"]))
-    lacking = _NOT_PUBLISHED | program.lacks | program.named.keys()
-    typed = [program.chosen, *(f"arch.{theirs}={getattr(arch, own)}" for own, theirs in program.named.items())]
+    named = _OF_URM if arch.name == "urm" else {}
+    options = {theirs: getattr(arch, own) for own, theirs in named.items()}
     for key, value in flatten(arch.model_dump(mode="json")):
-        if key not in lacking and ours.get(key, ...) != value:
-            typed.append(f"{'+' if key in program.plus else ''}arch.{key}={as_override(value)}")
-    if program.load is None:
-        return (
-            f"the published HRM code: evaluate.py with these options in all_config.yaml beside it: {for_shell(typed)}"
-        )
+        is_known = key == "loss.loss_type" or not key.startswith("loss.")
+        if is_known and key not in named and ours.get(key, ...) != value:
+            options[key] = value
+    # ++ sets a key that their YAML has, and adds one that it lacks.
+    plus = "" if arch.name == "hrm" else "++"
+    typed = for_shell(
+        [_CHOSEN[arch.name], *(f"{plus}arch.{key}={as_override(value)}" for key, value in options.items())]
+    )
+    if arch.name == "hrm":
+        return f"the published HRM code: evaluate.py with these options in all_config.yaml beside it: {typed}"
     # A model that it compiles, as it does by default, has other names.
     uncompiled = "" if compiled else "DISABLE_COMPILE=1 "
-    command = " ".join([typed_override(program.load, file), *typed])
-    return f"the published {program.title} code: {uncompiled}python pretrain.py {command}"
+    load, title = typed_override("++load_checkpoint", file), arch.name.upper().replace("_", "-")
+    return f"the published {title} code: {uncompiled}python pretrain.py {load} {typed}"
 
 
 def _require_published(arch: ArchConfig, where: str) -> None:
@@ -435,9 +361,8 @@ def _require_published(arch: ArchConfig, where: str) -> None:
     """
     if not isinstance(arch, CommonConfig):
         raise UserError(f"arch={arch.name} is a model of text, which the published code of puzzles can't load")
-    program = PROGRAMS.get(arch.name)
-    options: dict[str, tuple[Any, ...]] = {"name": tuple(PROGRAMS), "width_multiple": (256,)}
-    options |= {} if program is None else program.only
+    options: dict[str, tuple[Any, ...]] = {"name": tuple(_COMPUTED), "width_multiple": (256,)}
+    options |= _COMPUTED.get(arch.name, {})
     if arch.name in ("hrm", "urm") and arch.puzzle_emb_ndim:
         options["puzzle_emb_len"] = (0, math.ceil(arch.puzzle_emb_ndim / arch.hidden_size))
     for option, published in options.items():

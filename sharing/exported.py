@@ -1,8 +1,7 @@
 """Describe a model in the metadata of its file of weights, so that the file alone can be loaded.
 
-The file is in safetensors and has this project's names. Its metadata holds one entry, a JSON object
-with the architecture and all its options, the sizes of the data, and where the weights come from.
-Files come from strangers: the description is read like any config, and can't name code.
+The metadata of the safetensors hold a JSON object with the architecture, the sizes of the data, and
+where the weights come from. Files come from strangers: the description is read like any config.
 """
 
 import os
@@ -95,11 +94,7 @@ class ExportedText(Exported):
 
 
 def exported_as(described: dict[str, Any]) -> Exported:
-    """Return the description of a model.
-
-    Raises:
-        UserError: A value is wrong.
-    """
+    """Return the description of a model. Raise UserError if a value is wrong."""
     return validate(ExportedText if described.get("kind") == "text" else ExportedPuzzles, described)
 
 
@@ -121,14 +116,10 @@ class ModelFile:
         """Return the step that the weights were trained for; 0 if that is not known."""
         if self.described is not None:
             return self.described.step
-        return self._weights.step() or 0 if isinstance(self._weights, WeightsFile) else 0
+        return (self._weights.step() if isinstance(self._weights, WeightsFile) else None) or 0
 
     def require_description(self) -> Exported:
-        """Return the description of the model.
-
-        Raises:
-            UserError: There is none; the message says what to give instead.
-        """
+        """Return the description of the model. Raise UserError if there is none."""
         if self.described is None:
             raise UserError(
                 step_around(self.where)
@@ -139,11 +130,7 @@ class ModelFile:
         return self.described
 
     def read_weights(self) -> Weights:
-        """Return the weights by our names.
-
-        Raises:
-            UserError: They can't be read.
-        """
+        """Return the weights by our names. Raise UserError if they can't be read."""
         if isinstance(self._weights, PublishedModel):
             return self._weights.read_weights()
         weights = self._weights.read()
@@ -169,53 +156,39 @@ def open_model(where: str) -> ModelFile:
     is_training = os.path.isdir(where) and weights_in(Path(where)) is None  # a folder of HRM-Text's training
     file = None if is_training else open_weights(where)
     text = None if file is None else file.metadata().get(_ENTRY)
+    weights: WeightsFile | PublishedModel
     if text is not None and file is not None:
-        return ModelFile(where, _described(text, where), file)
-    if (published := find_published(where)) is not None:
-        return ModelFile(where, _of_published(published, where), published)
-    return ModelFile(where, None, file or open_weights(where))
-
-
-def _described(text: str, where: str) -> Exported:
-    described = parse_json(text, f"{where}: its description", "copy or export it again")
-    if not isinstance(described, dict) or described.get("format") != FORMAT:
-        found = described.get("format") if isinstance(described, dict) else described
-        raise UserError(
-            f"{where} has a description of format {str(found)[:80]!r}, and this version reads {FORMAT}; update the "
-            "program, or export the model again"
-        )
-    return _known(described, where)
-
-
-def _of_published(published: PublishedModel, where: str) -> Exported:
-    described = {
-        "format": FORMAT,
-        "kind": "text",
-        "arch": published.arch,
-        "vocab_size": published.vocab_size,
-        "max_len": published.max_len,
-        "mean_context": published.max_len,
-        "tokenizer": "unknown",  # the tokens have no names in these files
-        "special_tokens": {},
-        "data": [],
-        "run": where,
-        "step": 0,
-    }
-    return _known(described, where)
-
-
-def _known(described: dict[str, Any], where: str) -> Exported:
+        described, weights = parse_json(text, f"{where}: its description", "copy or export it again"), file
+        version = described.get("format") if isinstance(described, dict) else described
+        if not isinstance(described, dict) or version != FORMAT:
+            raise UserError(
+                f"{where} has a description of format {str(version)[:80]!r}, and this version reads {FORMAT}; update "
+                "the program, or export the model again"
+            )
+    elif (published := find_published(where)) is not None:
+        weights = published
+        described = {
+            "format": FORMAT,
+            "kind": "text",
+            "arch": published.arch,
+            "vocab_size": published.vocab_size,
+            "max_len": published.max_len,
+            "mean_context": published.max_len,
+            "tokenizer": "unknown",  # the tokens have no names in these files
+            "special_tokens": {},
+            "data": [],
+            "run": where,
+            "step": 0,
+        }
+    else:
+        return ModelFile(where, None, file or open_weights(where))
     try:
-        return exported_as(described | {"arch": whole_arch(described)})
+        return ModelFile(where, exported_as(described | {"arch": whole_arch(described)}), weights)
     except UserError as error:
         raise UserError(f"{where} describes no model that is known here ({error}); copy or export it again") from error
 
 
 def whole_arch(config: dict[str, Any]) -> Any:
-    """Return the architecture of a stored config, with defaults for options that were added since.
-
-    Raises:
-        UserError: An option is an interpolation.
-    """
+    """Return the architecture of a stored config, with defaults for newer options."""
     arch = config.get("arch")
     return completed({"arch": arch})["arch"] if isinstance(arch, dict) else arch

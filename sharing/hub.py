@@ -1,6 +1,8 @@
 """Get files from the Hugging Face Hub, and upload folders to it."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +30,6 @@ def with_file(address: str) -> str:
 def path_of(where: str) -> Path:
     """Return the path of a file. A file on the Hub is downloaded, unless it is here.
 
-    Args:
-        where: a path, or hf://owner/repo[@revision]/path/in/repo.
-
     Raises:
         UserError: The file can't be downloaded.
     """
@@ -39,60 +38,49 @@ def path_of(where: str) -> Path:
     parts = _ADDRESS.fullmatch(where)
     if parts is None:
         raise UserError(f"{where} names no file on the Hugging Face Hub; give hf://owner/repo, or hf://owner/repo/path")
-    try:
+    with _asking(f"{where} can't be downloaded", "check the name and the connection, or give a file"):
         from huggingface_hub import hf_hub_download
         from huggingface_hub.utils import logging
-    except ImportError:
-        raise UserError(f"{where} needs huggingface_hub, which is missing; pip install it, or give a file") from None
-    logging.set_verbosity_error()  # otherwise each retry prints two lines of warnings
-    try:
+
+        logging.set_verbosity_error()  # otherwise each retry prints two lines of warnings
         return Path(hf_hub_download(parts["repo"], parts["file"], revision=parts["revision"]))
-    except Exception as error:  # the hub's errors (network, name, access) have no class in common
-        raise UserError(
-            f"{where} can't be downloaded ({one_line(error)}); check the name and the connection, or give a file"
-        ) from error
+
+
+@contextmanager
+def _asking(failed: str, remedy: str) -> Iterator[None]:
+    """Turn the errors of the Hub into a UserError. They have no class in common."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ImportError as error:
+        raise UserError(f"{failed} ({one_line(error)}); pip install huggingface_hub") from None
+    except Exception as error:
+        raise UserError(f"{failed} ({one_line(error)}); {remedy}") from error
 
 
 def require_account(repo: str) -> "HfApi":
-    """Return the Hub's interface for `upload`, without asking the Hub.
-
-    Args:
-        repo: owner/repo.
-
-    Raises:
-        UserError: It is no name of a repository, or nobody is logged in.
-    """
+    """Return the Hub's interface for `upload`. Raise UserError if nobody is logged in here."""
     if not _REPO.fullmatch(repo):
         raise UserError(f"{repo} names no repository of the Hugging Face Hub; give owner/repo")
-    try:
+    with _asking(f"{repo} can't be uploaded", "pip install huggingface_hub again"):
         from huggingface_hub import HfApi, get_token
-    except ImportError:
-        raise UserError("an upload needs huggingface_hub, which is missing; pip install it") from None
-    if get_token() is None:
-        raise UserError("nobody is logged in at the Hugging Face Hub; type hf auth login, or set HF_TOKEN")
-    return HfApi()
+
+        if get_token() is None:
+            raise UserError("nobody is logged in at the Hugging Face Hub; type hf auth login, or set HF_TOKEN")
+        return HfApi()
 
 
 def upload(api: "HfApi", folder: Path, repo: str, *, private: bool, message: str) -> str:
     """Upload the files of a folder as one commit, and return the repository's address.
 
-    Args:
-        private: the repository must be private; one that is made is.
-
     Raises:
         UserError: The Hub refuses it or can't be reached, or the repository should be private and
             is public.
     """
-    try:
+    with _asking(f"{repo} can't be uploaded", "check the name, the connection, and that your token may write there"):
         url = api.create_repo(repo, private=private, exist_ok=True)
         if private and not api.repo_info(repo).private:
             raise UserError(f"{repo} exists and is public; leave --private out, or give another name")
         api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
-    except UserError:
-        raise
-    except Exception as error:  # the hub's errors (network, name, access) have no class in common
-        raise UserError(
-            f"{repo} can't be uploaded ({one_line(error)}); check the name, the connection, and that your token may "
-            "write there"
-        ) from error
-    return str(url)
+        return str(url)

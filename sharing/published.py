@@ -1,17 +1,15 @@
 """Translate names of weights to and from published checkpoints; fit weights to a model.
 
-The table FORMATS has the names of each published program. The programs of HRM, TRM, URM and SE-RRM
-save the model inside its loss, so that their names are `model.inner.` and a path. torch.compile
-adds `_orig_mod.`, DDP `module.` and Lightning `model.`, all of which are dropped. HRM-Text has two
-formats: the checkpoints of its training program, and the files for the transformers library. Fused
-projections have the same layout here, so that only names differ.
+The programs of HRM, TRM, URM and SE-RRM save the model inside its loss, so that their names are
+`model.inner.` and a path. torch.compile adds `_orig_mod.`, DDP `module.` and Lightning `model.`.
+HRM-Text has two formats: the checkpoints of its training program, and the files for transformers.
+Fused projections have the same layout here, so that only names differ.
 """
 
 # K = puzzle identifiers, E = puzzle embedding size, W = width of an MLP
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 import torch
@@ -31,49 +29,28 @@ _WRAPPERS = ("_orig_mod", "module")
 """What torch.compile and DDP add to a name, wherever the wrapped part stands in the model."""
 COMPILED = f"{_WRAPPERS[0]}."
 _EMBEDDING = "embed_tokens.weight"
-_CONV_WEIGHT, _CONV_BIAS = ".mlp.conv_weight_W12", ".mlp.conv_bias_W"
+_CONV_WEIGHT, _CONV_BIAS = "mlp.conv_weight_W12", "mlp.conv_bias_W"
 _NUM_NAMED = 3  # most names that an error message lists
-
-
-@dataclass(frozen=True)
-class Format:
-    """The names that a published program gives the weights of an architecture.
-
-    Attributes:
-        outside: our names of the weights outside of layers, and the published ones.
-        stacks: the beginnings of the names of layers, ours and the published ones.
-        layer: what a name in a layer may be, after the number of the layer.
-        renamed: ends of names in a layer that differ, ours and the published ones.
-    """
-
-    outside: dict[str, str]
-    stacks: dict[str, str]
-    layer: str
-    renamed: dict[str, str] = field(default_factory=dict)
-
-    def published(self, ours: str) -> str | None:
-        """Return the published name of one of our weights; None if it has none."""
-        for own, theirs in self.stacks.items():
-            inside = ours.removeprefix(own)
-            if inside != ours and re.fullmatch(rf"layers\.\d+\.({self.layer})", inside):
-                return theirs + _with_end(inside, self.renamed)
-        return self.outside.get(ours)
-
-    def ours(self, published: str) -> str | None:
-        """Return our name of a published weight; None if the program has no such weight."""
-        for own, theirs in self.stacks.items():
-            inside = _with_end(published.removeprefix(theirs), {there: here for here, there in self.renamed.items()})
-            if published.startswith(theirs) and re.fullmatch(rf"layers\.\d+\.({self.layer})", inside):
-                return own + inside
-        return next((own for own, theirs in self.outside.items() if theirs == published), None)
-
-
-def _with_end(name: str, ends: Mapping[str, str]) -> str:
-    return next((name.removesuffix(old) + new for old, new in ends.items() if name.endswith(old)), name)
 
 
 def _same(*names: str) -> dict[str, str]:
     return dict(zip(names, names, strict=True))
+
+
+def _names(outside: dict[str, str], stacks: dict[str, str], parts: dict[str, str]) -> dict[str, str]:
+    """Return {our name: published name}, with * for the number of a layer.
+
+    Args:
+        outside: the names of the weights outside of layers.
+        stacks: the beginnings of the names of layers.
+        parts: the ends of the names of layers.
+    """
+    inside = {
+        f"{own}layers.*.{part}": f"{theirs}layers.*.{their_part}"
+        for own, theirs in stacks.items()
+        for part, their_part in parts.items()
+    }
+    return outside | inside
 
 
 _ENDS = {PUZZLE_TABLE: "puzzle_emb.weights", **_same("lm_head.weight")}
@@ -83,46 +60,53 @@ _SE_RRM = _same(
     *("Z_init", "pos_embedding", "embed_special_tokens", "embed_symbol_tokens", "embed_symbols"),
     *("add_tokens", "add_tokens_special"),
 )
-_MLP = r"mlp\.(gate_up_proj|down_proj)\.weight"
-_LAYER = rf"self_attn\.(qkv_proj|o_proj)\.weight|{_MLP}"
-_CONV = r"mlp\.conv_(weight_W12|bias_W)"
-_LAYER_OF_TEXT = rf"attn\.(gqkv_proj|o_proj)\.weight|{_MLP}"
+_MLP = _same("mlp.gate_up_proj.weight", "mlp.down_proj.weight")
+_LAYER = _same("self_attn.qkv_proj.weight", "self_attn.o_proj.weight") | _MLP
+_MLP_T = _same("mlp_t.gate_up_proj.weight", "mlp_t.down_proj.weight")
+_CONV = {_CONV_WEIGHT: "mlp.dwconv.weight", _CONV_BIAS: "mlp.dwconv.bias"}
+_LAYER_OF_SE_RRM = (
+    _same(*(f"{mixer}.{part}_proj.weight" for mixer in ("attn", "attn_t") for part in ("qkv", "o"))) | _MLP
+)
+_LAYER_OF_TEXT = _same("attn.gqkv_proj.weight", "attn.o_proj.weight") | _MLP
 _TEXT = {_EMBEDDING: "embed_tokens.embedding_weight", **_same("lm_head.weight")}
 _TEXT_WITH_STATE = _TEXT | {"zL_init": "model.zL_init"}
 _OF_TRANSFORMERS = {"zL_init": "model.z_L_init", _EMBEDDING: "model.embed_tokens.weight", **_same("lm_head.weight")}
+_CORES = {f"{stack}.": f"model.{stack}.core." for stack in ("H_level", "L_level")}
+_L_CORE = {"L_level.": "model.L_level.core."}
 
-FORMATS: dict[Kind, dict[str, Format]] = {
+FORMATS: dict[Kind, dict[str, dict[str, str]]] = {
     "puzzles": {
-        "hrm": Format(_TWO_STATES, _same("H_level.", "L_level."), _LAYER),
+        "hrm": _names(_TWO_STATES, _same("H_level.", "L_level."), _LAYER),
         # TRM introduced token mixing; the published HRM has only attention.
-        "trm": Format(_TWO_STATES, _same("L_level."), rf"{_LAYER}|{_MLP.replace('mlp', 'mlp_t', 1)}"),
-        "urm": Format(
-            {**_TOKENS, "z_init": "init_hidden"},
-            {"level.": ""},
-            rf"{_LAYER}|{_CONV}",
-            {_CONV_WEIGHT: ".mlp.dwconv.weight", _CONV_BIAS: ".mlp.dwconv.bias"},
-        ),
-        "se_rrm": Format(_ENDS | _SE_RRM, _same("L_level."), rf"attn(_t)?\.(qkv_proj|o_proj)\.weight|{_MLP}"),
+        "trm": _names(_TWO_STATES, _same("L_level."), _LAYER | _MLP_T),
+        "urm": _names({**_TOKENS, "z_init": "init_hidden"}, {"level.": ""}, _LAYER | _CONV),
+        "se_rrm": _names(_ENDS | _SE_RRM, _same("L_level."), _LAYER_OF_SE_RRM),
     },
     "training": {
-        "hrm_text": Format(
-            _TEXT_WITH_STATE, {f"{stack}.": f"model.{stack}.core." for stack in ("H_level", "L_level")}, _LAYER_OF_TEXT
-        ),
-        "trm_text": Format(_TEXT_WITH_STATE, {"L_level.": "model.L_level.core."}, _LAYER_OF_TEXT),
-        "ut_text": Format(_TEXT_WITH_STATE, {"L_level.": "model.L_level.core."}, _LAYER_OF_TEXT),
-        "rins_text": Format(
+        "hrm_text": _names(_TEXT_WITH_STATE, _CORES, _LAYER_OF_TEXT),
+        "trm_text": _names(_TEXT_WITH_STATE, _L_CORE, _LAYER_OF_TEXT),
+        "ut_text": _names(_TEXT_WITH_STATE, _L_CORE, _LAYER_OF_TEXT),
+        "rins_text": _names(
             _TEXT_WITH_STATE, {"H_level.": "model.H_level.", "L_level.": "model.L_level."}, _LAYER_OF_TEXT
         ),
-        "transformer_text": Format(_TEXT, {"level.": "model."}, _LAYER_OF_TEXT),
+        "transformer_text": _names(_TEXT, {"level.": "model."}, _LAYER_OF_TEXT),
     },
     "transformers": {
-        "hrm_text": Format(
+        "hrm_text": _names(
             _OF_TRANSFORMERS, {"H_level.": "model.H_module.", "L_level.": "model.L_module."}, _LAYER_OF_TEXT
         ),
     },
 }
+"""{our name: published name} of each architecture, with * for the number of a layer."""
+
 # Earlier versions of HRM-Text's program saved a state that it never reads.
 _UNUSED = {"model.zH_init"}
+
+
+def _translated(name: str, names: Mapping[str, str]) -> str | None:
+    number = re.search(r"(?<=layers\.)\d+", name)
+    found = names.get(re.sub(r"(?<=layers\.)\d+", "*", name))
+    return found.replace("*", number[0]) if found is not None and number is not None else found
 
 
 def prefix_of(name: str) -> str:
@@ -143,20 +127,19 @@ def to_ours(weights: Mapping[str, _T], arch_of_text: str | None = None) -> dict[
     Raises:
         UserError: A name of text is unknown, or two names mean the same weight.
     """
+    if arch_of_text is None:
+        formats = [*FORMATS["puzzles"].values()]
+    else:
+        kinds: tuple[Kind, ...] = ("training", "transformers")
+        formats = [FORMATS[kind][arch_of_text] for kind in kinds if arch_of_text in FORMATS[kind]]
+    published = [{theirs: ours for ours, theirs in names.items()} for names in formats]
     found: dict[str, str] = {}
     for name in weights:
-        kinds: tuple[Kind, ...] = ("puzzles",) if arch_of_text is None else ("training", "transformers")
         start = prefix_of(name) if arch_of_text is None else ""
         path = ".".join(part for part in name.removeprefix(start).split(".") if part not in _WRAPPERS)
         if arch_of_text is not None and path in _UNUSED:
             continue
-        formats = (
-            each
-            for kind in kinds
-            for arch, each in FORMATS[kind].items()
-            if arch_of_text is None or arch == arch_of_text
-        )
-        ours = next(filter(None, (each.ours(path) for each in formats)), None if arch_of_text else path)
+        ours = next(filter(None, (_translated(path, names) for names in published)), None if arch_of_text else path)
         if ours is None:
             raise UserError(
                 f"{name} is no weight of a published {arch_of_text}; take the architecture of the checkpoint"
@@ -170,9 +153,8 @@ def to_ours(weights: Mapping[str, _T], arch_of_text: str | None = None) -> dict[
 def to_published(weights: Weights, kind: Kind, arch: str, *, compiled: bool = False) -> Weights:
     """Return the weights of our model under the names of a published checkpoint.
 
-    URM's code loads a convolution in the dtype of the file, and needs that of the activations. So
-    the convolution gets the dtype of `init_hidden`, which is forward_dtype. A convolution without a
-    bias gets one of zeros.
+    URM's code needs its convolution in the dtype of the activations, that of `init_hidden`, and
+    with a bias.
 
     Raises:
         UserError: The architecture or some weight has no published name.
@@ -180,8 +162,14 @@ def to_published(weights: Weights, kind: Kind, arch: str, *, compiled: bool = Fa
     if arch not in FORMATS[kind]:
         raise UserError(f"there are no published names ({kind}) of {arch}; take {' or '.join(FORMATS[kind])}")
     if arch == "urm":
-        weights = _as_in_urm(weights)
-    names = {name: FORMATS[kind][arch].published(name) for name in weights}
+        dtype, given = weights["z_init"].dtype if "z_init" in weights else torch.float32, weights
+        weights = {}
+        for name, tensor in given.items():
+            weights[name] = tensor.to(dtype) if name.endswith((_CONV_WEIGHT, _CONV_BIAS)) else tensor
+            bias = name.removesuffix(_CONV_WEIGHT) + _CONV_BIAS
+            if name.endswith(_CONV_WEIGHT) and bias not in given:
+                weights[bias] = torch.zeros(len(tensor), dtype=dtype)
+    names = {name: _translated(name, FORMATS[kind][arch]) for name in weights}
     if unknown := [name for name, published in names.items() if published is None]:
         raise UserError(
             f"the published {arch.upper().replace('_', '-')} has no {_some(unknown)}; only a model without additions "
@@ -200,17 +188,6 @@ def arch_of(weights: Weights) -> str:
     return "hrm" if any(name.startswith("H_level.") for name in weights) else "trm"
 
 
-def _as_in_urm(weights: Weights) -> Weights:
-    dtype = weights["z_init"].dtype if "z_init" in weights else torch.float32
-    found: Weights = {}
-    for name, tensor in weights.items():
-        found[name] = tensor.to(dtype) if name.endswith((_CONV_WEIGHT, _CONV_BIAS)) else tensor
-        bias = name.removesuffix(_CONV_WEIGHT) + _CONV_BIAS
-        if name.endswith(_CONV_WEIGHT) and bias not in weights:
-            found[bias] = torch.zeros(len(tensor), dtype=dtype)
-    return found
-
-
 def fit_one_by_one(
     weights: Weights,
     own: Mapping[str, Tensor],
@@ -221,18 +198,16 @@ def fit_one_by_one(
     """Return the weights in the dtypes of the model and with its puzzle table's size.
 
     All are checked at once. Each is read and cast when its turn comes, so that memory need not hold
-    them all. A convolution that comes with weights but without a bias gets a bias of zeros.
+    them all.
 
     Args:
-        weights: weights by our names (see `to_ours`). On the meta device, which has only shapes and
-            dtypes, are those that `read` gives.
+        weights: weights by our names (see `to_ours`). `read` gives those on the meta device.
         own: the model's state dict, for its names, shapes and dtypes.
         puzzle_table: how the table's rows are filled. keep: by number, with zeros for rows that
             the loaded table lacks. mean: every row becomes the mean of the loaded rows, as in TRM.
             zero: all rows are zero, and the checkpoint needs no table. None: as loaded, which
             needs a table of the model's size.
         source: where the weights come from, for messages.
-        read: returns a weight that is on the meta device in `weights`, by name.
 
     Raises:
         UserError: Weights are missing, unexpected or of another shape, or puzzle_table is None and
@@ -280,17 +255,17 @@ def _mismatches(weights: Weights, own: Mapping[str, Tensor]) -> list[str]:
 
     found = compare_shapes(shapes_of(weights), shapes_of(own))
     # Without the last check, integers would be cast silently, and quantized weights be noise.
-    kinds = {
-        "missing ": [f"{name} {shape(own[name])}" for name in found.missing],
-        "unexpected ": [f"{name} {shape(weights[name])}" for name in found.unexpected],
-        "": [f"{name} is {shape(weights[name])} there and {shape(own[name])} in the model" for name in found.reshaped],
-        " ": [
+    kinds = [
+        [f"missing {name} {shape(own[name])}" for name in found.missing],
+        [f"unexpected {name} {shape(weights[name])}" for name in found.unexpected],
+        [f"{name} is {shape(weights[name])} there and {shape(own[name])} in the model" for name in found.reshaped],
+        [
             f"{name} is {theirs.dtype} there and {own[name].dtype} in the model"
             for name, theirs in weights.items()
             if name in own and theirs.is_floating_point() != own[name].is_floating_point()
         ],
-    }
-    return [(prefix + _some(names)).lstrip() for prefix, names in kinds.items() if names]
+    ]
+    return [_some(names) for names in kinds if names]
 
 
 def _some(names: Iterable[str]) -> str:

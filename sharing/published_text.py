@@ -22,19 +22,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from models.layers import swiglu_width
-from models.text.config import HRMTextConfig, TextConfig
-from sharing.dcp_folder import is_dcp_folder, read_index, read_tensors
+from models.text.config import (
+    HRMTextConfig,
+    RINSTextConfig,
+    TextConfig,
+    TransformerTextConfig,
+    TRMTextConfig,
+    UTTextConfig,
+)
+from sharing.dcp_folder import METADATA, DCPFolder
 from sharing.hub import is_address, path_of, with_file
 from sharing.published import Kind, Weights, to_ours, to_published
+from sharing.stored_config import read_yaml
 from sharing.weights_file import open_weights, write_weights
 from utils.command_line import validate
-from utils.config import Float, Int
+from utils.config import Float, Int, name_of
 from utils.errors import UserError
-from utils.files import file_errors, read_plain_yaml
+from utils.files import file_errors
 from utils.json_files import RepeatedKey, read_json
 from utils.safetensors_files import FILE, INDEX, INDEX_ENDING
 
@@ -43,27 +50,17 @@ _EPOCH = re.compile(r"fsdp2_epoch_(\d+)")
 _MODEL, _STATE, _AVERAGE = "model.", "optim.state.", ".param_ema"
 _LAYER = re.compile(r"([HL]_level)\.layers\.(\d+)\..*")
 
-# The class of a published model, and our name.
-_ARCHS = {
-    "HierarchicalReasoningModel": "hrm_text",
-    "TinyRecursiveModel": "trm_text",
-    "UniversalTransformer": "ut_text",
-    "RINS": "rins_text",
-    "TransformerWrapper": "transformer_text",
+_ARCHS: dict[str, type[TextConfig]] = {
+    "HierarchicalReasoningModel": HRMTextConfig,
+    "TinyRecursiveModel": TRMTextConfig,
+    "UniversalTransformer": UTTextConfig,
+    "RINS": RINSTextConfig,
+    "TransformerWrapper": TransformerTextConfig,
 }
+"""The classes of published models, and ours."""
 _RENAMED = {"n_layers": "num_layers", "pos_emb_type": "pos_encodings", "attn_type": "attention"}
-_OF_A_STACK = {
-    *("hidden_size", "num_layers", "num_heads", "expansion", "attention", "norm_type", "norm_eps"),
-    *("pos_encodings", "rope_theta", "init_type", "init_std"),
-}
-_BACKPROP = {"bp_warmup_ratio", "bp_min_steps", "bp_max_steps"}
-_OF_A_MODEL = {
-    "hrm_text": {"half_layers", "H_cycles", "L_cycles", "H_override"} | _BACKPROP,
-    "trm_text": {"half_layers", "H_cycles", "L_cycles", "H_bp_steps", "L_bp_steps"},
-    "ut_text": {"cycles", "bp_cycles"},
-    "rins_text": {"half_layers", "H_override", "L_cycles", "L_bp_cycles"},
-    "transformer_text": set[str](),
-}
+# Options that no published program has.
+_OURS = {"name", "width_multiple", "forward_dtype", "activation_checkpointing", "attention_kernel"}
 # What the published classes take if the config does not say it.
 _DEFAULTS: dict[str, Any] = {
     "attention": "prefixlm",
@@ -102,13 +99,13 @@ class PublishedModel:
         """
         if self.kind == "transformers":
             return to_ours(open_weights(self._weights).read(), self.arch["name"])
-        epoch = Path(self._weights)
-        index = read_index(epoch)
-        stored_as = {name.removeprefix(_MODEL): name for name in index if name.startswith(_MODEL)}
+        epoch = DCPFolder(Path(self._weights))
+        stored_as = {name.removeprefix(_MODEL): name for name in epoch.names if name.startswith(_MODEL)}
         if not stored_as:
-            raise UserError(f"{epoch} holds no weights of a model; give the folder of an epoch of HRM-Text")
-        stored_as |= {name: average for name in stored_as if (average := f"{_STATE}{name}{_AVERAGE}") in index}
-        tensors = read_tensors(epoch, index, stored_as.values())
+            raise UserError(f"{self._weights} holds no weights of a model; give the folder of an epoch of HRM-Text")
+        averages = {name: f"{_STATE}{name}{_AVERAGE}" for name in stored_as}
+        stored_as |= {name: average for name, average in averages.items() if average in epoch.names}
+        tensors = epoch.read(stored_as.values())
         return to_ours({name: tensors[stored] for name, stored in stored_as.items()}, self.arch["name"])
 
 
@@ -197,7 +194,7 @@ def find_published(where: str) -> PublishedModel | None:
     """
     where, folder = with_file(where), Path(where)
     if not is_address(where) and os.path.isdir(folder):
-        if is_dcp_folder(folder) and os.path.isfile(folder.parent / _TRAINING):
+        if os.path.isfile(folder / METADATA) and os.path.isfile(folder.parent / _TRAINING):
             return _of_epoch(folder)
         if epochs := {int(found[1]): path for path in folder.iterdir() if (found := _EPOCH.fullmatch(path.name))}:
             return _of_epoch(epochs[max(epochs)])
@@ -214,42 +211,25 @@ def find_published(where: str) -> PublishedModel | None:
 
 
 def _of_epoch(epoch: Path) -> PublishedModel:
-    config, sizes = (_yaml(epoch.parent / name) for name in (_TRAINING, _DATA))
-    published = config.get("arch")
-    if not isinstance(published, dict):
-        published = {}
-    name = str(published.get("name")).rpartition("@")[2]
-    if name not in _ARCHS:
-        raise UserError(f"{epoch.parent / _TRAINING}: arch.name is {name!r}; known are {', '.join(_ARCHS)}")
-    data = validate(_Data, sizes)
-    return PublishedModel(
-        "training", _arch_of_training(_ARCHS[name], published), data.vocab_size, data.max_seq_len, str(epoch)
-    )
-
-
-def _arch_of_training(name: str, published: dict[str, Any]) -> dict[str, Any]:
-    known = _OF_A_STACK | _OF_A_MODEL[name]
-    options = {key: value for key, value in _renamed(published).items() if key in known}
-    if isinstance(options.get("H_override"), dict):
-        options["H_override"] = _renamed(options["H_override"])
-    if options.get("rope_theta") is None:  # without positions
-        options.pop("rope_theta", None)
-    defaults = {key: value for key, value in _DEFAULTS.items() if key in known}
-    return defaults | options | {"name": name, "width_multiple": _PUBLISHED_MULTIPLE}
+    file = epoch.parent / _TRAINING
+    options = read_yaml(file, "copy it again").get("arch")
+    published = _renamed(options) if isinstance(options, dict) else {}
+    class_name = str(published.get("name")).rpartition("@")[2]
+    if class_name not in _ARCHS:
+        raise UserError(f"{file}: arch.name is {class_name!r}; known are {', '.join(_ARCHS)}")
+    data = validate(_Data, read_yaml(epoch.parent / _DATA, "copy it again"))
+    known = _ARCHS[class_name].model_fields.keys() - _OURS
+    arch = {key: value for key, value in (_DEFAULTS | published).items() if key in known}
+    if isinstance(arch.get("H_override"), dict):
+        arch["H_override"] = _renamed(arch["H_override"])
+    if arch.get("rope_theta") is None:  # without positions
+        arch.pop("rope_theta", None)
+    arch |= {"name": name_of(_ARCHS[class_name]), "width_multiple": _PUBLISHED_MULTIPLE}
+    return PublishedModel("training", arch, data.vocab_size, data.max_seq_len, str(epoch))
 
 
 def _renamed(options: dict[str, Any]) -> dict[str, Any]:
     return {_RENAMED.get(key, key): value for key, value in options.items()}
-
-
-def _yaml(file: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(read_plain_yaml(file))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is no config ({' '.join(str(error).split())}); copy it again") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{file} has no keys; copy it again")
-    return values
 
 
 def _of_transformers(weights: str, file: Path) -> PublishedModel | None:
@@ -295,36 +275,20 @@ def write_for_transformers(
         UserError: transformers has no such model.
         OSError: The folder can't be written.
     """
-    config = transformers_config(arch, vocab_size=len(weights["embed_tokens.weight"]), max_len=max_len)
-    for key, name in (("bos_token_id", "start"), ("eos_token_id", "end")):
-        if name in special_tokens:
-            config[key] = special_tokens[name]
-    write_weights(folder / FILE, to_published(weights, "transformers", arch.name), {"format": "pt"})
-    if tokenizer is not None:
-        shutil.copyfile(tokenizer, folder / tokenizer.name)
-    (folder / _TRANSFORMERS).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def transformers_config(arch: TextConfig, *, vocab_size: int, max_len: int) -> dict[str, Any]:
-    """Return the contents of config.json.
-
-    Raises:
-        UserError: transformers has no such model.
-    """
     if not isinstance(arch, HRMTextConfig):
         raise UserError(f"transformers has no model for arch={arch.name}; only hrm_text can be written for it")
     H_stack, L_stack = arch.stacks["H_level"], arch.stacks["L_level"]
     for option, suits in {
-        f"norm_type={arch.norm_type}": arch.norm_type == "pre",
-        f"pos_encodings={arch.pos_encodings}": arch.pos_encodings == "rope",
-        f"H_override={arch.H_override}": {**vars(H_stack), "stds": None} == {**vars(L_stack), "stds": None},
+        "norm_type": arch.norm_type == "pre",
+        "pos_encodings": arch.pos_encodings == "rope",
+        "H_override": {**vars(H_stack), "stds": None} == {**vars(L_stack), "stds": None},
     }.items():
         if not suits:
-            raise UserError(f"transformers has no model with arch.{option}; leave --format out")
-    return {
+            raise UserError(f"transformers has no model with arch.{option}={getattr(arch, option)}; leave --format out")
+    config = {
         "architectures": ["HrmTextForCausalLM"],
         "model_type": "hrm_text",
-        "vocab_size": vocab_size,
+        "vocab_size": len(weights["embed_tokens.weight"]),
         "hidden_size": arch.hidden_size,
         "intermediate_size": L_stack.width,
         "num_hidden_layers": L_stack.num_layers,  # of a stack: the library counts the calls itself
@@ -343,3 +307,9 @@ def transformers_config(arch: TextConfig, *, vocab_size: int, max_len: int) -> d
         "prefix_lm": arch.attention == "prefixlm",
         "pad_token_id": 0,
     }
+    ids = {"bos_token_id": special_tokens.get("start"), "eos_token_id": special_tokens.get("end")}
+    config |= {key: token for key, token in ids.items() if token is not None}
+    write_weights(folder / FILE, to_published(weights, "transformers", arch.name), {"format": "pt"})
+    if tokenizer is not None:
+        shutil.copyfile(tokenizer, folder / tokenizer.name)
+    (folder / _TRANSFORMERS).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

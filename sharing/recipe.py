@@ -19,8 +19,7 @@ def recipe_text(comment: Iterable[str], groups: dict[str, str], values: Containe
     """Return the text of the file.
 
     Args:
-        comment: paragraphs for the top of the file, which are wrapped. Indented ones stay as they
-            are.
+        comment: paragraphs for the top, which are wrapped unless they are indented.
         groups, values: as `differences_from_groups` returns them.
     """
     lines = ["# @package _global_"]
@@ -38,9 +37,6 @@ def recipe_text(comment: Iterable[str], groups: dict[str, str], values: Containe
 
 def differences_from_groups(wanted: Container) -> tuple[dict[str, str], Container]:
     """Return the files of the groups that suit a config of pretrain.py best, and what else differs.
-
-    A group may have been chosen by an override, by an experiment or by a path. So the files are
-    compared with the config as a whole.
 
     Returns:
         {group: choice} where it is not the default, and the values that differ from those files.

@@ -45,11 +45,7 @@ def kind_of(typed: str | Path) -> Kind:
 
 
 def require_known(typed: str | Path) -> Kind:
-    """Return the kind of a source of weights.
-
-    Raises:
-        UserError: It is neither a run nor weights; the message says what to give instead.
-    """
+    """Return the kind of a source of weights. Raise UserError if it is other."""
     if (kind := kind_of(typed)) == "other":
         raise UserError(no_checkpoint(Path(typed)))
     return kind
@@ -64,22 +60,15 @@ def step_around(file: str) -> str | None:
 
 
 def no_checkpoint(path: Path) -> str:
-    """Return a line that says what a path names that is neither a run nor weights, and what to give
-    instead.
-    """
-    if weights := _foreign_weights(path):
-        return (
-            f"{path} is no run, but a folder with weights of another program; give {weights}, and with it arch=... and "
-            "data_path=... as in its training"
-        )
+    """Return a line that says what a path names that is neither a run nor weights."""
     if any(os.path.isfile(path / split / "dataset.json") for split in ("train", "test")):
         return f"{path} is a dataset, which data_path takes; give the folder of a run or of one of its steps here"
+    with suppress(OSError):
+        names = [each.name for each in os.scandir(path) if _FILE_OF_WEIGHTS.fullmatch(each.name) and each.is_file()]
+        if names:  # of another program, which writes the last file with the highest number
+            last = max(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
+            return (
+                f"{path} is no run, but a folder with weights of another program; give {path / last}, and with it "
+                "arch=... and data_path=... as in its training"
+            )
     return no_run(path)
-
-
-def _foreign_weights(folder: Path) -> Path | None:
-    """Return the file of weights that another program left in a folder last; None without one."""
-    with suppress(OSError, ValueError):  # ValueError: there is none
-        names = [each.name for each in os.scandir(folder) if _FILE_OF_WEIGHTS.fullmatch(each.name) and each.is_file()]
-        return folder / max(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
-    return None

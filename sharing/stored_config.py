@@ -1,12 +1,17 @@
 """Read the config that a run of any version has stored."""
 
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from utils.command_line import filled_up, read_config, with_changes
 from utils.config import Container, flatten
 from utils.config_files import choices, default_groups
 from utils.errors import UserError
+from utils.files import read_plain_yaml
 from utils.ranks.config import DEFAULT_MEETING
+from utils.text import one_line
 
 # Keys whose default is not what runs did before the key was there: the key, what these runs did,
 # and a key and its value that tell which runs these are.
@@ -19,16 +24,25 @@ GONE = {
 }
 
 
+def read_yaml(file: Path, remedy: str) -> Container:
+    """Return the keys of a YAML file. If it has none, raise UserError with the remedy."""
+    try:
+        values = yaml.safe_load(read_plain_yaml(file))
+    except (ValueError, yaml.YAMLError) as error:  # ValueError: an impossible date, or no UTF-8
+        raise UserError(f"{file} can't be read as YAML ({one_line(error)}); {remedy}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{file} has no keys; {remedy}")
+    return {str(key): value for key, value in values.items()}
+
+
 def completed(stored: Container) -> Container:
     """Return a stored config with values for the keys that were added since it was stored.
 
     These are the defaults, or what the run did before the key was there (_BEFORE). How ranks find
-    one another is a matter of each start, and gets its defaults, too. Keys that no longer exist
-    (GONE) are left out.
+    one another is a matter of each start, and gets its defaults. Keys that are GONE are left out.
 
     Raises:
-        UserError: A value is an interpolation. Runs store plain values, and an interpolation in
-            somebody else's file could read environment variables.
+        UserError: A value is an interpolation, which could read environment variables.
     """
     for key, value in flatten(stored):
         if "${" in str(value):

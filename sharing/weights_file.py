@@ -75,9 +75,7 @@ class WeightsFile:
     def read(self) -> dict[str, Tensor]:
         """Read the tensors, by name, on the CPU.
 
-        If the file holds {"model": tensors, ...}, {"model_state_dict": tensors, ...} as URM's
-        program writes, or {"state_dict": tensors, ...} as Lightning does, the inner tensors are
-        returned.
+        They may lie under "model", "model_state_dict" (URM's program) or "state_dict" (Lightning).
 
         Raises:
             UserError: The file is damaged, or holds something else than tensors.
@@ -121,10 +119,9 @@ def open_weights(where: str) -> WeightsFile:
     """Find a file of weights. Its contents, not its name, tell safetensors from torch's format.
 
     Args:
-        where: a path, or hf://owner/repo[@revision]/path/in/repo for a file on the Hugging Face
-            Hub. A name that ends in .safetensors.index.json is that of an index of several files.
-            A folder means the index or the model.safetensors in it, and hf://owner/repo the
-            model.safetensors there.
+        where: a path, or hf://owner/repo[@revision]/path/in/repo. A name that ends in
+            .safetensors.index.json is that of an index of several files. A folder means the index
+            or the model.safetensors in it, and hf://owner/repo the model.safetensors there.
 
     Raises:
         UserError: The file is missing, or no file of weights.
@@ -148,11 +145,7 @@ def read_weights(where: str) -> dict[str, Tensor]:
 
 
 def read_tensor(saved: bytes, name: str, where: str) -> Tensor:
-    """Return the only tensor of a file of torch.save. A folder of DCP joins many to one file.
-
-    Args:
-        saved: the contents of the file.
-        name, where: of the tensor and of the folder, for messages.
+    """Return the only tensor in the bytes of a file of torch.save.
 
     Raises:
         UserError: The bytes are damaged, or hold something else than a tensor.
@@ -219,7 +212,13 @@ def _read_torch(source: Path | io.BytesIO, where: str, head: bytes) -> Any:
             warnings.catch_warnings(action="ignore"),
         ):
             if head.startswith(_ZIP):
-                _require_stored(file, where)
+                with zipfile.ZipFile(file) as archive:
+                    if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                        # They could take any amount of memory.
+                        raise UserError(
+                            f"{where} is compressed, as torch.jit.save writes programs (torch.save compresses "
+                            "nothing): refused; give a file that holds a model's state dict and nothing else"
+                        )
             file.seek(0)
             return torch.load(str(source) if use_mmap else file, weights_only=True, map_location="cpu", mmap=use_mmap)
     except (OSError, UserError):
@@ -234,13 +233,3 @@ def _read_torch(source: Path | io.BytesIO, where: str, head: bytes) -> Any:
         raise UserError(
             f"{where} is neither a whole safetensors file nor a whole file of torch.save; copy or download it again"
         ) from error
-
-
-def _require_stored(file: BinaryIO, where: str) -> None:
-    """Raise UserError if a zip file has compressed parts: they could take any amount of memory."""
-    with zipfile.ZipFile(file) as archive:
-        if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
-            raise UserError(
-                f"{where} is compressed, as torch.jit.save writes programs (torch.save compresses nothing): refused; "
-                "give a file that holds a model's state dict and nothing else"
-            )

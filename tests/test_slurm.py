@@ -46,12 +46,6 @@ def _submit(slurm: Cluster, options: str, overrides: list[str], log: Path, **var
     return slurm.run(line, **variables)
 
 
-def test_srun_alone_trains_on_two_nodes(slurm: Cluster, data: Path, quiet_2: Path, tmp_path: Path) -> None:
-    words = ["srun", "--nodes=2", "--ntasks=2", sys.executable, "pretrain.py", *settings(data, tmp_path / "run")]
-    slurm.run(shlex.join(words))
-    assert_same_run(tmp_path / "run", quiet_2)
-
-
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_a_warned_and_then_killed_job_ends_like_an_undisturbed_run(
     slurm: Cluster, data: Path, quiet_2: Path, tmp_path: Path, log: Path, launcher: str
@@ -90,12 +84,6 @@ def test_the_time_limit_ends_no_run(slurm: Cluster, data: Path, quiet_2: Path, t
     assert slurm.end(job, log) == "COMPLETED", log.read_text()
     assert "before the time limit; " in log.read_text()
     assert_same_run(run, quiet_2)
-
-
-def test_a_mistake_ends_the_job(slurm: Cluster, tmp_path: Path, log: Path) -> None:
-    job = _submit(slurm, "", ["lr=fast", f"checkpoint_path={tmp_path}/run"], log)
-    assert slurm.end(job, log) == "FAILED"
-    assert "error: lr" in log.read_text() and "queue" not in log.read_text(), log.read_text()
 
 
 PAGE = (REPOSITORY / "docs" / "launching.md").read_text()

@@ -19,8 +19,7 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 import sweep as program
 from search import launchers
 from search.config import LauncherConfig
-from search.jobs import Start
-from search.launchers import build_launcher
+from search.launchers import ProcessLauncher, Start
 from search.study import open_study
 from search.sweep import Sweep
 from search.workload import Workload
@@ -191,7 +190,7 @@ def _start_a_run_and_be_killed(folder: Path) -> None:
     program.write_text(WAITS)
     launchers.PRETRAIN = program  # type: ignore[attr-defined]
     options = {"name": "local", "at_once": 1, "threads": 1, "ranks": 1, "gpus": [], "slurm": None}
-    launcher = build_launcher(LauncherConfig.model_validate(options))
+    launcher = ProcessLauncher(LauncherConfig.model_validate(options))
     jobs = [*launcher.start([Start([str(folder / "begun")], folder / "log", 0)])]
     while not (folder / "begun").exists():
         time.sleep(0.01)
@@ -259,26 +258,18 @@ parameters:
 """
 MISTAKES = [
     ([], "there is nothing to search"),
-    (["sweep=nope"], "there is no config 'sweep/nope'"),
-    (["sweep=nope.yaml"], "nope.yaml is not there"),
     (["sweep=my.yaml", "sweep.trial=3"], "did you mean sweep.trials"),
     (["sweep=unknown.yaml"], "unknown.yaml:1: unknown key 'sweep.trialz'; did you mean "),
     (["sweep=kind.yaml"], "unknown key 'log_rang'; did you mean log_range"),
-    (["sweep=malformed.yaml"], "malformed.yaml:3: "),
     (["lrr=1,2"], "the config refuses lrr=1: unknown key 'lrr'; did you mean lr?"),
     (["global_batch_size=16,32", "grad_accumulation=1,2,0"], "refuses global_batch_size=16 grad_accumulation=0: "),
-    (["arch=hrm,tmr"], "arch=tmr: there is no config 'arch/tmr'"),
     (["lr=1,2", "sweep.metric=exact_acuracy"], "did you mean eval/all/exact_accuracy"),
-    (["lr=1,2", "sweep.metric=train/los"], "did you mean train/"),
     (["lr=1,2", "eval_every_n_steps=null"], "the runs never evaluate"),
     (["lr=1,2", "data_path=data/no"], "no dataset at data/no: "),
     (["lr=1,2", "run_name=x"], "sweep.py gives every run its own run_name"),
-    (["seed=a,b"], "sweep.seeds.0: "),
     (["sweep.parameters={lr:[1,2]}"], "lr=1e-4,2e-4"),
     (["lr=shuffle(1,2)"], "'lr=shuffle(1,2)' is no list of values"),
     (["lr=1,[2"], "'lr=1,[2' can't be read"),
-    (["sweep=my.yaml", "sweep.sampler.name=grid"], "parameters.lr has infinitely many values"),
-    (["lr=1,2", "sweep.storage=postgresql://me:hush@localhost:1/x"], "//me:***@localhost:1/x has a password"),
     (["status", "nope"], "there is no sweep at nope"),
     (["again", "nope", "--best", "0"], "--best is 0"),
 ]
@@ -289,12 +280,11 @@ def test_a_mistake_is_one_line_before_the_first_trial(here: Path, typed: list[st
     Path("my.yaml").write_text(SWEEP_FILE)
     Path("unknown.yaml").write_text("trialz: 3" + SWEEP_FILE)
     Path("kind.yaml").write_text(SWEEP_FILE.replace("log_range", "log_rang"))
-    Path("malformed.yaml").write_text("trials: 3\nparameters: {lr: [1, 2\n")
     common = [] if not typed or typed[0] in ("status", "again") or "sweep" in typed[0] else ["debug=tiny"]
     data = [] if not common or "data_path" in "".join(typed) else ["data_path=data/4"]
     with pytest.raises(UserError) as caught:
         _page(*typed, *common, *data)
-    assert message in str(caught.value) and "\n" not in str(caught.value) and "hush" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
     assert not list(Path().rglob("trial_*"))
 
 

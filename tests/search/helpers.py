@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from search.jobs import Start
+from search.launchers import Start
 from search.sweep import Sweep
 from utils.run.launched import Launched
 from utils.run.lock import is_locked
@@ -18,7 +18,9 @@ Curve = Callable[[dict[str, object], int], float | None]
 
 def sweep_of(data: Path, folder: Path, *typed: str) -> Sweep:
     """Return a sweep over tiny runs, in a folder of its own."""
-    return Sweep.read([f"data_path={data}", "debug=tiny", "device=cpu", f"sweep.path={folder}", *typed])
+    tiny = [f"data_path={data}", "debug=tiny", "device=cpu", f"sweep.path={folder}"]
+    at_once = [] if any("launcher" in each for each in typed) else ["sweep.launcher.at_once=1"]
+    return Sweep.read([*tiny, *at_once, *typed])
 
 
 class FakeJob:
@@ -77,8 +79,8 @@ class FakeJob:
 class FakeLauncher:
     """Starts fake runs, and notes what was started."""
 
-    def __init__(self, curve: Curve, *, at_once: int = 1, last_step: int = 4) -> None:
-        self.curve, self.at_once, self.last_step = curve, at_once, last_step
+    def __init__(self, curve: Curve, *, last_step: int = 4) -> None:
+        self.curve, self.last_step = curve, last_step
         self.metric = "eval/all/exact_accuracy"
         self.last_words = "error: the ceiling fell down\n"  # of a run that fails
         self.started: list[str] = []
@@ -90,20 +92,13 @@ class FakeLauncher:
 
     def start(self, starts: list[Start]) -> Iterator[FakeJob]:
         for start in starts:
-            yield self._start(start.arguments, start.log, start.place)
-
-    def _start(self, arguments: list[str], log: Path, place: int) -> FakeJob:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.touch()
-        assert 0 <= place < self.at_once
-        job = FakeJob(self, arguments, log)
-        self.started.append(job.folder.name)
-        self.running.add(job.folder)
-        self.most_running = max(self.most_running, len(self.running))
-        return job
-
-    def shown(self, arguments: list[str]) -> str:
-        return " ".join(arguments)
+            start.log.parent.mkdir(parents=True, exist_ok=True)
+            start.log.touch()
+            job = FakeJob(self, start.arguments, start.log)
+            self.started.append(job.folder.name)
+            self.running.add(job.folder)
+            self.most_running = max(self.most_running, len(self.running))
+            yield job
 
 
 def rising(keys: dict[str, object], step: int) -> float:

@@ -3,15 +3,18 @@
 import signal
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from search import driver as driver_module
 from search.driver import Driver
 from search.report import best_of
-from search.study import Study, open_study
+from search.study import open_study
 from search.sweep import Sweep
+from tests.search.finished import Ended, add_trials, finished, read_sweep
 from tests.search.helpers import Curve, FakeLauncher, rising, sweep_of
 from utils.errors import UserError
 from utils.run.lock import RunLock
@@ -24,42 +27,44 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _run(sweep: Sweep, launcher: FakeLauncher, stop: StopSignal | None = None) -> bool:
-    with open_study(sweep, create=True) as study:
+    with (
+        mock.patch.object(driver_module, "ProcessLauncher", return_value=launcher),
+        open_study(sweep, create=True) as study,
+    ):
         study.begin()
-        return Driver(sweep, study, launcher, stop or StopSignal()).run()
+        return Driver(study, stop or StopSignal()).run()
+
+
+def _trials(sweep: Sweep) -> list[FrozenTrial]:
+    with open_study(sweep, create=False) as study:
+        return study.trials()
 
 
 def _states(sweep: Sweep) -> list[TrialState]:
-    with open_study(sweep, create=False) as study:
-        return [trial.state for trial in study.trials()]
-
-
-def _trials(sweep: Sweep) -> Study:
-    with open_study(sweep, create=False) as study:
-        return study
+    return [trial.state for trial in _trials(sweep)]
 
 
 COMPLETE, PRUNED, FAIL, RUNNING = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL, TrialState.RUNNING
 
 
 def test_every_point_of_a_grid_runs_once_and_the_best_is_found(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-4,1e-3,1e-2", "arch=hrm,trm")
-    launcher = FakeLauncher(rising, at_once=2)
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-4,1e-3,1e-2", "arch=hrm,trm", "sweep.launcher.at_once=2")
+    launcher = FakeLauncher(rising)
     assert _run(sweep, launcher)
     assert sorted(launcher.started) == [f"trial_{number:04d}" for number in range(6)]
     assert launcher.most_running == 2
-    best = best_of(sweep, _trials(sweep).trials())
+    best = best_of(sweep, _trials(sweep))
     assert best is not None and best.point == {"lr": 1e-3, "arch": "hrm"} and best.value == pytest.approx(0.4)
     again = FakeLauncher(rising)
     assert _run(sweep, again) and again.started == [], "a finished sweep repeats nothing"
 
 
 def test_the_value_of_a_trial_is_the_mean_over_its_seeds(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-2", "seed=range(3)")
-    launcher = FakeLauncher(rising, at_once=4)
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-2", "seed=range(3)", "sweep.launcher.at_once=4")
+    launcher = FakeLauncher(rising)
     assert _run(sweep, launcher)
     assert sorted(launcher.started)[:3] == ["trial_0000_seed_0", "trial_0000_seed_1", "trial_0000_seed_2"]
-    best = best_of(sweep, _trials(sweep).trials())
+    best = best_of(sweep, _trials(sweep))
     assert best is not None and best.value == pytest.approx(0.401)
     assert best.values == {0: pytest.approx(0.4), 1: pytest.approx(0.401), 2: pytest.approx(0.402)}
 
@@ -111,39 +116,31 @@ def _fails(times: int, at_step: int = 2) -> Curve:
 def test_a_run_that_fails_is_started_once_more(
     data: Path, tmp_path: Path, times: int, at_step: int, starts: int, state: TrialState
 ) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
-    launcher = FakeLauncher(_fails(times, at_step), at_once=2)
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", "sweep.launcher.at_once=2")
+    launcher = FakeLauncher(_fails(times, at_step))
     assert _run(sweep, launcher) and not launcher.running
     assert launcher.started.count("trial_0000") == starts and _states(sweep) == [state, COMPLETE]
     if state == FAIL:
-        assert _trials(sweep).trials()[0].user_attrs["error"] == "the ceiling fell down"
+        assert _trials(sweep)[0].user_attrs["error"] == "the ceiling fell down"
 
 
-def test_a_second_start_inherits_no_error_and_no_stop(
+def test_a_second_start_inherits_no_error_no_stop_and_no_reason(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first start has a damaged row, and is stopped."""
+    """The first start has a damaged row, and is stopped. Then another second start says nothing."""
     monkeypatch.setattr(driver_module, "_STOPS_WITHIN_S", 0.0)
 
     def curve(keys: dict[str, object], step: int) -> float | None:
-        if step == 3 and len(launcher.started) == 1:
+        if step == 3 and launcher.started == ["trial_0000"]:
             with open(tmp_path / "s/trial_0000/metrics.jsonl", "a") as file:
                 file.write("no row\n")
-        return rising(keys, step)
+        launcher.last_words = "error: of the first start\n" if len(launcher.started) == 3 else ""
+        return None if step == 2 and keys["lr"] == 2e-3 else rising(keys, step)
 
-    sweep, launcher = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3", "sweep.trials=1"), FakeLauncher(curve)
+    sweep, launcher = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3"), FakeLauncher(curve)
     assert _run(sweep, launcher)
-    assert launcher.started == ["trial_0000"] * 2 and _states(sweep) == [COMPLETE]
-
-
-def test_the_reason_of_a_failure_is_what_the_last_start_said(data: Path, tmp_path: Path) -> None:
-    def curve(keys: dict[str, object], step: int) -> float | None:
-        launcher.last_words = "error: of the first start\n" if len(launcher.started) == 1 else ""
-        return None if step == 2 else rising(keys, step)
-
-    sweep, launcher = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3", "sweep.trials=1"), FakeLauncher(curve)
-    assert _run(sweep, launcher) and _states(sweep) == [FAIL]
-    assert _trials(sweep).trials()[0].user_attrs["error"].startswith("status 1, see ")
+    assert launcher.started == ["trial_0000"] * 2 + ["trial_0001"] * 2 and _states(sweep) == [COMPLETE, FAIL]
+    assert _trials(sweep)[1].user_attrs["error"].startswith("status 1, see ")
 
 
 def test_trials_that_cannot_even_begin_end_the_sweep(data: Path, tmp_path: Path) -> None:
@@ -164,7 +161,7 @@ def test_a_value_that_is_no_number_is_a_failure(data: Path, tmp_path: Path) -> N
     launcher = FakeLauncher(lambda keys, step: float("nan") if keys["lr"] == 1e-3 else rising(keys, step))
     assert _run(sweep, launcher)
     assert _states(sweep) == [FAIL, COMPLETE]
-    assert "is nan" in _trials(sweep).trials()[0].user_attrs["error"]
+    assert "is nan" in _trials(sweep)[0].user_attrs["error"]
 
 
 def test_a_metric_that_no_run_logs_ends_the_sweep(data: Path, tmp_path: Path) -> None:
@@ -190,7 +187,7 @@ def test_poor_trials_are_pruned_by_their_first_seed(data: Path, tmp_path: Path) 
     assert _run(sweep, launcher)
     assert _states(sweep) == [COMPLETE, COMPLETE, PRUNED]
     assert "trial_0002_seed_0" in launcher.started and "trial_0002_seed_1" not in launcher.started
-    pruned = _trials(sweep).trials()[2]
+    pruned = _trials(sweep)[2]
     assert pruned.user_attrs["pruned_at"] == 2 and max(pruned.intermediate_values) == 2
     assert (tmp_path / "s/trial_0002_seed_0/stopped").exists(), "the run was stopped, not killed: it can be resumed"
 
@@ -205,32 +202,13 @@ def test_the_last_step_prunes_only_the_other_seeds(data: Path, tmp_path: Path, s
     assert "trial_0001_seed_1" not in launcher.started
 
 
-def test_successive_halving_prunes_at_its_rungs(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(
-        data,
-        tmp_path / "s",
-        "lr=1e-3,2e-3,1e-5,1e-6,1e-7",
-        "sweep.pruner.name=successive_halving",
-        "sweep.pruner.warmup_steps=1",
-        "sweep.pruner.reduction_factor=2",
-    )
-    assert _run(sweep, FakeLauncher(rising))
-    states = _states(sweep)
-    assert states[0] == COMPLETE and states[2:] == [PRUNED] * 3
-
-
-def test_a_pruned_trial_of_a_killed_process_stays_pruned(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sweep waits until the process has been silent for long."""
-    monkeypatch.setattr(driver_module, "_CLAIM_EVERY_S", 0.1)
-    monkeypatch.setattr("search.study.SILENT_S", 8)
+def test_a_pruned_trial_of_another_process_stays_pruned(data: Path, tmp_path: Path) -> None:
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
     with open_study(sweep, create=True) as study:
-        study.begin()
         claim = study.claim()
         assert claim is not None
         claim.trial.set_user_attr("pruned_at", 3)
+        study.give_back(claim)
     launcher = FakeLauncher(rising)
     assert _run(sweep, launcher)
     assert launcher.started == ["trial_0001"] and _states(sweep) == [PRUNED, COMPLETE]
@@ -238,7 +216,7 @@ def test_a_pruned_trial_of_a_killed_process_stays_pruned(
 
 def test_a_trial_waits_until_no_other_process_trains_it(data: Path, tmp_path: Path) -> None:
     """A run whose sweep was killed saves a checkpoint first."""
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", "sweep.launcher.at_once=2")
     with open_study(sweep, create=True) as study:
         study.begin()
     sweep.run_folder(0, 0).mkdir()
@@ -250,7 +228,7 @@ def test_a_trial_waits_until_no_other_process_trains_it(data: Path, tmp_path: Pa
             other.close()
         return rising(keys, step)
 
-    launcher = FakeLauncher(curve, at_once=2)
+    launcher = FakeLauncher(curve)
     assert _run(sweep, launcher)
     assert launcher.started == ["trial_0001", "trial_0000"] and _states(sweep) == [COMPLETE, COMPLETE]
 
@@ -278,6 +256,25 @@ def test_a_point_that_the_config_refuses_fails_alone(data: Path, tmp_path: Path)
     launcher = FakeLauncher(rising)
     assert _run(sweep, launcher)
     assert _states(sweep) == [COMPLETE, FAIL, COMPLETE] and len(launcher.started) == 2
-    assert (
-        "the config refuses global_batch_size=-1: global_batch_size: " in _trials(sweep).trials()[1].user_attrs["error"]
-    )
+    assert "the config refuses global_batch_size=-1: global_batch_size: " in _trials(sweep)[1].user_attrs["error"]
+
+
+def test_a_line_has_the_best_and_the_time_left_of_this_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of four trials had ended before it. Then each takes 30 seconds."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr("search.driver.time.monotonic", lambda: clock.now)
+    trials = [Ended({"lr": lr}, (lr,)) for lr in (0.1, 0.3, 0.2)]
+    study = finished(read_sweep(tmp_path, parameters={"lr": [0.1, 0.2, 0.3, 0.4]}), trials[:1])
+    progress = driver_module.Progress(study)
+    progress.show("trial 0")
+    for trial in trials[1:]:
+        add_trials(study.optuna, study.sweep, [trial])
+        clock.now += 30
+        progress.show("trial")
+    assert capsys.readouterr().err.splitlines() == [
+        "trial 0  [1/4, best 0.1000 (trial 0), time left unknown]",
+        "trial  [2/4, best 0.3000 (trial 1), 01:00 left]",
+        "trial  [3/4, best 0.3000 (trial 1), 00:30 left]",
+    ]

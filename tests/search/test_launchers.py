@@ -8,8 +8,7 @@ import pytest
 
 from search import launchers
 from search.config import LauncherConfig
-from search.jobs import Job, Launcher, Start
-from search.launchers import build_launcher, environment_of
+from search.launchers import ProcessLauncher, Start, command_line, environment_of, runs_at_once
 from utils.run.lock import RunLock
 
 # Takes the place of pretrain.py: it notes its surroundings and waits for SIGTERM.
@@ -27,69 +26,50 @@ while True:
 
 def _config(**options: object) -> LauncherConfig:
     defaults: dict[str, object] = {"name": "local", "at_once": None, "threads": 1, "ranks": 1, "gpus": []}
-    defaults["slurm"] = None
-    return LauncherConfig.model_validate(defaults | options)
+    return LauncherConfig.model_validate(defaults | {"slurm": None} | options)
+
+
+def _run(folder: Path, config: LauncherConfig, place: int) -> tuple[list[dict[str, object]], int]:
+    """Return what each rank of a run has seen, and the status after it was asked to stop."""
+    (job,) = ProcessLauncher(config).start([Start([str(folder / "seen_"), "lr=1e-3"], folder / "log", place)])
+    files, end = [folder / f"seen_{rank}" for rank in range(config.ranks)], time.monotonic() + 60
+    while not all(file.exists() and file.read_text().endswith("}") for file in files):
+        assert time.monotonic() < end, "the run does not begin"
+        time.sleep(0.01)
+    assert job.poll() is None
+    job.stop()
+    while (status := job.poll()) is None:
+        assert time.monotonic() < end, "the run does not stop"
+        time.sleep(0.01)
+    return [json.loads(file.read_text()) for file in files], status
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    program = tmp_path / "pretrain.py"
-    program.write_text(PROGRAM)
-    monkeypatch.setattr(launchers, "PRETRAIN", program)
+    (tmp_path / "pretrain.py").write_text(PROGRAM)
+    monkeypatch.setattr(launchers, "PRETRAIN", tmp_path / "pretrain.py")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path
 
 
-def _started(launcher: Launcher, arguments: list[str], log: Path, place: int) -> Job:
-    (job,) = launcher.start([Start(arguments, log, place)])
-    return job
-
-
-def _ended(job: Job) -> int:
-    job.stop()
-    end = time.monotonic() + 60
-    while (status := job.poll()) is None:
-        assert time.monotonic() < end, "the run does not stop"
-        time.sleep(0.01)
-    return status
-
-
-def _seen(folder: Path, ranks: int = 1) -> list[dict[str, object]]:
-    files = [folder / f"seen_{rank}" for rank in range(ranks)]
-    end = time.monotonic() + 60
-    while not all(file.exists() and file.read_text().endswith("}") for file in files):
-        assert time.monotonic() < end, "the run does not begin"
-        time.sleep(0.01)
-    return [json.loads(file.read_text()) for file in files]
-
-
-@pytest.mark.parametrize(("place", "devices"), [(0, "3"), (1, "5")])
-def test_a_run_has_its_threads_and_the_devices_of_its_place(folder: Path, place: int, devices: str) -> None:
-    launcher = build_launcher(_config(threads=3, gpus=[3, 5]))
-    assert launcher.at_once == 2
-    job = _started(launcher, [str(folder / "seen_"), "lr=1e-3"], folder / "log", place)
-    (seen,) = _seen(folder)
-    assert job.poll() is None and _ended(job) == 7, "the run gets SIGTERM, which lets it save"
-    assert seen["arguments"] == ["lr=1e-3"]
-    assert (seen["OMP_NUM_THREADS"], seen["CUDA_VISIBLE_DEVICES"]) == ("3", devices)
+def test_a_run_has_its_threads_and_the_devices_of_its_place(folder: Path) -> None:
+    (seen,), status = _run(folder, _config(threads=3, gpus=[3, 5]), place=1)
+    assert status == 7, "the run gets SIGTERM, which lets it save"
+    assert seen == {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "5", "WORLD_SIZE": None, "arguments": ["lr=1e-3"]}
     assert (folder / "log").read_text() == "begun\n"
 
 
-def test_a_run_of_two_ranks_is_started_by_torchrun(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    launcher = build_launcher(_config(name="torchrun", ranks=2, at_once=1))
-    job = _started(launcher, [str(folder / "seen_")], folder / "log", 0)
-    seen = _seen(folder, ranks=2)
-    _ended(job)
+def test_a_run_of_two_ranks_is_started_by_torchrun(folder: Path) -> None:
+    config = _config(name="torchrun", ranks=2, at_once=1)
+    seen, _ = _run(folder, config, place=0)
     assert [each["WORLD_SIZE"] for each in seen] == ["2", "2"]
     assert all(each["CUDA_VISIBLE_DEVICES"] is None for each in seen), "without gpus every run sees all devices"
-    shown = launcher.shown(["lr=1e-3", "a='b c'"])
-    command = "OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 pretrain.py lr=1e-3"
-    assert shown.startswith(command)
+    command = "OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 pretrain.py lr=1e-3 \"a='b c'\""
+    assert command_line(config, ["lr=1e-3", "a='b c'"]) == command
 
 
-@pytest.mark.parametrize("name", ["local", "torchrun"])
-def test_a_run_whose_folder_is_in_use_may_not_start(folder: Path, name: str) -> None:
-    launcher = build_launcher(_config(name=name))
+def test_a_run_whose_folder_is_in_use_may_not_start(folder: Path) -> None:
+    launcher = ProcessLauncher(_config())
     with RunLock() as lock:
         lock.take(folder, print)
         assert not launcher.may_start(folder, folder / "log")
@@ -100,12 +80,12 @@ def test_a_run_whose_folder_is_in_use_may_not_start(folder: Path, name: str) -> 
 def test_as_many_runs_at_once_as_the_cores_suffice_for(
     options: dict[str, object], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launchers, "_num_cores", lambda: 4)
-    assert build_launcher(_config(**options)).at_once == at_once
+    monkeypatch.setattr(launchers, "num_cores", lambda: 4)
+    assert runs_at_once(_config(**options)) == at_once
 
 
 @pytest.mark.parametrize(("ranks", "devices"), [(1, ["3", "5", "6", "7"]), (2, ["3,5", "6,7"])])
 def test_runs_at_once_share_no_device(ranks: int, devices: list[str]) -> None:
     config = _config(name="torchrun", ranks=ranks, gpus=[3, 5, 6, 7])
-    places = range(build_launcher(config).at_once)
+    places = range(runs_at_once(config))
     assert [environment_of(config, place)["CUDA_VISIBLE_DEVICES"] for place in places] == devices

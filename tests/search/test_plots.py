@@ -73,11 +73,6 @@ def test_a_list_of_points_has_one_axis(tmp_path: Path) -> None:
     assert _written(finished(sweep, trials))[1] == PNGS[1:]
 
 
-def test_a_sweep_over_seeds_alone_has_curves(tmp_path: Path) -> None:
-    study = finished(read_sweep(tmp_path, seeds=[0, 1, 2], sampler={"name": "grid"}), [Ended({}, (0.1, 0.2, 0.3))])
-    assert _written(study)[1] == ["curves.png"]
-
-
 def test_without_a_trial_there_is_no_page(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has begun yet"):
         write_plots(finished(read_sweep(tmp_path, parameters=PARAMETERS), []), None)

@@ -55,6 +55,8 @@ def test_complete_trials_come_first_and_those_that_run_last(tmp_path: Path) -> N
     assert _numbers(study) == [4, 3, 2, 1, 0]
     assert [line.startswith("*") for line in _rows(study)] == [True, False, False, False, False]
     assert [line[1:].split()[1] for line in _rows(study)] == ["complete", "complete", "pruned", "failed", "begun"]
+    counts = "5 of 1 trial; 2 complete, 1 pruned, 1 failed, 1 begun; best 0.9000 (trial 4)"
+    assert status_page(study).splitlines()[-1] == f"{study.sweep.path}: {counts}"
 
 
 def test_a_pruned_trial_has_the_last_value_that_it_reported(tmp_path: Path) -> None:
@@ -97,15 +99,6 @@ def test_the_step_of_a_running_trial_is_that_of_its_files(
         folder.mkdir(parents=True)
         (folder / "metrics.jsonl").write_text(text)
     assert _rows(study)[0].split() == ["0", "begun", *step, "0.1"]
-
-
-def test_the_last_line_counts_the_trials(tmp_path: Path) -> None:
-    states = [COMPLETE, COMPLETE, PRUNED, FAIL, RUNNING, RUNNING, RUNNING]
-    trials = [Ended(LR, (number / 10,), state) for number, state in enumerate(states)]
-    study = _study(tmp_path, trials, parameters={"lr": {"range": [0.0, 1.0]}}, trials=9)
-    assert status_page(study).splitlines()[-1] == (
-        f"{study.sweep.path}: 7 of 9 trials; 2 complete, 1 pruned, 1 failed, 3 begun; best 0.1000 (trial 1)"
-    )
 
 
 # ---- best --------------------------------------------------------------------------------------

@@ -38,25 +38,6 @@ def test_a_grid_has_every_combination_that_the_conditions_allow() -> None:
     ]
 
 
-def test_a_condition_on_what_is_itself_conditional() -> None:
-    parameters = {
-        "ema": [True, False],
-        "ema_rate": {"values": [0.9, 0.99], "when": {"ema": True}},
-        "ema_start": {"values": [0.5], "when": {"ema_rate": 0.99}},
-    }
-    assert _grid(space_of(parameters)) == [
-        {"ema": True, "ema_rate": 0.9},
-        {"ema": True, "ema_rate": 0.99, "ema_start": 0.5},
-        {"ema": False},
-    ]
-
-
-def test_drawn_values_have_the_step_of_their_range() -> None:
-    space = space_of({"x": {"int_range": [2, 7], "step": 2}})
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(0))
-    assert {space.suggest(study.ask())["x"] for _ in range(40)} == {2, 4, 6}
-
-
 @pytest.mark.parametrize(
     ("entry", "values"),
     [
@@ -89,15 +70,22 @@ def test_probes_have_every_value_and_both_ends_of_a_range() -> None:
 
 
 def test_suggested_points_obey_the_conditions_and_the_ranges() -> None:
-    space = space_of(CONDITIONAL | {"weight_decay": {"range": [0.1, 0.5]}, "beta2": {"log_range": [0.01, 0.1]}})
+    more = {
+        "weight_decay": {"range": [0.1, 0.5]},
+        "beta2": {"log_range": [0.01, 0.1]},
+        "n": {"int_range": [2, 6], "step": 2},
+    }
+    space, stepped = space_of(CONDITIONAL | more), set[Any]()
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(0))
     for _ in range(40):
         trial = study.ask()
         point = space.suggest(trial)
         assert ("arch.mlp_t" in point) == (point["arch"] == "trm") == (point["lr"] != 1.0)
         assert 0.1 <= float(str(point["weight_decay"])) <= 0.5 and 0.01 <= float(str(point["beta2"])) <= 0.1
+        stepped.add(point["n"])
         study.tell(trial, 0.0)
         assert space.point_of(study.trials[-1]) == point
+    assert stepped == {2, 4, 6}
 
 
 def test_points_are_taken_as_they_are() -> None:

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.trial import TrialState
 
-from search.check import config_at
 from search.config import PrunerConfig
 from search.study import Claim, Study, build_pruner, dry_points, open_study
 from search.sweep import Sweep
@@ -92,13 +90,11 @@ def test_a_process_killed_while_it_draws_loses_no_point(data: Path, tmp_path: Pa
 
 
 def test_a_killed_process_leaves_no_hole_in_a_grid(data: Path, tmp_path: Path) -> None:
-    """It was killed while it put the points of the grid into the study."""
+    """An earlier version was killed while it put the points of the grid into the study."""
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4,1e-5")
     with open_study(sweep, create=True) as study:
         study.optuna.enqueue_trial({"lr": 1e-3})
     with open_study(sweep, create=True) as study:
-        study.begin()
-        study.begin()
         claims = [study.claim() for _ in range(3)]
         assert [claim.point["lr"] for claim in claims if claim is not None] == [1e-3, 1e-4, 1e-5]
         assert study.claim() is None and study.sweep.num_trials == 3
@@ -144,25 +140,6 @@ def test_neighbouring_seeds_draw_other_points(data: Path, tmp_path: Path, name: 
         for point in dry_points(sweep_of(data, tmp_path / "s", *typed, f"sweep.sampler.seed={seed}"))
     ]
     assert len(set(drawn)) == 30
-
-
-def test_failed_trials_run_again_if_they_are_asked_for(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
-    again = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", "sweep.retry_failed=true")
-    with open_study(sweep, create=True) as study:
-        study.begin()
-        for state in (TrialState.FAIL, TrialState.COMPLETE):
-            claim = study.claim()
-            assert claim is not None
-            study.optuna.tell(claim.trial, 1.0 if state == TrialState.COMPLETE else None, state)
-        assert study.claim() is None
-    with open_study(again, create=True) as study:
-        study.begin()
-        claim = study.claim()
-        assert claim is not None and claim.point == {"lr": 1e-3} and claim.number == 2
-        study.optuna.tell(claim.trial, 2.0)
-        assert study.claim() is None
-        assert [trial.state for trial in study.trials()] == [TrialState.COMPLETE, TrialState.COMPLETE]
 
 
 def test_a_study_and_a_folder_that_do_not_belong_together_are_refused(data: Path, tmp_path: Path) -> None:
@@ -239,8 +216,3 @@ def test_the_first_rung_of_successive_halving_is_the_warmup() -> None:
             trial.report(value, step)
             pruned[value, step] = trial.should_prune()
     assert pruned[0.0, 4] and not pruned[0.0, 1] and not pruned[1.0, 1]
-
-
-def test_the_config_of_a_point_has_the_first_seed(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", "seed=5,6")
-    assert config_at(sweep, {"lr": 1e-3}).seed == 5

@@ -30,9 +30,8 @@ def _assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert ours[name].dtype == tensor.dtype and ours[name].shape == tensor.shape, name
-        assert torch.equal(ours[name].view(torch.uint8), tensor.view(torch.uint8)), (
-            name
-        )  # compares bits, also of NaN and -0.0
+        # Compare bits, also of NaN and -0.0.
+        assert torch.equal(ours[name].view(torch.uint8), tensor.view(torch.uint8)), name
 
 
 def save_step(
@@ -99,11 +98,10 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 # ---- round trips -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("output", "compiled"), [("out.safetensors", True), ("step_5", False)])
 @pytest.mark.parametrize("source", [*FOLDERS, *(f"generated {arch}" for arch in GENERATED)])
-def test_published_weights_survive_the_conversion_to_our_names_and_back(
-    source: str, output: str, compiled: bool, tmp_path: Path
-) -> None:
+def test_published_weights_survive_the_conversion_to_our_names_and_back(source: str, tmp_path: Path) -> None:
+    compiled = source.startswith("generated")
+    output = "out.safetensors" if compiled else "step_5"
     prefix, to = "_orig_mod." if compiled else "", "urm" if "urm" in source else "hrm"
     if source.startswith("generated"):
         ours = _generated(source.split()[1])
@@ -120,15 +118,12 @@ def test_published_weights_survive_the_conversion_to_our_names_and_back(
 
 
 def test_the_published_code_can_load_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    weights = _generated("trm")
-    save_file(weights, tmp_path / "ours")
+    save_file(_generated("trm"), tmp_path / "ours")
     assert _export(tmp_path / "ours", "-o", tmp_path / "step_5", "--compiled") == 0
     state_dict = torch.load(tmp_path / "step_5", map_location="cpu")
-    assert type(state_dict) is dict
-    assert "_orig_mod.model.inner.puzzle_emb.weights" in state_dict
-    num_numbers = sum(tensor.numel() for tensor in weights.values())
+    assert type(state_dict) is dict and "_orig_mod.model.inner.puzzle_emb.weights" in state_dict
     wrote, command = capsys.readouterr().out.splitlines()
-    assert wrote == f"wrote {tmp_path}/step_5: 15 tensors, {num_numbers:,} numbers"
+    assert wrote.startswith(f"wrote {tmp_path}/step_5: 15 tensors, ")
     assert command.startswith(f"  python evaluate.py checkpoint={tmp_path}/step_5 data_path=... arch=...")
 
 
@@ -159,9 +154,9 @@ def test_a_run_of_urm_is_written_as_its_program_needs_it(tmp_path: Path, capsys:
     save_step(tmp_path / "run", 7, arch, model=weights)
     assert _export(tmp_path / "run", "-o", tmp_path / "out.pt", to="urm") == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        f"  the published URM code: DISABLE_COMPILE=1 python pretrain.py +load_checkpoint={tmp_path}/out.pt arch=urm "
-        "arch.loops=8 arch.H_cycles=2 arch.L_cycles=6 arch.num_layers=4 arch.hidden_size=32 arch.puzzle_emb_ndim=32 "
-        "arch.num_heads=2 +arch.rope_theta=50000.0"
+        f"  the published URM code: DISABLE_COMPILE=1 python pretrain.py ++load_checkpoint={tmp_path}/out.pt arch=urm "
+        "++arch.loops=8 ++arch.H_cycles=2 ++arch.L_cycles=6 ++arch.num_layers=4 ++arch.hidden_size=32 "
+        "++arch.puzzle_emb_ndim=32 ++arch.num_heads=2 ++arch.rope_theta=50000.0"
     )
     written = torch.load(tmp_path / "out.pt", weights_only=True)
     assert written["step"] == 7
@@ -326,16 +321,20 @@ def test_the_published_code_is_told_what_it_needs(tmp_path: Path, capsys: pytest
     assert _export(tmp_path / "run", "-o", tmp_path / "out") == 0
     line = capsys.readouterr().out.splitlines()[-1]
     assert line == (
-        f"  the published TRM code: DISABLE_COMPILE=1 python pretrain.py load_checkpoint={tmp_path}/out arch=trm "
-        "arch.L_cycles=4 arch.mlp_t=true arch.pos_encodings=none +arch.rope_theta=50000.0"
+        f"  the published TRM code: DISABLE_COMPILE=1 python pretrain.py ++load_checkpoint={tmp_path}/out arch=trm "
+        "++arch.L_cycles=4 ++arch.backprop=all ++arch.mlp_t=true ++arch.pos_encodings=none ++arch.rope_theta=50000.0"
     )
     save_step(tmp_path / "bare", 1, {"name": "trm", "puzzle_emb_ndim": 0}, model=_generated("trm_mlp"))
     assert _export(tmp_path / "bare", "-o", tmp_path / "out") == 0
     assert "arch.puzzle_emb_len=0" in capsys.readouterr().out, "the published TRM crashes with any other length"
-    arch = {"name": "hrm", "puzzle_emb_len": 1, "no_ACT_continue": True, "H_cycles": 3, "fp8_no_grad": True}
+    arch = {"name": "hrm", "puzzle_emb_len": 1, "H_cycles": 3, "loss": {"halt_weight": 0.3}}
     save_step(tmp_path / "hrm", 1, arch, model=_generated("hrm"))
     assert _export(tmp_path / "hrm", "-o", tmp_path / "out") == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith(" beside it: arch=hrm_v1 arch.H_cycles=3")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .endswith(" beside it: arch=hrm_v1 arch.H_cycles=3 arch.puzzle_emb_len=1")
+    )
     assert _export(tmp_path / "run", "-o", tmp_path / "out.safetensors") == 0
     assert "reads only files of torch.save; name the file otherwise" in capsys.readouterr().out.splitlines()[-1]
 

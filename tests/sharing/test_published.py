@@ -70,18 +70,12 @@ MODELS = [
     "published, ours",
     [
         ("_orig_mod.model.inner.H_init", "H_init"),
-        ("model._orig_mod.inner._orig_mod.lm_head.weight", "lm_head.weight"),
-        ("model.inner.embed_tokens.embedding_weight", "embed_tokens.weight"),
         ("model.inner.embed_pos.embedding_weight", "embed_pos.weight"),
-        ("_orig_mod.model.inner.puzzle_emb.weights", "puzzle_embedding.weight"),
-        ("model.inner.L_level.layers.0._orig_mod.mlp.down_proj.weight", "L_level.layers.0.mlp.down_proj.weight"),
         ("model.inner.L_level.layers.11.mlp_t.gate_up_proj.weight", "L_level.layers.11.mlp_t.gate_up_proj.weight"),
-        ("module.H_init", "H_init"),
         ("model.model.inner.lm_head.weight", "lm_head.weight"),
         ("_orig_mod.module.L_level.layers.0.module._orig_mod.mlp.w", "L_level.layers.0.mlp.w"),
         ("model.inner.init_hidden", "z_init"),
         ("_orig_mod.model.inner.layers.3.self_attn.qkv_proj.weight", "level.layers.3.self_attn.qkv_proj.weight"),
-        ("model.inner.layers.0.mlp.dwconv.weight", "level.layers.0.mlp.conv_weight_W12"),
         ("model.inner.layers.10.mlp.dwconv.bias", "level.layers.10.mlp.conv_bias_W"),
     ],
 )
@@ -95,15 +89,6 @@ def test_our_names_survive_the_translation_there_and_back(model: tuple[str, ...]
     published = to_published(own, "puzzles", arch_of(own), compiled=True)
     assert all(name.startswith("_orig_mod.model.inner.") for name in published)
     assert list(to_ours(published)) == list(own) == list(to_ours(own))
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_published_names_survive_the_translation_there_and_back(folder: str) -> None:
-    published = {f"_orig_mod.{name}": tensor for name, tensor in reference(folder).items()}
-    ours = to_ours(published)
-    back = to_published(ours, "puzzles", arch_of(ours), compiled=True)
-    assert back.keys() == published.keys()
-    assert all(back[name] is published[name] for name in published)
 
 
 def test_two_names_of_one_weight_are_refused() -> None:
@@ -201,16 +186,9 @@ def test_a_convolution_that_comes_without_a_bias_gets_zeros() -> None:
     assert "missing level.layers.1.mlp.conv_weight_W12" in _refusal(old, model)
 
 
-@pytest.mark.parametrize("model", MODELS, ids=" ".join)
-def test_weights_that_fit_are_loaded_unchanged(model: tuple[str, ...]) -> None:
-    built = build(*model)
-    weights = _random(built)
-    fitted = _fit(weights, built)
-    assert all(torch.equal(fitted[name], weights[name]) for name in weights)
-
-
 def test_fitted_weights_have_the_dtype_of_the_model() -> None:
     weights = _random(build("hrm"))
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in _fit(weights, build("hrm")).items())
     in_bfloat16 = build("hrm", "forward_dtype=bfloat16")
     assert torch.equal(_fit(weights, in_bfloat16)["H_init"], weights["H_init"].bfloat16())
     weights["H_init"] = torch.ones(32, dtype=torch.int8)

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from search.export import EXPERIMENTS, write_experiment
+from search.report import EXPERIMENTS, write_experiment
 from search.study import Study, open_study
 from sweep import sweep as main
 from tests.search.finished import Ended, add_trials, finished, read_sweep
@@ -26,17 +26,13 @@ def _exported(study: Study, file: Path) -> tuple[Container, dict[str, Any], str]
 
 _DEPTH = "arch.depth_curriculum=[{until:0.5,H_cycles:1,L_cycles:1}]"
 CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "defaults": ([], {"lr": 1e-4}),
     "one key": ([], {"lr": 3.0123456789012345e-05}),
     "a key that others follow": ([], {"arch.hidden_size": 64}),
     "the names of a run": (["wandb.group=mine"], {"lr": 1e-3}),
     "arch and optim": ([], {"arch": "trm_mlp", "optim": "muon", "optim.muon_lr": 0.03, "arch.L_cycles": 3}),
     "an experiment": (["experiment=trm_sudoku_6x6", "max_steps=7"], {"lr": 1e-3, "arch.H_cycles": 1}),
-    "another arch for an experiment": (["experiment=trm_sudoku_6x6"], {"arch": "hrm", "arch.L_layers": 2}),
     "an experiment and debug": (["experiment=sudoku_extreme_fast", "debug=tiny"], {"ema_rate": 0.95}),
-    "what equals the default of another group": (["arch=trm"], {"arch.L_cycles": 2}),
     "what follows from another key": (["arch=transformer"], {"arch.recurrent": True, "arch.hidden_size": 64}),
-    "parallel": (["parallel=fsdp"], {"grad_accumulation": 2}),
     "lists, nulls and texts": (
         ["wandb.tags=[a,b c]", "project_name='it is: mine'", _DEPTH],
         {"data_paths": "[a/b,c]", "grad_clip": None, "eval_interval": None, "evaluators": "[sudoku]"},
@@ -69,18 +65,9 @@ def test_a_group_from_a_file(tmp_path: Path) -> None:
     assert config == read_config("pretrain", [f"arch={arch}"])
 
 
-def test_a_condition_takes_part_where_it_is_met(tmp_path: Path) -> None:
-    entries = [{"values": [1e-3], "when": {"arch": "trm"}}, {"values": [1e-2], "when": {"arch": "hrm"}}]
-    sweep = read_sweep(tmp_path, parameters={"arch": ["trm", "hrm"], "lr": entries})
-    worse, better = {"arch": "trm", "lr (arch=trm)": 1e-3}, {"arch": "hrm", "lr (arch=hrm)": 1e-2}
-    trials = [Ended(worse, (0.1,)), Ended(better, (0.9,))]
-    _, own, _ = _exported(finished(sweep, trials), tmp_path / "best.yaml")
-    assert own == {"lr": 1e-2}
-
-
 def test_the_default_file_is_an_experiment_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "experiment"
-    monkeypatch.setattr("search.export.EXPERIMENTS", folder)
+    monkeypatch.setattr("search.report.EXPERIMENTS", folder)
     assert EXPERIMENTS.is_dir() and EXPERIMENTS.name == "experiment"
     study = finished(read_sweep(tmp_path, name="lr+arch.x", parameters={"lr": [1e-3]}), [Ended({"lr": 1e-3}, (0.5,))])
     path, command = write_experiment(study, None).splitlines()
