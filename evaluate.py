@@ -26,7 +26,7 @@ from dataset.tta import Variations
 from models.base import RecursiveModel
 from sharing.sources import kind_of
 from training.evaluation import EvalOptions, evaluate
-from training.evaluation_text import TextEvalOptions, evaluate_text
+from training.evaluation_text import evaluate_text
 from training.kinds import require_keys_of
 from training.more_compute import MoreCompute, costs, evaluate_more, has_state
 from training.results import (
@@ -204,7 +204,7 @@ def score_text(config: EvaluateConfig, target: Target, world: World) -> None:
             out, _ = folder_of(config, target)
     model = target.trained.load_text_model(world)
     batch_size = config.batch_size or target.batch_size
-    options = TextEvalOptions(batch_size, target.trained.target_only, config.max_examples)
+    options = EvalOptions(batch_size, config.max_examples, target.trained.target_only)
     began = time.perf_counter()
     with advising(lambda: target.less_memory(model, batch_size, config.max_examples, world)):
         metrics = evaluate_text(model, target.split, world, options)

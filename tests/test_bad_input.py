@@ -199,9 +199,7 @@ def test_a_folder_with_another_run_is_refused(data: Path, quiet: Path) -> None:
 
 def test_too_few_examples_for_one_batch_are_refused(data: Path, tmp_path: Path) -> None:
     message = _mistake(lambda: _run(data, tmp_path / "run", epochs=2, global_batch_size=64))
-    assert message == (
-        "2 epochs draw 60 examples, which don't fill one global batch of 64; raise epochs or lower global_batch_size"
-    )
+    assert message == ("2 epochs don't fill one global batch of 64 examples; raise epochs or lower global_batch_size")
     assert not (tmp_path / "run").exists()
 
 

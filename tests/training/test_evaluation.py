@@ -18,8 +18,9 @@ from models.losses import act_loss
 from tests.models.helpers import seed_with, small_hrm
 from tests.spawn import run_ranks
 from tests.training.examples import IGNORED, made_split, random_rows
-from training.evaluation import AnswerSample, EvalOptions, evaluate
+from training.evaluation import EvalOptions, evaluate
 from training.laps import Interrupts
+from training.samples import AnswerSample
 from utils.batch import Batch
 from utils.perf.clocks import Deadline
 from utils.ranks.world import World
@@ -131,8 +132,8 @@ def test_a_sample_has_the_answers_to_the_first_examples(
 ) -> None:
     """Halting early changes the order of the answers, and not the examples that they answer."""
     sample, split = AnswerSample(3), made_split(all=rows, more=random_rows(5, seed=2))
-    options = EvalOptions(batch_size, adaptive=adaptive, save_outputs=["predictions"], save_to=tmp_path, sample=sample)
-    sampled = evaluate(model, split, SINGLE, options)
+    options = EvalOptions(batch_size, adaptive=adaptive, save_outputs=["predictions"], save_to=tmp_path)
+    sampled = evaluate(model, split, SINGLE, options, sample=sample)
     assert sampled == evaluate(model, split, SINGLE, EvalOptions(batch_size, adaptive=adaptive))
     saved = load_file(tmp_path / "all_rank0_0000.safetensors")
     predictions = dict(zip(saved["rows"].tolist(), saved["predictions"].numpy(), strict=True))
