@@ -21,8 +21,6 @@ import solve as program
 from dataset import arc, maze
 from dataset.augment import BOXES
 from dataset.builder import SPLITS, SplitWriter
-from dataset.puzzle_input import PuzzleReader, PuzzleTable
-from dataset.tasks.sudoku import SudokuTask
 from dataset.tta import Variations, winner
 from models.act import initial_carry, segment
 from models.inference import Trace, trace
@@ -34,7 +32,6 @@ from tests.dataset.mazes import to_tokens as maze_tokens
 from tests.dataset.shapes import solved_sudoku
 from tests.in_process import load_run, train_here
 from training import more_compute
-from training.solver import find_model
 from training.trained import Trained
 from utils.batch import Batch
 from utils.errors import UserError
@@ -359,9 +356,9 @@ def test_json_is_one_object_per_puzzle(run: Path, call: Call, monkeypatch: pytes
 def test_a_puzzle_is_taken_exactly_as_typed(typed: str) -> None:
     for key in ("puzzle", "csv", "task", "prompt", "+puzzle"):
         read = program.read_command_line(["--json", "checkpoint=x", f"{key}={typed}", "device=cpu"])
-        assert read.config is not None and read.as_json
-        assert getattr(read.config, key.lstrip("+")) == typed
-        assert (read.config.checkpoint, read.config.device) == ("x", "cpu")
+        assert not isinstance(read, str) and read[1]
+        assert getattr(read[0], key.lstrip("+")) == typed
+        assert (read[0].checkpoint, read[0].device) == ("x", "cpu")
 
 
 def test_a_maze_can_be_typed_in_rows(maze_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,16 +409,6 @@ def test_the_puzzles_of_a_csv_are_solved(
     assert "┌" in call(f"checkpoint={run}", f"csv={file}", "show=steps")[1]
 
 
-def test_standard_input(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(more_compute, "trace", solved_by_search)
-    status, text = call(f"checkpoint={run}", "puzzle=-", "--json", stdin=f"{QUESTION}\r\n\n{OTHER}\n")
-    assert status == 0
-    assert [(found["name"], found["question"]) for found in map(json.loads, text.splitlines())] == [
-        ("stdin:1", QUESTION),
-        ("stdin:3", OTHER),
-    ]
-
-
 IN_FILES = {
     "list.txt": f"# two of them\n{QUESTION}\n{OTHER.replace('.', '0')}\n",
     "one.sdk": "#AMe\n[Puzzle]\n1..4\n....\n4...\n.3.1\n[State]\n1234\n3412\n4123\n2341\n",
@@ -445,15 +432,6 @@ def test_files_of_puzzles_as_other_programs_write_them(
     assert (status, [each["question"] for each in found]) == (0, [QUESTION, OTHER][: 2 if name == "list.txt" else 1])
     assert {each["expected"] for each in found} == {SOLUTION if "csv" in name.lower() else None}
     assert all(each["name"].startswith(f"{name}:") for each in found)
-
-
-def test_all_sizes_that_a_model_reads_are_named() -> None:
-    table = PuzzleTable([], "", 0)
-    reader = PuzzleReader(SudokuTask(BOXES["3x4"]), SudokuTask(BOXES["3x4"]).of_other_size, True, "", table)
-    assert [len(puzzle.question_S) for puzzle in reader.of_lines(f"{'.' * 81}\n{QUESTION}", "stdin")] == [81, 16]
-    for text, nearest in (("." * 80, 81), ("." * 9, 16), ("." * 300, 256)):
-        with pytest.raises(UserError, match=f"have 16, 36, 64, 81, 144 or 256, and {nearest} is the nearest"):
-            reader.of_text(text, "puzzle")
 
 
 # ---- token numbers -----------------------------------------------------------------------------
@@ -566,19 +544,6 @@ def test_a_known_task_has_its_row_of_the_puzzle_table(
         names.write_text(kept)
 
 
-def test_rows_of_several_datasets_are_numbered_in_sequence(tmp_path: Path) -> None:
-    for folder, names in (("a", ["<blank>", "x"]), ("b", ["<blank>", "y", "z"])):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "identifiers.json").write_text(json.dumps(names))
-    paths = [str(tmp_path / folder) for folder in "ab"]
-    rows = PuzzleTable(paths, "", 5).rows
-    assert [rows[name] for name in "xyz"] == [1, 3, 4]
-    assert PuzzleTable([*paths, str(tmp_path / "c")], "", 5).rows == {}
-    (tmp_path / "b" / "identifiers.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"b/identifiers\.json: is no list of names"):
-        _ = PuzzleTable(paths, "", 5).rows
-
-
 # ---- mistakes ----------------------------------------------------------------------------------
 
 FILES = {
@@ -645,9 +610,9 @@ def test_texts_and_files_that_are_no_puzzles_are_refused(
 @functools.cache
 def _unloaded(run: Path) -> Solver:
     read = program.read_command_line([f"checkpoint={run}", "puzzle=x"])
-    assert read.config is not None
-    config = read.config.model_copy(update={"puzzle": None})
-    return Solver(config, find_model(config, SINGLE))
+    assert not isinstance(read, str)
+    config = read[0].model_copy(update={"puzzle": None})
+    return Solver(config, config.open_trained(SINGLE))
 
 
 def test_a_wrong_puzzle_is_refused_before_the_weights_are_loaded(

@@ -26,39 +26,20 @@ from utils.saved_outputs import OutputWriter, SavedOutput
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """How a split is evaluated. Of text, only the first three options count.
+    """How a split is evaluated. Of text, only the first three options count."""
 
-    Attributes:
-        batch_size: slots, or tokens of text, over all ranks together. Only speed and memory depend
-            on this number.
-        max_examples: of each larger set only so many, evenly spread.
-        target_only: the loss of text is that of responses; otherwise that of all tokens but the
-            first.
-        num_steps: segments of an example; None for halt_max_steps.
-        adaptive: examples that are settled leave, and others take their slots
-            (models/inference.py).
-        keep_votes: add to the votes of the evaluation before, for checkpoints that vote together.
-        save_outputs: what to write of each example, beside its row in the dataset.
-        save_to: the folder for these outputs and for the evaluators' own files.
-        keep_saved: leave the outputs that an earlier evaluation saved in the folder.
-        keep_results: leave the evaluators' own files of an earlier evaluation there.
-        calibration: report whether the confidence of the answers is their accuracy
-            (`metric_sums.reliability`).
-        loop_deltas: report how far each segment moves the state, loop_deltas/<n>, and running/<n>.
-    """
-
-    batch_size: int
-    max_examples: int | None = None
-    target_only: bool = True
-    num_steps: int | None = None
-    adaptive: bool = False
-    keep_votes: bool = False
-    save_outputs: Sequence[SavedOutput] = ()
-    save_to: Path | None = None
-    keep_saved: bool = False
-    keep_results: bool = False
-    calibration: bool = False
-    loop_deltas: bool = False
+    batch_size: int  # slots, or tokens of text, over all ranks together; changes no result
+    max_examples: int | None = None  # of each larger set only so many, evenly spread
+    target_only: bool = True  # the loss of text is that of responses, not of all tokens but the first
+    num_steps: int | None = None  # segments of an example; None for halt_max_steps
+    adaptive: bool = False  # settled examples leave, and others take their slots (models/inference.py)
+    keep_votes: bool = False  # add to the votes of the evaluation before
+    save_outputs: Sequence[SavedOutput] = ()  # what to write of each example, beside its row
+    save_to: Path | None = None  # the folder for these outputs and for the evaluators' own files
+    keep_saved: bool = False  # leave the outputs of an earlier evaluation there
+    keep_results: bool = False  # leave the evaluators' own files of an earlier evaluation there
+    calibration: bool = False  # report whether the confidence is the accuracy (`metric_sums.reliability`)
+    loop_deltas: bool = False  # report how far each segment moves the state, and running/<n>
 
 
 @torch.no_grad()
@@ -254,13 +235,11 @@ def evaluate_votes(
     evaluators: Evaluators,
     variations: Variations,
 ) -> dict[str, float]:
-    """Let the variations of each example vote for its answer. All ranks get the same metrics. Every
-    rank.
+    """Let the variations of each example vote for its answer. Every rank.
 
     Returns:
         eval/<set>/tta/<name> for exact_accuracy, for what the evaluators judge, and for segments,
-        the mean number of segments that all variations of an example took together. The means are
-        over the examples with labels.
+        those that all variations of an example took together; means over the examples with labels.
     """
     metrics: dict[str, float] = {}
     for set_name in split.sets:
@@ -274,48 +253,31 @@ def evaluate_votes(
             adaptive=options.adaptive,
         )
         ballots = Ballots(variations.count)
-        names = ("count", "segments", "exact_accuracy", *evaluators.checks)
-        sums = torch.zeros(len(names), dtype=torch.int64)
+        sums = dict.fromkeys(("count", "segments", "exact_accuracy", *evaluators.checks), 0)
         while any(world.any_of(slots.busy)):  # together, so that no rank waits longer than its groups allow
             done = slots.advance().finished if slots.busy else None
-            if done is not None:
-                sums += _sums_of_votes(done, ballots, of_set, evaluators, set_name)
+            if done is None:
+                continue
+            sums["segments"] += int((done.steps_N * (done.batch["labels"] != IGNORE_LABEL).any(1)).sum())
+            answers_NS = of_set.undo(done.rows_N, done.outputs.logits_BSV.argmax(-1)).cpu().numpy()
+            confidence_N = done.outputs.q_halt_B.sigmoid().float().cpu().numpy()
+            if decided := ballots.cast(done.rows_N, answers_NS, confidence_N):
+                # The last variation to come in says which puzzle it is, turned back as answers are.
+                last = [index for index, _ in decided]
+                voted_BS = torch.from_numpy(np.stack([answer_S for _, answer_S in decided]))
+                inputs_BS = of_set.undo(done.rows_N[last], done.batch["inputs"][last]).cpu()
+                labels_BS = done.batch["labels"][last].cpu()
+                if of_set.corner is not None:
+                    labels_BS = of_set.corner.crop(labels_BS)
+                is_label_BS = labels_BS != IGNORE_LABEL
+                labelled_B, exact_B = is_label_BS.any(1), (~is_label_BS | (voted_BS == labels_BS)).all(1)
+                judged = evaluators.judge(inputs_BS, voted_BS, set_name)
+                for name, holds_B in {"count": labelled_B, "exact_accuracy": exact_B, **judged}.items():
+                    sums[name] += int((labelled_B & holds_B).sum())
         with world.shared_errors():
             loader.require_all_read()
-        count, *rest = world.sum_(sums.to(world.device)).tolist()
+        count, *rest = world.sum_(torch.tensor(list(sums.values())).to(world.device)).tolist()
         if count:
-            shares = zip(names[1:], rest, strict=True)
+            shares = zip(list(sums)[1:], rest, strict=True)
             metrics |= {f"eval/{set_name}/tta/{name}": value / count for name, value in shares}
     return metrics
-
-
-def _sums_of_votes(
-    done: Finished, ballots: Ballots, variations: Variations, evaluators: Evaluators, set_name: str
-) -> Tensor:
-    """Cast the votes of variations that left, and count the examples that are decided by them.
-
-    Returns:
-        How many have labels, the segments that the variations with labels took, and how many
-        examples are exactly right and pass each of the evaluators' checks; int64.
-    """
-    answers_NS = variations.undo(done.rows_N, done.outputs.logits_BSV.argmax(-1)).cpu().numpy()
-    confidence_N = done.outputs.q_halt_B.sigmoid().float().cpu().numpy()
-    decided = ballots.cast(done.rows_N, answers_NS, confidence_N)
-    sums = torch.zeros(3 + len(evaluators.checks), dtype=torch.int64)
-    sums[1] = (done.steps_N * (done.batch["labels"] != IGNORE_LABEL).any(1)).sum()
-    if not decided:
-        return sums
-    # The last variation to come in says which puzzle it is, turned back like the answers.
-    last = [index for index, _ in decided]
-    answers = torch.from_numpy(np.stack([answer_S for _, answer_S in decided]))
-    inputs = variations.undo(done.rows_N[last], done.batch["inputs"][last]).cpu()
-    labels = done.batch["labels"][last].cpu()
-    if variations.corner is not None:
-        labels = variations.corner.crop(labels)
-    is_label = labels != IGNORE_LABEL
-    labelled = is_label.any(1)
-    exact = (~is_label | (answers == labels)).all(1)
-    judged = evaluators.judge(inputs, answers, set_name)
-    sums[0] = labelled.sum()
-    sums[2:] = torch.stack([(labelled & each).sum() for each in (exact, *(judged[name] for name in evaluators.checks))])
-    return sums

@@ -13,19 +13,13 @@ from utils.run.stop import StopSignal
 
 @dataclass(frozen=True)
 class Interrupts:
-    """What an evaluation has to heed beside its examples.
+    """What an evaluation has to heed beside its examples."""
 
-    Attributes:
-        lockstep: a forward pass of this model is a collective, so that a rank without examples of
-            its own computes along.
-        stop: asked between forward passes. If any rank was asked to stop, the evaluation is
-            abandoned.
-        deadline: of rank 0. A batch then counts whole or not at all, because the sequences that
-            halt early are the easy ones. Examples for which no time is left are evenly spread.
-    """
-
+    # A forward pass is a collective, so that a rank without examples of its own computes along.
     lockstep: bool = False
-    stop: StopSignal | None = None
+    stop: StopSignal | None = None  # asked between forward passes
+    # Of rank 0. A batch then counts whole or not at all, because the sequences that halt early are
+    # the easy ones. Examples for which no time is left are evenly spread.
     deadline: Deadline = field(default_factory=Deadline)
 
 

@@ -12,13 +12,12 @@ from models import ARCHS
 from models.act import ActSettings
 from training.config import PretrainConfig
 from training.evaluation import EvalOptions
-from training.kinds import KINDS, require_keys_of_arch
+from training.kinds import KINDS
 from training.laps import Interrupts
 from training.samples import TextSample
 from utils.checkpoint.format import Progress
 from utils.command_line import read_config, validate
 from utils.config_files import CONFIG_DIR
-from utils.errors import UserError
 from utils.ranks.world import World
 
 SINGLE = World.single()
@@ -82,9 +81,3 @@ def test_the_sampler_of_text_follows_the_config(
     split = SimpleNamespace(is_published_form=published, path=tmp_path)
     KINDS["text"].sampler(_config(tmp_path, *typed), split, Progress(step=3, draws=24))
     assert given == expected | {"epochs": 7, "repeat_first_batch": True}
-
-
-def test_a_sharded_puzzle_table_is_for_puzzles() -> None:
-    require_keys_of_arch(read_config("pretrain", ["arch=trm", "parallel.puzzle_table=sharded"]))
-    with pytest.raises(UserError, match=r"puzzle_table=sharded is for puzzles"):
-        require_keys_of_arch(read_config("pretrain", ["arch=gpt", "parallel.puzzle_table=sharded"]))

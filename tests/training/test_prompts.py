@@ -13,8 +13,9 @@ from dataset.text.writer import TextSplitWriter
 from models.text.config import HRMTextConfig
 from models.text.generation import generate
 from models.text.model import TextModel
+from models.text.sampling import Sampling
 from tests.models.text.helpers import make_config
-from tests.training.scripted import END, END_OF_INSTRUCTION, MAX_LEN, START, Script, make_writer, prompt_config
+from tests.training.scripted import END, END_OF_INSTRUCTION, MAX_LEN, START, Script, make_writer
 from training.prompts import Chat, Writer
 from utils.errors import UserError
 
@@ -66,16 +67,18 @@ def test_an_answer_fills_the_context_and_no_more() -> None:
 
 
 def test_a_text_is_read_causally_and_an_instruction_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are drawn, and of an instruction the likeliest answer is taken, unless it is said."""
     seen = list[Any]()
 
     def noted(*args: Any, **options: Any) -> Any:
-        seen.append(options["prefix_lens"])
+        seen.append((options["prefix_lens"], options["sampling"]))
         return generate(*args, **options)
 
     monkeypatch.setattr("training.prompts.generate", noted)
-    _written(make_writer(Script(*b"a"), "text"))
-    _written(make_writer(Script(*b"a"), "instruction"))
-    assert seen == [[1], None]
+    _written(make_writer(Script(*b"a"), "text", temperature=None))
+    _written(make_writer(Script(*b"a"), "instruction", temperature=None))
+    _written(make_writer(Script(*b"a"), "text", temperature=0.3, top_k=5, top_p=0.9))
+    assert seen == [([1], Sampling(0.8)), (None, Sampling(0.0)), ([1], Sampling(0.3, 5, 0.9))]
 
 
 def test_samples_depend_on_the_seed_and_the_number_of_the_prompt() -> None:
@@ -93,12 +96,6 @@ def test_samples_depend_on_the_seed_and_the_number_of_the_prompt() -> None:
     assert texts(1) == texts(1) != texts(2)
     assert texts(1)[0] != texts(1)[1]
     assert max(token for text in texts(1) for token in text) < 259, "tokens of the rounded vocabulary are never drawn"
-
-
-def test_the_temperature_suits_the_form_unless_it_is_given() -> None:
-    assert prompt_config(temperature=None).sampling("instruction").temperature == 0
-    assert prompt_config(temperature=None).sampling("text").temperature == 0.8
-    assert prompt_config(temperature=0.3, top_k=5, top_p=0.9).sampling("text").top_k == 5
 
 
 @pytest.mark.parametrize(

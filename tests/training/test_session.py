@@ -139,14 +139,6 @@ def test_a_row_covers_the_steps_since_the_row_before(open_session: Open) -> None
         assert not [name for name in rows[6] if name in ("train/skipped_steps", "train/loss_scale")]
 
 
-def test_a_row_counts_the_steps_that_were_left_out(open_session: Open) -> None:
-    with open_session(log_interval=1, progress={"skipped_steps": [2, 5]}) as session:
-        batches = session.batches()  # without this reference the reader would stop
-        next(batches)
-        session.add_to_sums(_sums(1.0), torch.tensor(1.0), BATCH)
-        assert session.end_step()["train/skipped_steps"] == 2
-
-
 def test_a_vote_distinguishes_a_stop_from_missing_data(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = StopSignal()
     with open_session(stop=stop) as session:
