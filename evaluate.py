@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, astuple, replace
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field, model_validator
@@ -27,7 +28,6 @@ from training.kinds import kind_of_arch, require_keys_of
 from training.laps import Interrupts
 from training.more_compute import MoreCompute, costs, evaluate_more, has_state
 from training.results import (
-    accuracy_over_steps,
     compute_table,
     intervals,
     prepare_folder,
@@ -45,7 +45,7 @@ from utils.config import Bool, Int, page
 from utils.drawing import pyplot
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
-from utils.out_of_memory import advising
+from utils.out_of_memory import advising, half
 from utils.program import run
 from utils.ranks.config import DeviceName, DistConfig
 from utils.ranks.setup import connect_devices
@@ -170,7 +170,8 @@ def score(config: EvaluateConfig, target: Target, world: World) -> None:
         calibration=True,
         loop_deltas=config.num_steps is not None and isinstance(model, RecursiveModel) and has_state(model),
     )
-    with advising(lambda: target.less_memory(model, options.batch_size, config.max_examples, world)):
+    most = max(split.num_examples(config.max_examples).values())
+    with advising(partial(half, "batch_size", min(options.batch_size, most))):
         for other in config.vote_with:
             add_votes(config, other, split, options, evaluators, world)
         began = time.perf_counter()
@@ -258,8 +259,9 @@ def report(
         if not keeps_results:
             with file_errors():
                 write_atomically(out / "results.json", json.dumps(results, indent=2) + "\n")
-        over_steps = {name: values for name in num_examples if (values := accuracy_over_steps(metrics, name))}
-        if config.plot and trained_steps is not None and over_steps:
+        if config.plot and trained_steps is not None and bins:
+            at_step = {name: f"eval/{name}/exact_accuracy_at_step/" for name in bins}
+            over_steps = {name: [metrics[key] for key in metrics if key.startswith(at_step[name])] for name in bins}
             draw_accuracy_over_steps(over_steps, trained_steps, out / "accuracy_over_steps.png")
             draw_reliability(
                 {name: [astuple(each) for each in of_set] for name, of_set in bins.items()}, out / "reliability.png"

@@ -51,11 +51,6 @@ def wilson_interval(share: float, num: float) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def accuracy_over_steps(metrics: dict[str, float], set_name: str) -> list[float]:
-    prefix = f"eval/{set_name}/exact_accuracy_at_step/"
-    return [value for name, value in metrics.items() if name.startswith(prefix)]
-
-
 def table(metrics: dict[str, float], found: Intervals) -> Iterator[str]:
     for name, value in metrics.items():
         if any(part in name for part in _IN_OTHER_TABLES):

@@ -17,7 +17,6 @@ from training.evaluation import EvalOptions
 from training.flops import FlopsGauge, FlopsOfRun
 from training.kinds import kind_of_arch
 from training.laps import Interrupts
-from training.less_memory import smaller_evaluation
 from training.meta_model import num_parameters
 from training.number_watch import BadStep
 from training.plan import Plan
@@ -28,13 +27,13 @@ from utils.batch import Batch
 from utils.checkpoint.writer import Checkpointer
 from utils.errors import UserError
 from utils.metrics import Metrics, Row
-from utils.out_of_memory import advising
+from utils.out_of_memory import advising, half
 from utils.overrides import typed_override
 from utils.perf.clocks import StepClock, TimeShare
 from utils.perf.ranks import RankSampler
 from utils.perf.trace import StepProfiler
 from utils.ranks.replicas import require_same_replicas
-from utils.ranks.world import World, local_part
+from utils.ranks.world import World
 from utils.run.folder import mark_stopped
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
@@ -226,8 +225,9 @@ class Session:
         )
         sample = kind.sample(self._metrics.num_pictures)
         try:
-            taking, advice = self._eval_share.taking(limited=limited), advising(self._smaller_evaluation)
-            with taking as deadline, state.averaged_weights(), advice:
+            most = max(test.num_examples(config.eval_max_examples).values())
+            advice = advising(partial(half, "eval_batch_size", min(options.batch_size, most)))
+            with self._eval_share.taking(limited=limited) as deadline, state.averaged_weights(), advice:
                 interrupts = Interrupts(state.layout.lockstep, self._stop, deadline)
                 metrics = kind.evaluate(
                     state.model, test, self._world, options, self.plan.evaluators, interrupts, sample
@@ -252,20 +252,6 @@ class Session:
         if self._saves.may_fail:  # a best step that could not be saved must not count as the best any more
             self._saves.finish(last_comes=True)
         return Evaluation(row, is_done=True, is_best=self.plan.update_best(metrics, progress))
-
-    def _smaller_evaluation(self) -> str:
-        """Return the batch size with which an evaluation fits beside the state of this rank."""
-        config, test = self.config, self._data.test
-        assert test is not None
-        return smaller_evaluation(
-            "eval_batch_size",
-            config.eval_batch_size or config.global_batch_size,
-            config.arch,
-            self._data.sizes,
-            num_examples=max(test.num_examples(config.eval_max_examples).values()),
-            num_held=sum(local_part(tensor).nbytes for tensor in self.state.own_tensors()),
-            world=self._world,
-        )
 
     def log(self, row: Row) -> None:
         """Write a row to all sinks. Every rank.

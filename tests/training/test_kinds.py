@@ -65,6 +65,15 @@ def test_what_is_drawn_for_a_step_follows_the_seed_the_step_and_the_rank(tmp_pat
     assert [one + other for one, other in zip(drawn(1, half(0)), drawn(1, half(1)), strict=True)] == whole
 
 
+def test_the_sampler_of_puzzles_follows_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr("training.kinds.Sampler", lambda sets, **options: given.update(options, sets=sets))
+    config = _config(tmp_path, "overfit_one_batch=true", "seed=5", "epochs=7", "global_batch_size=32")
+    KINDS["puzzles"].sampler(config, SimpleNamespace(sets={"a": "A", "b": "B"}), Progress(step=3, draws=96))
+    expected = {"sets": ["A", "B"], "seed": 5, "epochs": 7, "global_batch_size": 32, "first_step": 4, "first_draw": 96}
+    assert given == expected | {"repeat_first_batch": True}
+
+
 @pytest.mark.parametrize(
     ("published", "sampler", "expected"),
     [

@@ -1,15 +1,11 @@
 """Prompts become the tokens of training, and answers end where they should."""
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from dataset.text.schema import Form, open_text_split
-from dataset.text.tokenizer import ByteTokenizer
-from dataset.text.writer import TextSplitWriter
+from dataset.text.schema import Form
 from models.text.config import HRMTextConfig
 from models.text.generation import generate
 from models.text.model import TextModel
@@ -159,14 +155,3 @@ def test_each_instruction_stands_alone() -> None:
     assert model.prompts == [[START, 97, 98, END_OF_INSTRUCTION], [START, 99, END_OF_INSTRUCTION]]
     with pytest.raises(UserError, match="line 2 has 52 tokens"):
         _chat(Script(*b"1"), ["a", "b" * 50], "instruction")
-
-
-@pytest.mark.parametrize(("num_problems", "form"), [(0, "text"), (2, "text"), (4, "instruction")])
-def test_the_data_say_what_the_model_reads(tmp_path: Path, num_problems: int, form: Form) -> None:
-    with TextSplitWriter(tmp_path / "train", ByteTokenizer(), max_len=16) as writer:
-        for _ in range(4):
-            writer.add_text(np.arange(5), task=0)
-        for _ in range(num_problems):
-            writer.add_problem(np.arange(3), np.arange(2), task=1)
-    writer.describe(["text", "problems"])
-    assert open_text_split(tmp_path, "train").form == form
