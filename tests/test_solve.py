@@ -552,7 +552,6 @@ FILES = {
 }
 SUDOKU_MISTAKES = [
     ("puzzle=" + QUESTION[1:], "puzzle has 15 characters, this model's puzzles have 16 (sudoku 2x2)"),
-    ("puzzle=" + QUESTION.replace("3", "5"), "puzzle has '5' in cell 14 (row 4, column 2)"),
     ("puzzle=44" + "." * 14, "puzzle has the digit 4 twice in row 1"),
     ("puzzle=" + json.dumps(TASK), "puzzle is JSON, as ARC tasks are, but {run} was trained on sudoku 2x2"),
     ("puzzle=-", "standard input is empty"),
@@ -567,11 +566,6 @@ ARC_MISTAKES = [
     ("csv={files}/short.csv", "short.csv has boards of text, but {run} was trained on arc"),
     ("task={files}/ragged.json", "ragged.json: test pair 1, input"),
 ]
-MAZE_MISTAKES = [
-    ("puzzle=" + PATH, "puzzle has 'o' in cell 2 (row 1, column 2), where only # for a wall, blank, S and G can be"),
-    ("puzzle=" + MAZE.replace("G", "S"), "puzzle has 2 S, where a maze has one; correct it"),
-    ("puzzle=S#  G#### " + MAZE[10:], "puzzle has no way from S to G; open one"),
-]
 
 
 @pytest.mark.parametrize(
@@ -579,7 +573,6 @@ MAZE_MISTAKES = [
     [
         *(("run", *case) for case in SUDOKU_MISTAKES),
         *(("arc_run", *case) for case in ARC_MISTAKES),
-        *(("maze_run", *case) for case in MAZE_MISTAKES),
     ],
 )
 def test_texts_and_files_that_are_no_puzzles_are_refused(

@@ -71,11 +71,10 @@ def test_a_resumed_run_may_take_more_rows_but_no_other_rows(text: Path, tmp_path
     assert "rows of 128 tokens" in said and said.endswith("change both keys alike, such as global_batch_size=512")
 
 
-@pytest.mark.parametrize("arch", ["gpt", "hrm_text"])
-def test_microbatches_do_not_change_the_step(text: Path, tmp_path: Path, arch: str) -> None:
+def test_microbatches_do_not_change_the_step(text: Path, tmp_path: Path) -> None:
     losses = []
     for parts in (1, 2, 4):
-        train_here(_typed(text, tmp_path / str(parts), f"arch={arch}", f"grad_accumulation={parts}"))
+        train_here(_typed(text, tmp_path / str(parts), "arch=hrm_text", f"grad_accumulation={parts}"))
         losses.append([row["train/loss"] for row in runs.rows(tmp_path / str(parts))])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[2] == pytest.approx(losses[0], rel=1e-5)
 

@@ -207,11 +207,6 @@ def _example_step_of_puzzles(
     return initial_carry(model, batch, training=True), batch, settings
 
 
-def _parts_of_puzzles(config: PretrainConfig, sizes: Sizes) -> dict[str, int]:
-    num_slots = config.global_batch_size
-    return {"a segment of a slot": num_slots, "each of its tokens": num_slots * sizes.seq_len}
-
-
 def _eval_metrics_of_puzzles(
     config: PretrainConfig, test: Split, evaluators: Evaluators
 ) -> tuple[list[str], list[str]]:
@@ -257,7 +252,10 @@ PUZZLES = Kind(
     question=_question_of_puzzles,
     example_step=_example_step_of_puzzles,
     usual_depth=lambda config: config.puzzle_arch.depth,
-    parts_of_batch=_parts_of_puzzles,
+    parts_of_batch=lambda config, sizes: {
+        "a segment of a slot": config.global_batch_size,
+        "each of its tokens": config.global_batch_size * sizes.seq_len,
+    },
     evaluators=lambda config, test: training_evaluators(config.evaluators, test),
     eval_metrics=_eval_metrics_of_puzzles,
     evaluate=evaluate,
