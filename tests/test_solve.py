@@ -21,6 +21,8 @@ import solve as program
 from dataset import arc, maze
 from dataset.augment import BOXES
 from dataset.builder import SPLITS, SplitWriter
+from dataset.puzzle_input import PuzzleReader, PuzzleTable
+from dataset.tasks.sudoku import SudokuTask
 from dataset.tta import Variations, winner
 from models.act import initial_carry, segment
 from models.inference import Trace, trace
@@ -430,6 +432,15 @@ def test_files_of_puzzles_as_other_programs_write_them(
     assert all(each["name"].startswith(f"{name}:") for each in found)
 
 
+def test_all_sizes_that_a_model_reads_are_named() -> None:
+    table = PuzzleTable([], "", 0)
+    reader = PuzzleReader(SudokuTask(BOXES["3x4"]), SudokuTask(BOXES["3x4"]).of_other_size, True, "", table)
+    assert [len(puzzle.question_S) for puzzle in reader.of_lines(f"{'.' * 81}\n{QUESTION}", "stdin")] == [81, 16]
+    for text, nearest in (("." * 80, 81), ("." * 9, 16), ("." * 300, 256)):
+        with pytest.raises(UserError, match=f"have 16, 36, 64, 81, 144 or 256, and {nearest} is the nearest"):
+            reader.of_text(text, "puzzle")
+
+
 # ---- token numbers -----------------------------------------------------------------------------
 
 
@@ -538,6 +549,19 @@ def test_a_known_task_has_its_row_of_the_puzzle_table(
         assert asked[2:] == [[2, 0]]
     finally:
         names.write_text(kept)
+
+
+def test_rows_of_several_datasets_are_numbered_in_sequence(tmp_path: Path) -> None:
+    for folder, names in (("a", ["<blank>", "x"]), ("b", ["<blank>", "y", "z"])):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "identifiers.json").write_text(json.dumps(names))
+    paths = [str(tmp_path / folder) for folder in "ab"]
+    rows = PuzzleTable(paths, "", 5).rows
+    assert [rows[name] for name in "xyz"] == [1, 3, 4]
+    assert PuzzleTable([*paths, str(tmp_path / "c")], "", 5).rows == {}
+    (tmp_path / "b" / "identifiers.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"b/identifiers\.json: is no list of names"):
+        _ = PuzzleTable(paths, "", 5).rows
 
 
 # ---- mistakes ----------------------------------------------------------------------------------

@@ -98,9 +98,6 @@ class Reader:
     Args:
         max_len: the most tokens that the model read of a sample.
         form: what most of its samples were.
-
-    Raises:
-        UserError: A stop token is none of the vocabulary, or a stop text is empty.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_len: int, form: Form, config: PromptConfig) -> None:
@@ -116,9 +113,6 @@ class Reader:
 
     def read(self, prompt: str, where: str) -> list[int]:
         """Return the tokens of a prompt with the special tokens of its form.
-
-        Args:
-            where: names the prompt in messages, such as "line 2".
 
         Raises:
             UserError: As for `tokens_of`, or the prompt leaves no room in the context.
@@ -220,11 +214,7 @@ class Chat:
         self._tokens = list[int]()  # of the text so far, without the special ones
 
     def turn(self, line: str) -> Iterator[str]:
-        """Yield the model's answer to a line, in pieces.
-
-        Raises:
-            UserError: As for `Reader.read`.
-        """
+        """Yield the model's answer to a line, in pieces, or raise UserError as `Reader.read`."""
         self._num_lines += 1
         reader, where = self._writer.reader, f"line {self._num_lines}"
         tokens = reader.read(line, where)

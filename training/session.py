@@ -63,11 +63,7 @@ class Session:
     def __init__(
         self, start: Start, data: Data, state: TrainState, plan: Plan, stop: StopSignal, lock: RunLock, world: World
     ) -> None:
-        """Open everything. Every rank.
-
-        Raises:
-            UserError: The folder or the data cannot be used.
-        """
+        """Open everything. Every rank."""
         self.config, self.state, self.plan = start.config, state, plan
         self._data, self._stop, self._world = data, stop, world
         config, progress = start.config, state.progress
@@ -145,11 +141,7 @@ class Session:
         return self._ranks.step(self.state.progress.step)
 
     def add_to_sums(self, metric_sums: Tensor, grad_norm: Tensor, divisor: int) -> None:
-        """Add a step to the open sums. The host does not wait for the device.
-
-        Args:
-            divisor: what the losses of the step were divided by, over all ranks.
-        """
+        """Add a step to the open sums, whose losses were divided by `divisor`, over all ranks."""
         state = self.state
         state.sums.add(metric_sums, grad_norm)
         state.watch.add(state.progress.step, divisor, metric_sums, grad_norm)
@@ -161,7 +153,6 @@ class Session:
 
         Raises:
             BadStep: A step since the last row went wrong.
-            UserError: A save failed, and on_save_error=stop.
         """
         step = self.state.progress.step
         self._stop.answer, self._stop.may_end = "stopping after this step" if self._world.is_main else "", False

@@ -77,10 +77,8 @@ class Solution:
     """A puzzle, the model's answer after each step, and a verdict on the last answer.
 
     Attributes:
-        settled_at: the step after which the model wants to halt and has repeated its answer, so
-            that adaptive evaluation would stop; the last step if there is none.
-        valid: whether the answer has the right form: a complete Sudoku that keeps its clues, one
-            path through the maze, or a grid.
+        settled_at: the first step after which adaptive evaluation would stop; or else the last.
+        valid: whether the answer has the right form, such as one path through the maze.
         solved: whether the answer is right; None if the output of an ARC task is not known.
         reason: of the verdict, in words.
     """
@@ -102,12 +100,10 @@ class Solution:
 
     @property
     def outcome(self) -> str:
-        """Return the verdict in a word or two."""
         return {True: "solved", False: "not solved", None: "answered"}[self.solved]
 
     @property
     def answer(self) -> Plain:
-        """Return the last answer: a character for each cell, or for ARC the rows of the grid."""
         return self.steps[-1].answer
 
     @property
@@ -150,11 +146,7 @@ class Solver:
     """
 
     def __init__(self, config: SolveConfig, trained: Trained) -> None:
-        """Find the kind of board of a model. `load` reads its weights.
-
-        Raises:
-            UserError: The data are not those of the model's task, or an option does not suit it.
-        """
+        """Find the kind of board of a model. `load` reads its weights."""
         self.arch, _ = trained.of_puzzles()
         # A file names no folders of this machine.
         data_paths = trained.config.train_paths if trained.config is not None else []
@@ -189,11 +181,9 @@ class Solver:
         """Load a model for solving.
 
         Args:
-            checkpoint: a run folder (its newest checkpoint), <run>/best, a step folder, a weights
-                file, or hf://owner/repo[/path].
-            overrides: overrides as on the command line of solve.py. A weights file that
-                `python -m sharing.export` did not write needs its architecture and the dataset of
-                its training, such as ["arch=trm_mlp", "data_path=data/sudoku-extreme-1k-aug-1000"].
+            checkpoint: a run folder, <run>/best, a step folder, a weights file, or
+                hf://owner/repo[/path].
+            overrides: as on the command line of solve.py, such as ["num_steps=32"].
             device: "cuda", "mps" or "cpu"; "auto" takes the first of these that the machine has.
 
         Raises:
@@ -209,11 +199,7 @@ class Solver:
         return solver.load(world)
 
     def load(self, world: World) -> "Solver":
-        """Load the weights onto the world's device, and return the solver.
-
-        Raises:
-            UserError: The weights are damaged, or several passes of this model would be the same.
-        """
+        """Load the weights onto the world's device, and return the solver."""
         model = self.trained.load_puzzle_model(world)
         self.config.require_different_passes(model)
         self._world, self._models = world, {self.board.rows * self.board.columns: model}
@@ -223,8 +209,7 @@ class Solver:
         """Solve any number of puzzles, `batch_size` at a time.
 
         Raises:
-            UserError: A puzzle is not of the model's kind. The message names the first such puzzle.
-                No puzzle has been solved then.
+            UserError: A puzzle is not of the model's kind. No puzzle has been solved then.
         """
         if isinstance(puzzles, str):
             raise UserError("solve() takes a list of puzzles, and this is one text; give [puzzle]")
@@ -256,11 +241,7 @@ class Solver:
             yield from (solved[n] for n in range(len(chunk)))
 
     def _solve_batch(self, puzzles: Sequence[Puzzle], rows_N: np.ndarray) -> Iterator[Solution]:
-        """Solve puzzles of one size, all at once.
-
-        Args:
-            rows_N: the numbers of the puzzles, on which noise and symmetries depend.
-        """
+        """Solve puzzles of one size, on whose numbers noise and symmetries depend."""
         config = self.config
         inputs_NS = torch.from_numpy(np.stack([puzzle.question_S for puzzle in puzzles]).astype(np.int32))
         num_cells, corner = inputs_NS.shape[1], None

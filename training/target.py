@@ -26,14 +26,7 @@ class Target:
 
     @staticmethod
     def of(trained: Trained, data_path: str | None, world: World) -> "Target":
-        """Open the data, and fit the model to them. Every rank.
-
-        Args:
-            data_path: the data; None: those of the run's own test split.
-
-        Raises:
-            UserError: The checkpoint or the data can't be read, or don't fit each other.
-        """
+        """Open the data, or the run's own test split, and fit the model to them. Every rank."""
         of_run, kind = trained.config, kind_of_arch(trained.arch)
         out: Path | None = None
         with world.shared_errors():

@@ -99,11 +99,7 @@ class Trained:
         return model
 
     def load_model(self, world: World) -> Model:
-        """Return the model with its trained weights on the world's device. Every rank.
-
-        Raises:
-            UserError: The weights are missing, damaged or of another architecture.
-        """
+        """Return the model with its trained weights on the world's device. Every rank."""
         arch = with_forward_dtype(self.arch, world)
         with world.shared_errors():
             model = build_arch(arch, **self.sizes.of_model())
@@ -186,10 +182,7 @@ Values = Iterable[tuple[str, Tensor]]
 
 
 def initial_weights(arch: ArchConfig, sizes: AnySizes, seed: int, world: World) -> Values:
-    """Return the initial weights of rank 0, which draws one tensor after another.
-
-    Every rank must take all values.
-    """
+    """Return the initial weights, which rank 0 draws. Every rank must take all values."""
 
     def drawn() -> Values:
         whole = build_on_meta(arch, **sizes.of_model(), num_parts=world.size)
@@ -226,9 +219,6 @@ def weights_from(
 
     Args:
         own: the state dict of the whole model, of which only shapes and dtypes are read.
-
-    Raises:
-        UserError: The weights do not fit the model; the message names what does not.
     """
     fitting: Values = ()
     averages: dict[str, InParts] = {}
