@@ -234,7 +234,7 @@ class Solver:
             chunk = puzzles[start : start + batch_size]
             sizes_N, solved = np.array([len(puzzle.question_S) for puzzle in chunk]), dict[int, Solution]()
             with advising(partial(half, "batch_size", len(chunk) * num_passes)):
-                for size in np.unique(sizes_N):
+                for size in dict.fromkeys(sizes_N.tolist()):
                     same = np.flatnonzero(sizes_N == size).tolist()
                     solutions = self._solve_batch([chunk[n] for n in same], start + np.array(same))
                     solved |= zip(same, solutions, strict=True)
