@@ -68,7 +68,7 @@ class Entry(StrictModel):
         if not isinstance(given, dict):
             return given
         if unknown := [str(key) for key in given if key not in cls.model_fields]:
-            raise ValueError(unknown_key(unknown[0], [*cls.model_fields]))
+            raise ValueError(unknown_key(unknown[0], cls))
         values, when = given.get("values"), given.get("when")
         if isinstance(values, list):
             values = [as_override(value) if isinstance(value, list | dict) else value for value in values]

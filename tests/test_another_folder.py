@@ -42,7 +42,7 @@ def _stored(run: Path, step: int) -> PretrainConfig:
 def test_all_commands_find_the_data_where_the_run_was_started(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, data = there / "run", str(there / "data" / "four")
     _evaluate(monkeypatch, f"checkpoint={run}", "save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]")
-    assert Solver.from_checkpoint(run, device="cpu")._table.data_paths == [data]
+    assert Solver.from_checkpoint(run, device="cpu").reader.table.data_paths == [data]
     assert "20 examples" in view([str(run)])
     begun = begin([f"resume={run}", "max_steps=3"])
     assert begun.start.config.train_paths == [data]

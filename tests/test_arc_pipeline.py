@@ -272,7 +272,7 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             patch.setattr(inference, "segment", next(evaluations))
             return evaluate(*args, **options)
 
-        patch.setattr("training.kinds.evaluate", evaluated)
+        patch.setattr("training.kinds.PUZZLES.evaluate", evaluated)
         train_here(_settings(data, folder, "best_metric=pass@2"))
     return folder
 

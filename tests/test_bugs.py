@@ -41,7 +41,7 @@ def _plant(where: str, error: type[Exception], on_rank: int, rank: int) -> None:
 
 PLACES: dict[str, tuple[str, type[Exception]]] = {
     "config": ("pretrain.read_start", ValueError),
-    "data": ("training.kinds.check_contents", ValueError),
+    "data": ("training.kinds.PUZZLES.check", ValueError),
     "reader": ("dataset.loader._read", ValueError),
     "loader": ("dataset.loader.TrainLoader.__init__", OSError),
     "model": ("models.hrm.HRM.forward", RuntimeError),

@@ -24,8 +24,10 @@ def _typed(data: Path, run: Path, *more: str) -> list[str]:
     return [*fixed, f"data_path={data}", f"checkpoint_path={run}", *more]
 
 
-@pytest.mark.parametrize("optim", OPTIMS)
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    ("arch", "optim"),
+    [(arch, optim) for arch in ARCHS for optim in OPTIMS if arch == "trm" or optim in ("adam_atan2", "muon")],
+)
 def test_every_architecture_trains_with_every_optimizer(data: Path, tmp_path: Path, arch: str, optim: str) -> None:
     """Losses are finite, and two steps change every weight and the puzzle table."""
     begun = begin(_typed(data, tmp_path / "run", f"arch={arch}", f"optim={optim}"))

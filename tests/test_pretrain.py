@@ -5,6 +5,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from dataset.loader import TrainLoader
 from dataset.sampler import Sampler
-from dataset.schema import IGNORE_LABEL, open_split
+from dataset.schema import IGNORE_LABEL
 from models import build_puzzle_arch
 from models.act import ActSettings, draw_min_halt_steps, initial_carry, segment
 from models.base import RecursiveModel
-from models.inference import trace
 from models.losses import act_loss
 from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
@@ -83,12 +83,6 @@ def test_rows_have_the_documented_names(every_step: list[Row]) -> None:
         assert f"eval/all/{name}" in last
     halted = [row for row in every_step if "train/exact_accuracy" in row]
     assert halted and all({"train/accuracy", "train/q_halt_accuracy", "train/steps"} <= row.keys() for row in halted)
-
-
-def test_rows_say_when_and_in_which_epoch(every_step: list[Row]) -> None:
-    """An epoch of these data has 30 draws, one of each group, and a step draws 16."""
-    assert [list(row)[:3] for row in every_step] == [["step", "time_s", "epoch"]] * 12
-    assert [row["epoch"] for row in every_step] == pytest.approx([step * 16 / 30 for step in range(1, 13)])
 
 
 def test_a_row_has_means_over_the_steps_since_the_last_log(quiet: Path, every_step: list[Row]) -> None:
@@ -190,19 +184,17 @@ def test_eval_max_share_limits_and_reports_the_time_of_evaluations(
     With almost all time every evaluation is complete.
     """
     rows = {}
-    for share in (None, 1e-9, 0.999999):
+    for share in (1e-9, 0.999999):
         run = tmp_path / str(share)
         _, rows[share] = _run(data, run, eval_max_share=share, eval_batch_size=4, checkpoint_every_n_steps=None)
         said = capfd.readouterr().err
         assert ("evaluation took " in said) and ("% of the time" in said)
         assert ("no time for all of the evaluation" in said) == (share == 1e-9)
-    evaluated = {share: [row for row in found if "perf/eval_share" in row] for share, found in rows.items()}
-    assert [row["step"] for row in evaluated[None]] == [5, 10, 12]
-    assert all(0 < row["perf/eval_share"] < 1 for found in evaluated.values() for row in found)
-    for row, whole in zip(evaluated[0.999999], evaluated[None], strict=True):
-        assert row["eval/all/num_examples"] == whole["eval/all/num_examples"] == 20
-    assert [row["step"] for row in evaluated[1e-9]] == [5, 10, 12]
-    assert not [name for row in evaluated[1e-9] for name in row if name.startswith("eval/")]
+        rows[share] = [row for row in rows[share] if "perf/eval_share" in row]
+        assert [row["step"] for row in rows[share]] == [5, 10, 12]
+        assert all(0 < row["perf/eval_share"] < 1 for row in rows[share])
+    assert all(row["eval/all/num_examples"] == 20 for row in rows[0.999999])
+    assert not [name for row in rows[1e-9] for name in row if name.startswith("eval/")]
     # A checkpoint is due after an evaluation even if there was no time for the evaluation.
     assert (tmp_path / "1e-09" / "step_00000010").is_dir() and not (tmp_path / "1e-09" / "best").exists()
 
@@ -255,42 +247,7 @@ def test_exploration_delays_halting(data: Path, tmp_path: Path, eager: Path, log
         assert row["train/steps"] == pytest.approx(float(steps_B[halted_B].double().mean())), f"step {step}"
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_adaptive_evaluation_in_training(data: Path, tmp_path: Path, eager: Path, adaptive: bool) -> None:
-    """An example leaves once it is settled.
-
-    Without adaptive evaluation each example takes all segments.
-    """
-    halt_max_steps = 8
-    state, rows = _run(
-        data, tmp_path / "run", eval_adaptive=adaptive, init_from=eager, arch__halt_max_steps=halt_max_steps
-    )
-    puzzles = open_split(data, "test").sets["all"]
-    batch = {
-        "inputs": torch.from_numpy(puzzles.inputs.astype("int32")),
-        "labels": torch.from_numpy(puzzles.labels.astype("int32")),
-        "puzzle_identifiers": torch.zeros(len(puzzles.inputs), dtype=torch.int32),
-    }
-    assert isinstance(state.model, RecursiveModel)
-    settled_at_N = trace(state.model, batch, halt_max_steps).settled_at_N
-    assert len(set(settled_at_N.tolist())) > 2, (
-        "all examples settle at the same segments, so that this test proves nothing"
-    )
-    expected = float(settled_at_N.double().mean()) if adaptive else halt_max_steps
-    assert rows[-1]["step"] == state.progress.step
-    assert rows[-1]["eval/all/steps"] == pytest.approx(expected), "evaluation used the wrong number of segments"
-    assert rows[-1]["eval/all/halt_step"] == 1, "the Q head must want to halt after the first segment"
-
-
 # ---- that it learns ----------------------------------------------------------------------------
-
-
-def test_one_batch_can_be_overfitted(data: Path, tmp_path: Path) -> None:
-    _, rows = _run(
-        data, tmp_path / "run", overfit_one_batch=True, max_steps=60, log_interval=1, lr=3e-3, eval_every_n_steps=None
-    )
-    losses = [row["train/lm_loss"] for row in rows]
-    assert losses[0] > 1.4 and sum(losses[-5:]) / 5 < 0.5 * losses[0]
 
 
 def test_bfloat16_on_the_cpu(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
@@ -457,18 +414,11 @@ class Followed:
     """A session that records its calls. The evaluation, the votes and the due dates are given."""
 
     def __init__(
-        self,
-        step: int,
-        *,
-        was_pending: bool,
-        evaluation: str | None,
-        stopping: bool,
-        unreadable: bool,
-        is_worn_out: bool,
-        checkpoint: bool,
+        self, step: int, evaluation: str | None, was_pending: bool, votes: tuple[bool, bool], worn_out: bool, due: bool
     ) -> None:
         self.done: list[str] = []
-        self._ends_as, self._votes, self._is_paused = evaluation, (stopping, unreadable), False
+        self._ends_as, self._is_paused = evaluation, False
+        self.vote_to_end = lambda: votes
         self.progress = Progress(step=step, pending_row={"train/lr": 1.0} if was_pending else None)
         self.state = SimpleNamespace(progress=self.progress)
         self.clock = SimpleNamespace(paused=self._paused)
@@ -476,10 +426,13 @@ class Followed:
             last_step=LAST,
             best_metric="eval/all/accuracy",
             evaluation_due=lambda step: evaluation is not None,
-            out_of_patience=lambda progress: is_worn_out,
-            checkpoint_due=lambda step, *, evaluated: checkpoint or (evaluated and step == LAST),
+            out_of_patience=lambda progress: worn_out,
+            checkpoint_due=lambda step, *, evaluated: due or (evaluated and step == LAST),
             replicas_check_due=lambda step: True,
         )
+        self.check_replicas, self.mark_stopped = partial(self._note, "check"), partial(self._note, "mark")
+        self.say = lambda text: self._note("say")
+        self.log = lambda row: self._note(f"log {', '.join(sorted(row))}")
 
     @contextmanager
     def _paused(self) -> Iterator[None]:
@@ -498,27 +451,12 @@ class Followed:
             return Evaluation(row, is_done=False)
         return Evaluation(row | {"eval/all/accuracy": 1.0}, is_done=True, is_best=self._ends_as == "best")
 
-    def log(self, row: Row) -> None:
-        self._note(f"log {', '.join(sorted(row))}")
-
-    def vote_to_end(self) -> tuple[bool, bool]:
-        return self._votes
-
     def save(self, *, is_best: bool, is_last: bool = False) -> None:
         self._note("save" + " best" * is_best + " last" * is_last)
-
-    def check_replicas(self) -> None:
-        self._note("check")
 
     def raise_data_error(self) -> None:
         self._note("raise")
         raise UserError("no data")
-
-    def say(self, text: str) -> None:
-        self._note("say")
-
-    def mark_stopped(self) -> None:
-        self._note("mark")
 
 
 @pytest.mark.parametrize("evaluation", [None, "done", "best", "stopped"])
@@ -527,15 +465,7 @@ def test_what_follows_a_step(evaluation: str | None, step: int) -> None:
     """For every combination of due tasks, check what is done in which order and if the run ends."""
     for flags in itertools.product((False, True), repeat=6):
         was_pending, has_row, stopping, unreadable, is_worn_out, checkpoint = flags
-        session = Followed(
-            step,
-            was_pending=was_pending,
-            evaluation=evaluation,
-            stopping=stopping,
-            unreadable=unreadable,
-            is_worn_out=is_worn_out,
-            checkpoint=checkpoint,
-        )
+        session = Followed(step, evaluation, was_pending, (stopping, unreadable), is_worn_out, checkpoint)
         is_evaluated, is_interrupted = evaluation in ("done", "best"), evaluation == "stopped"
         ends_early = is_evaluated and is_worn_out
         expected = []

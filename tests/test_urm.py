@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from functools import partial
 from pathlib import Path
 
@@ -77,47 +76,19 @@ def test_weights_without_the_bias_start_a_run_with_a_bias_of_zeros(
     begun.fit()
 
 
-# Copied from the scripts of the URM repository.
-ARC_1 = """
-data_path=data/arc1concept-aug-1000 \\
-arch=urm arch.loops=16 arch.H_cycles=2 arch.L_cycles=6 arch.num_layers=4 \\
-epochs=200000 \\
-eval_interval=2000 \\
-puzzle_emb_lr=1e-2 \\
-weight_decay=0.1 \\
-+run_name=$run_name \\
-+checkpoint_path=$checkpoint_path \\
-+ema=True
-"""
-ARC_2 = """
-data_path=data/arc2concept-aug-1000 \\
-arch=urm arch.loops=16 arch.H_cycles=2 arch.L_cycles=6 arch.num_layers=4 \\
-epochs=200000 \\
-eval_interval=2000 \\
-puzzle_emb_lr=1e-2 \\
-weight_decay=0.1 \\
-use_muon=True \\
-+run_name=$run_name \\
-+checkpoint_path=$checkpoint_path \\
-+ema=True
-"""
-SUDOKU = """
-data_path=PATH_TO_SUDOKU \\
-arch=urm arch.loops=16 arch.H_cycles=2 arch.L_cycles=6 arch.num_layers=4 \\
-epochs=50000 \\
-eval_interval=2000 \\
-lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0 global_batch_size=128 \\
-+run_name=$run_name \\
-+checkpoint_path=$checkpoint_path \\
-+ema=True
-"""
-COMMANDS = {"arc_1": ARC_1, "arc_2": ARC_2, "sudoku": SUDOKU}
-RECIPES = {"arc_1": "urm_arc_1", "arc_2": "urm_arc_2", "sudoku": "urm_sudoku_extreme"}
+# From the scripts of the URM repository, by the name of the recipe here.
+_COMMON = "arch=urm arch.loops=16 arch.H_cycles=2 arch.L_cycles=6 arch.num_layers=4 eval_interval=2000 +run_name=URM"
+_ARC = f"{_COMMON} +ema=True epochs=200000 puzzle_emb_lr=1e-2 weight_decay=0.1"
+COMMANDS = {
+    "urm_arc_1": f"data_path=data/arc1concept-aug-1000 {_ARC}",
+    "urm_arc_2": f"data_path=data/arc2concept-aug-1000 {_ARC} use_muon=True",
+    "urm_sudoku_extreme": f"data_path=PATH_TO_SUDOKU {_COMMON} +ema=True epochs=50000 lr=1e-4 puzzle_emb_lr=1e-4 "
+    "weight_decay=1.0 puzzle_emb_weight_decay=1.0 global_batch_size=128",
+}
 
 
-def _typed(command: str, run: str = "checkpoints/URM") -> list[str]:
-    """Return the overrides of a published command as its shell passes them."""
-    return shlex.split(command.replace("\\\n", " ").replace("$run_name", "URM").replace("$checkpoint_path", run))
+def _typed(name: str, run: str = "checkpoints/URM") -> list[str]:
+    return [*COMMANDS[name].split(), f"+checkpoint_path={run}"]
 
 
 def _config(*overrides: str) -> PretrainConfig:
@@ -126,25 +97,15 @@ def _config(*overrides: str) -> PretrainConfig:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_published_commands_say_what_they_say_there(name: str) -> None:
-    config = _config(*_typed(COMMANDS[name]))
+    config = _config(*_typed(name))
     arch = config.puzzle_arch
     assert isinstance(arch, URMConfig)
     assert (arch.halt_max_steps, arch.H_cycles, arch.L_cycles, arch.num_layers) == (16, 2, 6, 4)
-    assert (arch.mlp, arch.conv_bias, arch.no_ACT_continue, arch.backprop) == (
-        "conv_swiglu",
-        True,
-        True,
-        "last_H_cycle",
-    )
+    assert (arch.mlp, arch.backprop) == ("conv_swiglu", "last_H_cycle") and arch.conv_bias and arch.no_ACT_continue
     assert (arch.hidden_size, arch.num_heads, arch.expansion, arch.puzzle_emb_ndim) == (512, 8, 4, 512)
-    assert (config.run_name, config.checkpoint_path, config.ema, config.ema_rate) == (
-        "URM",
-        "checkpoints/URM",
-        True,
-        0.999,
-    )
+    assert (config.run_name, config.checkpoint_path, config.ema_rate * config.ema) == ("URM", "checkpoints/URM", 0.999)
     assert (config.lr, config.lr_warmup_steps, config.lr_min_ratio, config.first_lr_step) == (1e-4, 2000, 1.0, 0)
-    if name != "arc_2":
+    if name != "urm_arc_2":
         assert config.optim.name == "adam_atan2"
         return
     assert isinstance(config.optim, MuonConfig)
@@ -156,8 +117,8 @@ def test_the_published_commands_say_what_they_say_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_recipe_is_its_published_command(name: str) -> None:
-    recipe = _config(f"experiment={RECIPES[name]}")
-    command = _config(*_typed(COMMANDS[name]), f"data_path={recipe.data_path}")
+    recipe = _config(f"experiment={name}")
+    command = _config(*_typed(name), f"data_path={recipe.data_path}")
     apart = {"run_name", "checkpoint_path", "evaluators"}
     assert recipe.model_dump(exclude=apart) == command.model_dump(exclude=apart)
 
@@ -168,12 +129,12 @@ def test_the_published_commands_run_and_resume(name: str, data: Path, tmp_path: 
     run = tmp_path / "run"
     run.mkdir()
     smaller = ["arch.hidden_size=32", "arch.num_heads=2", "global_batch_size=8", "max_steps=2", "eval_max_examples=2"]
-    typed = [*_typed(COMMANDS[name], str(run)), *smaller, f"data_path={data}", "device=cpu", "compile=false"]
+    typed = [*_typed(name, str(run)), *smaller, f"data_path={data}", "device=cpu", "compile=false"]
     typed += ["arch.forward_dtype=float32", "wandb.mode=disabled"]
     runs.train(typed, log).ok()
     stored = json.loads((run / "step_00000002" / "state.json").read_text())["config"]
     assert stored["arch"]["halt_max_steps"] == 16 and "loops" not in stored["arch"]
-    assert stored["optim"]["name"] == ("muon" if name == "arc_2" else "adam_atan2")
+    assert stored["optim"]["name"] == ("muon" if name == "urm_arc_2" else "adam_atan2")
     train_here([f"resume={run}", "max_steps=3", "arch.loops=4"])
     assert json.loads((run / "step_00000003" / "state.json").read_text())["config"]["arch"]["halt_max_steps"] == 4
 

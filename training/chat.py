@@ -52,8 +52,10 @@ def chat(writer: Writer, *, as_json: bool) -> None:
 
 def _print(writer: Writer, prompt: str, pieces: Iterable[str], *, as_json: bool) -> None:
     for piece in pieces:
+        if sys.stdout.isatty():
+            piece = "".join(each if each in "\n\t" or not _steers(each) else "?" for each in piece)
         if not as_json:
-            write(_for_a_terminal(piece) if sys.stdout.isatty() else piece, end="")
+            write(piece, end="")
     answer = writer.answer
     if as_json:
         shown = {"prompt": prompt, "form": writer.reader.form, "answer": answer.text, "tokens": answer.tokens}
@@ -62,11 +64,6 @@ def _print(writer: Writer, prompt: str, pieces: Iterable[str], *, as_json: bool)
     write("")
     if answer.reason == "context":
         tell(f"note: the context of {writer.reader.max_len:,} tokens is full")
-
-
-def _for_a_terminal(piece: str) -> str:
-    """Return a text with ? in place of control characters, which would steer the terminal."""
-    return "".join(each if each in "\n\t" or not _steers(each) else "?" for each in piece)
 
 
 def _steers(character: str) -> bool:

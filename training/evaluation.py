@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -19,85 +18,28 @@ from dataset.tta import Ballots, Variations
 from models.base import RecursiveModel
 from models.inference import Examples, Finished, Slots, idle_segment
 from models.metric_sums import EvalSums
-from training.laps import Interrupts, run_lap
+from training.laps import Interrupts, run_laps
+from training.samples import AnswerSample
 from training.saved_outputs import OutputWriter, SavedOutput
-from utils.perf.clocks import Deadline
 from utils.ranks.world import World
 
 
 @dataclass(frozen=True)
-class SampledAnswer:
-    """The model's answer to an example, on the host."""
-
-    row: int  # of the set
-    question_S: np.ndarray
-    label_S: np.ndarray  # negative where no label is known
-    answer_S: np.ndarray
-
-
-class AnswerSample:
-    """Keeps the answers to the first few of this rank's examples of the first set, to show them.
-
-    Attributes:
-        answers: in the order in which the examples left their slots.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.set_name: str | None = None
-        self.answers: list[SampledAnswer] = []
-        self._most, self._rows = most, np.zeros(0, np.int64)
-
-    def begin(self, set_name: str, share: np.ndarray) -> None:
-        """Choose the rows at the beginning of a set; only the first set counts.
-
-        Args:
-            share: the numbers of the rows that this rank evaluates first.
-        """
-        if self.set_name is None:
-            self.set_name, self._rows = set_name, share[: self._most]
-
-    def take(self, set_name: str, done: Finished, answers_NS: Tensor) -> None:
-        """Keep the answers to the chosen rows."""
-        if set_name != self.set_name:
-            return
-        for n in np.flatnonzero(np.isin(done.rows_N, self._rows)).tolist():
-            tokens = (done.batch["inputs"][n], done.batch["labels"][n], answers_NS[n])
-            self.answers.append(SampledAnswer(int(done.rows_N[n]), *(each_S.cpu().numpy() for each_S in tokens)))
-
-
-@dataclass(frozen=True)
 class EvalOptions:
-    """How a split is evaluated.
+    """How a split is evaluated. Of text, only the first three options count."""
 
-    Attributes:
-        batch_size: slots over all ranks together. Only speed and memory depend on this number.
-        num_steps: segments of an example; None for halt_max_steps.
-        adaptive: examples that are settled leave, and others take their slots
-            (models/inference.py).
-        max_examples: of each larger set only so many, evenly spread.
-        keep_votes: add to the votes of the evaluation before, for checkpoints that vote together.
-        save_outputs: what to write of each example, beside its row in the dataset.
-        save_to: the folder for these outputs and for the evaluators' own files.
-        keep_saved: leave the outputs that an earlier evaluation saved in the folder.
-        keep_results: leave the evaluators' own files of an earlier evaluation there.
-        sample: takes a few answers; None on ranks that show none.
-        calibration: report whether the confidence of the answers is their accuracy
-            (`metric_sums.reliability`).
-        loop_deltas: report how far each segment moves the state, loop_deltas/<n>, and running/<n>.
-    """
-
-    batch_size: int
-    num_steps: int | None = None
-    adaptive: bool = False
-    max_examples: int | None = None
-    keep_votes: bool = False
-    save_outputs: Sequence[SavedOutput] = ()
-    save_to: Path | None = None
-    keep_saved: bool = False
-    keep_results: bool = False
-    sample: AnswerSample | None = None
-    calibration: bool = False
-    loop_deltas: bool = False
+    batch_size: int  # slots, or tokens of text, over all ranks together; changes no result
+    max_examples: int | None = None  # of each larger set only so many, evenly spread
+    target_only: bool = True  # the loss of text is that of responses, not of all tokens but the first
+    num_steps: int | None = None  # segments of an example; None for halt_max_steps
+    adaptive: bool = False  # settled examples leave, and others take their slots (models/inference.py)
+    keep_votes: bool = False  # add to the votes of the evaluation before
+    save_outputs: Sequence[SavedOutput] = ()  # what to write of each example, beside its row
+    save_to: Path | None = None  # the folder for these outputs and for the evaluators' own files
+    keep_saved: bool = False  # leave the outputs of an earlier evaluation there
+    keep_results: bool = False  # leave the evaluators' own files of an earlier evaluation there
+    calibration: bool = False  # report whether the confidence is the accuracy (`metric_sums.reliability`)
+    loop_deltas: bool = False  # report how far each segment moves the state, and running/<n>
 
 
 @torch.no_grad()
@@ -106,15 +48,16 @@ def evaluate(
     split: Split,
     world: World,
     options: EvalOptions,
-    *,
     evaluators: Evaluators = NO_EVALUATORS,
     interrupts: Interrupts | None = None,
+    sample: AnswerSample | None = None,
 ) -> dict[str, float] | None:
     """Evaluate each example of every set once. All ranks get the same metrics. Every rank.
 
     Args:
         evaluators: what else to find out about the answers.
         interrupts: several sets share the time of its deadline.
+        sample: takes a few answers.
 
     Returns:
         eval/<set>/<name> for EVAL_METRICS, the evaluators' metrics, exact_accuracy_at_step/<n> and
@@ -125,20 +68,16 @@ def evaluate(
     metrics: dict[str, float] = {}
     if options.save_to is not None and not options.keep_saved:
         OutputWriter.clear(options.save_to, list(split.sets), world)
-    for set_name, part in interrupts.deadline.shared_by(list(split.sets)):
-        found = _SetEvaluation(model, split, set_name, world, options, evaluators).run(part, interrupts)
-        if found is None:
+    for set_name, deadline in interrupts.deadline.shared_by(list(split.sets)):
+        of_set = _SetEvaluation(model, split, set_name, world, options, evaluators, sample)
+        laps = of_set.laps(each_batch=deadline.is_set)
+        if not run_laps(laps, of_set.idle, world, interrupts, deadline):
             return None
-        metrics |= {f"eval/{set_name}/{name}": value for name, value in found.items()}
+        metrics |= {f"eval/{set_name}/{name}": value for name, value in of_set.metrics().items()}
     return metrics
 
 
 class _SetEvaluation:
-    """The evaluation of one set, lap by lap.
-
-    All examples are one lap. With a deadline, each batch is a lap of its own.
-    """
-
     def __init__(
         self,
         model: RecursiveModel,
@@ -147,111 +86,121 @@ class _SetEvaluation:
         world: World,
         options: EvalOptions,
         evaluators: Evaluators,
+        sample: AnswerSample | None,
     ) -> None:
-        self._model, self._split, self._set_name, self._world = model, split, set_name, world
-        self._options, self._evaluators = options, evaluators
-        self._num_steps = options.num_steps or model.config.halt_max_steps
-        self._sums = self._new_sums()
+        self.model, self._split, self._set_name, self._world = model, split, set_name, world
+        self.options, self._evaluators, self._sample = options, evaluators, sample
+        self.num_steps = options.num_steps or model.config.halt_max_steps
+        self.sums = self.new_sums()
         self._writer: OutputWriter | None = None
         if options.save_outputs and options.save_to is not None:
             self._writer = OutputWriter(options.save_to, set_name, world)
 
-    def _new_sums(self) -> EvalSums:
-        return EvalSums(self._num_steps, self._evaluators.checks, self._world)
+    def new_sums(self) -> EvalSums:
+        return EvalSums(self.num_steps, self._evaluators.checks, self._world)
 
-    def run(self, deadline: Deadline, interrupts: Interrupts) -> dict[str, float] | None:
-        """Return the metrics of the set, or None if any rank was asked to stop. Every rank."""
-        options, evaluators, world = self._options, self._evaluators, self._world
-        loader = EvalLoader(
-            self._split, self._set_name, options.batch_size, options.max_examples, spread=deadline.is_set
+    def laps(self, *, each_batch: bool) -> Iterator["_Lap"]:
+        """Yield this rank's laps: one of all examples, or one of each batch, which is spread."""
+        options, world = self.options, self._world
+        self._loader = EvalLoader(
+            self._split, self._set_name, options.batch_size, options.max_examples, spread=each_batch
         )
-        examples = loader.batches(world)
-        if options.sample is not None:
-            options.sample.begin(self._set_name, next(loader.shares(world), np.zeros(0, np.int64)))
+        if self._sample is not None:
+            self._sample.begin(self._set_name, next(self._loader.shares(world), np.zeros(0, np.int64)))
         if not options.keep_votes:
-            evaluators.clear()
-        while (slots := self._next_lap(examples, deadline)) is not None:
-            ended = self._run_lap(slots, deadline, interrupts)
-            if ended == "stopped":
-                return None
-            if ended == "late":
-                deadline.was_met = False
-                break
-        with world.shared_errors():
-            loader.require_all_read()
-        found = self._sums.reduce(calibration=self._options.calibration)
-        if found:  # at least one example
-            found |= evaluators.results(world, None if options.keep_results else options.save_to)
-        if self._writer is not None:
-            self._writer.close(world)
-        return found
+            self._evaluators.clear()
+        examples = self._loader.batches(world)
+        while (lap := _Lap(self, islice(examples, 1) if each_batch else examples, holds=each_batch)).busy:
+            yield lap
 
-    def _next_lap(self, examples: Iterator[Examples], deadline: Deadline) -> Slots | None:
-        """Return the slots of the next lap; None if no examples or no time is left. Every rank."""
-        slots = Slots(
-            self._model,
-            islice(examples, 1) if deadline.is_set else examples,
-            num_steps=self._num_steps,
-            adaptive=self._options.adaptive,
-            keep_steps=not {"predictions_at_step", "q_halt_at_step"}.isdisjoint(self._options.save_outputs),
-            keep_deltas=self._options.loop_deltas,
-        )
-        more, late = self._world.any_of(slots.busy, self._world.is_main and deadline.is_near)
-        deadline.was_met &= not (more and late)
-        return slots if more and not late else None
+    def idle(self) -> None:
+        idle_segment(self.model, self._split.metadata.seq_len, self._world.device)
 
-    def _run_lap(self, slots: Slots, deadline: Deadline, interrupts: Interrupts) -> Literal["done", "stopped", "late"]:
-        """Run the examples of a lap until they have left, and count them if it ends in time. Every
-        rank.
-        """
-        of_lap, finished = self._new_sums(), list[Finished]()
-
-        def advance() -> None:
-            said = slots.advance()
-            of_lap.add_segment(
-                *(said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, said.deltas_B),
-                ignore_label=IGNORE_LABEL,
-            )
-            if said.finished is not None and deadline.is_set:
-                finished.append(said.finished)  # until the lap is known to be in time
-            elif said.finished is not None:
-                self._count(said.finished)
-
-        ended = run_lap(
-            self._world,
-            interrupts,
-            deadline,
-            is_busy=lambda: slots.busy,
-            advance=advance,
-            idle=lambda: idle_segment(self._model, self._split.metadata.seq_len, self._world.device),
-        )
-        if ended == "done":
-            self._sums.add(of_lap)
-            for each in finished:
-                self._count(each)
-            deadline.end_lap()
-        return ended
-
-    def _count(self, done: Finished) -> None:
+    def count_answers(self, done: Finished) -> None:
         """Count the answers of sequences that left."""
         if (corner := self._split.sets[self._set_name].corner) is not None:
             done = cropped(done, corner)
         answers_NS = answers_of(done, corner)
         self._evaluators.vote(done.batch, answers_NS, done.outputs.q_halt_B.sigmoid())
         checks = self._evaluators.judge(done.batch["inputs"], answers_NS, self._set_name)
-        self._sums.add_last(
+        self.sums.add_last(
             done.outputs,
             done.batch["labels"],
             done.steps_N,
             checks,
-            config=self._model.config.loss,
+            config=self.model.config.loss,
             ignore_label=IGNORE_LABEL,
         )
-        if self._options.sample is not None:
-            self._options.sample.take(self._set_name, done, answers_NS)
+        if self._sample is not None:
+            self._sample.take(self._set_name, done, answers_NS)
         if self._writer is not None:
-            rows = {"rows": torch.from_numpy(done.rows_N)}
-            self._writer.add(rows | _outputs_to_save(self._options.save_outputs, done, answers_NS))
+            possible = done.batch | {
+                "logits": done.outputs.logits_BSV,
+                "predictions": answers_NS.int(),
+                "q_halt": done.outputs.q_halt_B,
+                "q_continue": done.outputs.q_continue_B,
+                "steps": done.steps_N,
+            }
+            if done.predictions_NTS is not None and done.q_halt_NT is not None:
+                possible |= {"predictions_at_step": done.predictions_NTS, "q_halt_at_step": done.q_halt_NT}
+            possible["rows"] = torch.from_numpy(done.rows_N)
+            self._writer.add({name: possible[name] for name in ("rows", *self.options.save_outputs)})
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of all ranks together. Every rank.
+
+        Raises:
+            UserError: A file of the data changed, or the outputs can't be written.
+        """
+        options, world = self.options, self._world
+        with world.shared_errors():
+            self._loader.require_all_read()
+        found = self.sums.reduce(calibration=options.calibration)
+        if found:  # at least one example
+            found |= self._evaluators.results(world, None if options.keep_results else options.save_to)
+        if self._writer is not None:
+            self._writer.close(world)
+        return found
+
+
+class _Lap:
+    """Segments of some examples.
+
+    Args:
+        holds: keep the answers until the lap is known to be in time.
+    """
+
+    def __init__(self, of: _SetEvaluation, examples: Iterator[Examples], *, holds: bool) -> None:
+        self._of, self._holds = of, holds
+        self._sums, self._finished = of.new_sums(), list[Finished]()
+        self._slots = Slots(
+            of.model,
+            examples,
+            num_steps=of.num_steps,
+            adaptive=of.options.adaptive,
+            keep_steps=not {"predictions_at_step", "q_halt_at_step"}.isdisjoint(of.options.save_outputs),
+            keep_deltas=of.options.loop_deltas,
+        )
+
+    @property
+    def busy(self) -> bool:
+        return self._slots.busy
+
+    def advance(self) -> None:
+        said = self._slots.advance()
+        self._sums.add_segment(
+            *(said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, said.deltas_B),
+            ignore_label=IGNORE_LABEL,
+        )
+        if said.finished is not None and self._holds:
+            self._finished.append(said.finished)
+        elif said.finished is not None:
+            self._of.count_answers(said.finished)
+
+    def count(self) -> None:
+        self._of.sums.add(self._sums)
+        for each in self._finished:
+            self._of.count_answers(each)
 
 
 def cropped(done: Finished, corner: Corner) -> Finished:
@@ -273,19 +222,6 @@ def answers_of(done: Finished, corner: Corner | None) -> Tensor:
     return answers_NS if corner is None else corner.without_other_tokens(answers_NS)
 
 
-def _outputs_to_save(names: Sequence[SavedOutput], done: Finished, answers_NS: Tensor) -> dict[str, Tensor]:
-    possible = done.batch | {
-        "logits": done.outputs.logits_BSV,
-        "predictions": answers_NS.int(),
-        "q_halt": done.outputs.q_halt_B,
-        "q_continue": done.outputs.q_continue_B,
-        "steps": done.steps_N,
-    }
-    if done.predictions_NTS is not None and done.q_halt_NT is not None:
-        possible |= {"predictions_at_step": done.predictions_NTS, "q_halt_at_step": done.q_halt_NT}
-    return {name: possible[name] for name in names}
-
-
 # ---- test-time augmentation --------------------------------------------------------------------
 
 
@@ -299,13 +235,11 @@ def evaluate_votes(
     evaluators: Evaluators,
     variations: Variations,
 ) -> dict[str, float]:
-    """Let the variations of each example vote for its answer. All ranks get the same metrics. Every
-    rank.
+    """Let the variations of each example vote for its answer. Every rank.
 
     Returns:
         eval/<set>/tta/<name> for exact_accuracy, for what the evaluators judge, and for segments,
-        the mean number of segments that all variations of an example took together. The means are
-        over the examples with labels.
+        those that all variations of an example took together; means over the examples with labels.
     """
     metrics: dict[str, float] = {}
     for set_name in split.sets:
@@ -319,48 +253,31 @@ def evaluate_votes(
             adaptive=options.adaptive,
         )
         ballots = Ballots(variations.count)
-        names = ("count", "segments", "exact_accuracy", *evaluators.checks)
-        sums = torch.zeros(len(names), dtype=torch.int64)
+        sums = dict.fromkeys(("count", "segments", "exact_accuracy", *evaluators.checks), 0)
         while any(world.any_of(slots.busy)):  # together, so that no rank waits longer than its groups allow
             done = slots.advance().finished if slots.busy else None
-            if done is not None:
-                sums += _sums_of_votes(done, ballots, of_set, evaluators, set_name)
+            if done is None:
+                continue
+            sums["segments"] += int((done.steps_N * (done.batch["labels"] != IGNORE_LABEL).any(1)).sum())
+            answers_NS = of_set.undo(done.rows_N, done.outputs.logits_BSV.argmax(-1)).cpu().numpy()
+            confidence_N = done.outputs.q_halt_B.sigmoid().float().cpu().numpy()
+            if decided := ballots.cast(done.rows_N, answers_NS, confidence_N):
+                # The last variation to come in says which puzzle it is, turned back as answers are.
+                last = [index for index, _ in decided]
+                voted_BS = torch.from_numpy(np.stack([answer_S for _, answer_S in decided]))
+                inputs_BS = of_set.undo(done.rows_N[last], done.batch["inputs"][last]).cpu()
+                labels_BS = done.batch["labels"][last].cpu()
+                if of_set.corner is not None:
+                    labels_BS = of_set.corner.crop(labels_BS)
+                is_label_BS = labels_BS != IGNORE_LABEL
+                labelled_B, exact_B = is_label_BS.any(1), (~is_label_BS | (voted_BS == labels_BS)).all(1)
+                judged = evaluators.judge(inputs_BS, voted_BS, set_name)
+                for name, holds_B in {"count": labelled_B, "exact_accuracy": exact_B, **judged}.items():
+                    sums[name] += int((labelled_B & holds_B).sum())
         with world.shared_errors():
             loader.require_all_read()
-        count, *rest = world.sum_(sums.to(world.device)).tolist()
+        count, *rest = world.sum_(torch.tensor(list(sums.values())).to(world.device)).tolist()
         if count:
-            shares = zip(names[1:], rest, strict=True)
+            shares = zip(list(sums)[1:], rest, strict=True)
             metrics |= {f"eval/{set_name}/tta/{name}": value / count for name, value in shares}
     return metrics
-
-
-def _sums_of_votes(
-    done: Finished, ballots: Ballots, variations: Variations, evaluators: Evaluators, set_name: str
-) -> Tensor:
-    """Cast the votes of variations that left, and count the examples that are decided by them.
-
-    Returns:
-        How many have labels, the segments that the variations with labels took, and how many
-        examples are exactly right and pass each of the evaluators' checks; int64.
-    """
-    answers_NS = variations.undo(done.rows_N, done.outputs.logits_BSV.argmax(-1)).cpu().numpy()
-    confidence_N = done.outputs.q_halt_B.sigmoid().float().cpu().numpy()
-    decided = ballots.cast(done.rows_N, answers_NS, confidence_N)
-    sums = torch.zeros(3 + len(evaluators.checks), dtype=torch.int64)
-    sums[1] = (done.steps_N * (done.batch["labels"] != IGNORE_LABEL).any(1)).sum()
-    if not decided:
-        return sums
-    # The last variation to come in says which puzzle it is, turned back like the answers.
-    last = [index for index, _ in decided]
-    answers = torch.from_numpy(np.stack([answer_S for _, answer_S in decided]))
-    inputs = variations.undo(done.rows_N[last], done.batch["inputs"][last]).cpu()
-    labels = done.batch["labels"][last].cpu()
-    if variations.corner is not None:
-        labels = variations.corner.crop(labels)
-    is_label = labels != IGNORE_LABEL
-    labelled = is_label.any(1)
-    exact = (~is_label | (answers == labels)).all(1)
-    judged = evaluators.judge(inputs, answers, set_name)
-    sums[0] = labelled.sum()
-    sums[2:] = torch.stack([(labelled & each).sum() for each in (exact, *(judged[name] for name in evaluators.checks))])
-    return sums

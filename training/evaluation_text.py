@@ -2,13 +2,9 @@
 # N = samples, or tokens of a row, K = samples of a row, T = tasks, M = sums, B = prompts, V =
 # vocabulary
 
-import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import Literal, Union
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,9 +19,9 @@ from models.text.config import CallCounts
 from models.text.generation import Decoder
 from models.text.model import TextModel
 from models.text.packing import Packing
-from training.laps import Interrupts, run_lap
-from utils.errors import UserError
-from utils.files import write_atomically
+from training.evaluation import EvalOptions
+from training.laps import Interrupts, Lap, run_laps
+from training.samples import TextAnswer, TextSample
 from utils.perf.clocks import Deadline
 from utils.ranks.world import World
 
@@ -37,81 +33,23 @@ _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 _SUMS = ("labels", "accuracy", "loss", "num_examples", "bytes", "num_answers", "exact_accuracy")
 # What each task has of its own, where there are several.
 _BY_TASK = ("loss", "bits_per_byte", "exact_accuracy", "num_answers")
-_NO_GRAD_CALLS = CallCounts(H=0, L=0)
-
-
-@dataclass(frozen=True)
-class TextAnswer:
-    """The model's greedy answer to a sample, as text.
-
-    Attributes:
-        row: the number of the sample.
-        is_problem: the prompt is an instruction, and `right` its response. Otherwise they are the
-            beginning of a text, and how the text goes on.
-    """
-
-    row: int
-    task: str
-    is_problem: bool
-    prompt: str
-    answer: str
-    right: str
-
-
-@dataclass
-class TextSample:
-    """Takes the answers to a few samples, evenly spread, to show them. All ranks get the same."""
-
-    most: int
-    answers: list[TextAnswer] = field(default_factory=list)
-
-    def write(self, run: Path, step: int) -> None:
-        """Write the answers into the folder of a run, for people and for view.py.
-
-        Raises:
-            OSError: They can't be written.
-        """
-        folder = run / "samples"
-        folder.mkdir(exist_ok=True)
-        told = json.dumps([asdict(answer) for answer in self.answers], indent=2, ensure_ascii=False)
-        write_atomically(folder / f"step_{step:08d}.json", f"{told}\n")
-
-
-@dataclass(frozen=True)
-class TextEvalOptions:
-    """How a split of text is evaluated.
-
-    Attributes:
-        batch_size: tokens over all ranks together. Only speed and memory depend on this number.
-        target_only: the loss is that of responses; otherwise that of all tokens but the first.
-        max_examples: if there are more samples, only so many, evenly spread.
-        sample: takes a few answers. All ranks have one, or none.
-    """
-
-    batch_size: int
-    target_only: bool
-    max_examples: int | None = None
-    sample: TextSample | None = None
 
 
 def text_eval_metrics(split: TextSplit, max_examples: int | None = None) -> list[str]:
-    """Return the names of what `evaluate_text` measures on a split, without the set.
+    """Return the names of what `evaluate_text` measures on a split, without the set and the counts.
 
     Raises:
         UserError: The tokenizer of the split can't be read.
     """
     _, places_N5 = _chosen(split, max_examples)
-    names = ["loss", "perplexity", "accuracy"]
+    num_TM = np.zeros((len(split.metadata.tasks), len(_SUMS)))
+    num_TM[:, 0] = np.bincount(places_N5[:, 4], minlength=len(num_TM))
     if _tokenizer(split) is not None:
-        names.append("bits_per_byte")
-    if _is_problem(places_N5).any():
-        names.append("exact_accuracy")
-    if (tasks := np.unique(places_N5[:, 4])).size > 1:
-        of_problems = np.unique(places_N5[_is_problem(places_N5), 4])
-        for task in tasks.tolist():
-            measured = [name for name in names if name != "exact_accuracy" or task in of_problems]
-            names += [f"{name}/{split.metadata.tasks[task]}" for name in measured if name in _BY_TASK]
-    return names
+        num_TM[:, _SUMS.index("bytes")] = num_TM[:, 0]
+    problems_N5 = places_N5[_is_problem(places_N5)]
+    num_TM[:, _SUMS.index("num_answers")] = np.bincount(problems_N5[:, 4], minlength=len(num_TM))
+    names = _metrics(split.metadata.tasks, torch.from_numpy(num_TM))
+    return [name for name in names if name.split("/")[0] not in ("num_examples", "num_answers")]
 
 
 @torch.no_grad()
@@ -119,9 +57,9 @@ def evaluate_text(
     model: TextModel,
     split: TextSplit,
     world: World,
-    options: TextEvalOptions,
-    *,
+    options: EvalOptions,
     interrupts: Interrupts | None = None,
+    sample: TextSample | None = None,
 ) -> dict[str, float] | None:
     """Evaluate each sample once. All ranks get the same metrics. Every rank.
 
@@ -130,206 +68,108 @@ def evaluate_text(
 
     Args:
         interrupts: loss and answers share the time of its deadline.
+        sample: takes a few answers. All ranks have one, or none.
 
     Returns:
         eval/all/<name> for `text_eval_metrics`, num_examples and num_answers. bits_per_byte is the
         loss for each byte of the labelled text, where special tokens have no bytes. If there are
         several tasks, each has a loss of its own. None if the evaluation was abandoned.
     """
-    evaluation = _Evaluation(model, split, world, options, interrupts or Interrupts())
-    if not evaluation.run():
-        return None
-    return {f"eval/{SET_NAME}/{name}": value for name, value in evaluation.metrics().items()}
-
-
-_Lap = Union["_Row", "_Decoding"]
-"""The forward passes of one batch of this rank. `count` adds what they found to the sums."""
+    interrupts, of = interrupts or Interrupts(), _Evaluation(model, split, world, options)
+    parts = {"loss": (of.rows, lambda: _Row(of, []).advance()), "answers": (of.answers, of.decode_nothing)}
+    for name, deadline in interrupts.deadline.shared_by(list(parts) if of.problems_N.size else ["loss"]):
+        laps, idle = parts[name]
+        if not run_laps(laps(spread=deadline.is_set), idle, world, interrupts, deadline):
+            return None
+    (late,) = world.any_of(world.is_main and interrupts.deadline.is_near)
+    if sample is not None and not late:
+        with world.shared_errors():
+            shown = _Shown(of, sample.most)
+        # All ranks decode alike.
+        if not run_laps(iter([shown]), of.decode_nothing, world, replace(interrupts, deadline=Deadline()), Deadline()):
+            return None
+        sample.answers += shown.texts()
+    found = _metrics(split.metadata.tasks, world.sum_(of.sums_TM))
+    return {f"eval/{SET_NAME}/{name}": value for name, value in found.items()}
 
 
 class _Evaluation:
-    """The evaluation of a split, lap by lap. In a lap, each rank has one batch or none."""
+    """What the laps of an evaluation share. In a lap, each rank has one batch or none."""
 
-    def __init__(
-        self,
-        model: TextModel,
-        split: TextSplit,
-        world: World,
-        options: TextEvalOptions,
-        interrupts: Interrupts,
-    ) -> None:
-        self.model, self.split, self.world, self.options = model, split, world, options
-        self._interrupts = interrupts
+    def __init__(self, model: TextModel, split: TextSplit, world: World, options: EvalOptions) -> None:
+        self.model, self.split, self.world, self.target_only = model, split, world, options.target_only
         with world.shared_errors():
-            self._tokenizer = _tokenizer(split)
-            self._rows_N, self.places_N5 = _chosen(split, options.max_examples)
+            self.tokenizer = _tokenizer(split)
+            self.numbers_N, self.places_N5 = _chosen(split, options.max_examples)
+        self.problems_N = np.flatnonzero(_is_problem(self.places_N5))
         # dataset.json may name more tokens than the tokenizer has.
         self.bytes_V = np.zeros(split.metadata.vocab_size, np.int64)
-        if self._tokenizer is not None:
-            of_tokens = self._tokenizer.bytes_of_tokens()[: len(self.bytes_V)]
+        if self.tokenizer is not None:
+            of_tokens = self.tokenizer.bytes_of_tokens()[: len(self.bytes_V)]
             self.bytes_V[: len(of_tokens)] = of_tokens
         self.num_tokens = max(options.batch_size // world.data_size, int(self.places_N5[:, [1, 3]].sum(1).max()))
         shape, dtype = (len(split.metadata.tasks), len(_SUMS)), widest_float(world.device)
         self.sums_TM = torch.zeros(shape, dtype=dtype, device=world.device)
 
-    def run(self) -> bool:
-        """Return False if any rank was asked to stop. Every rank."""
-        deadline = self._interrupts.deadline
-        problems_N = np.flatnonzero(_is_problem(self.places_N5))
-        phases: dict[str, Callable[[Deadline], bool]] = {"loss": self._measure_loss}
-        if problems_N.size:
-            phases["answers"] = lambda deadline: self._answer(problems_N, deadline)
-        for name, part in deadline.shared_by(list(phases)):
-            if not phases[name](part):
-                return False
-        (late,) = self.world.any_of(self.world.is_main and deadline.is_near)
-        return True if late or self.options.sample is None else self._show(self.options.sample)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of all ranks together. Every rank."""
-        sums_TM = self.world.sum_(self.sums_TM)
-        found = _means(sums_TM.sum(0).tolist())
-        of_tasks = zip(self.split.metadata.tasks, sums_TM.tolist(), strict=True)
-        by_task = {task: means for task, sums_M in of_tasks if (means := _means(sums_M))}
-        if len(by_task) > 1:
-            for task, means in by_task.items():
-                found |= {f"{name}/{task}": means[name] for name in _BY_TASK if name in means}
-        return found
-
-    # ---- the loss ----
-
-    def _measure_loss(self, deadline: Deadline) -> bool:
-        order_N = _order(len(self.places_N5), spread=deadline.is_set)
+    def rows(self, *, spread: bool) -> Iterator[Lap]:
+        """Yield the losses of this rank's rows."""
+        order_N = _order(len(self.places_N5), spread=spread)
         lengths_N = (self.places_N5[:, 1] + self.places_N5[:, 3] - 1)[order_N]
-        rows = published_steps(lengths_N, self.num_tokens, 1, drop_last_batch=False)
-        return self._run_laps([order_N[row] for (row,) in rows], partial(_Row, self), deadline)
+        rows = list(published_steps(lengths_N, self.num_tokens, 1, drop_last_batch=False))
+        for (row,) in rows[self.world.data_rank :: self.world.data_size]:
+            yield _Row(self, order_N[row])
 
-    # ---- the answers ----
-
-    def _answer(self, problems_N: np.ndarray, deadline: Deadline) -> bool:
+    def answers(self, *, spread: bool) -> Iterator[Lap]:
+        """Yield the answers to this rank's batches of problems, each with room in the cache."""
+        places_N5 = self.places_N5[self.problems_N]
         # Prompts of similar length waste little of the cache. But if some batches may be left out,
         # each should be a fair share of the problems.
-        order_N = _order(len(problems_N), spread=deadline.is_set)
-        if not deadline.is_set:
-            order_N = np.argsort(-self.places_N5[problems_N][:, [1, 3]].sum(1), kind="stable")
-        batches = list(_batches_of_prompts(problems_N[order_N], self.places_N5, self.num_tokens))
-        return self._run_laps(batches, self._decoding, deadline)
+        by_length_N = np.argsort(-places_N5[:, [1, 3]].sum(1), kind="stable")
+        order_N = _order(len(places_N5), spread=True) if spread else by_length_N
+        batches, first, longest = list[np.ndarray](), 0, np.zeros(2, np.int64)
+        for at, lengths in enumerate(places_N5[order_N][:, [1, 3]]):
+            longest = np.maximum(longest, lengths)
+            if at > first and (at + 1 - first) * longest.sum() > self.num_tokens:
+                batches.append(order_N[first:at])
+                first, longest = at, lengths
+        batches.append(order_N[first:])
+        for batch_B in batches[self.world.data_rank :: self.world.data_size]:
+            prompts, responses = self.read(places_N5[batch_B])
+            yield _Decoding(self, prompts, responses, tasks=places_N5[batch_B, 4])
 
-    def _decoding(self, samples_B: np.ndarray) -> "_Decoding":
-        """Return the lap that answers these problems. Without a problem it reads one token."""
-        prompts, responses = self._read(samples_B) if len(samples_B) else ([[0]], [[0]])
-        return _Decoding(self, prompts, responses, tasks=self.places_N5[samples_B, 4].tolist())
+    def decode_nothing(self) -> None:
+        _Decoding(self, [[0]], [[0]]).advance()
 
-    def _read(self, samples_B: np.ndarray) -> tuple[list[list[int]], list[list[int]]]:
+    def read(self, places_B5: np.ndarray) -> tuple[list[list[int]], list[list[int]]]:
         """Return the tokens of the instructions and of the responses."""
-        tokens, places_B5 = self.split.tokens, self.places_N5[samples_B]
         with unchanged([self.split]):
             prompts, responses = (
-                [tokens[start : start + length].tolist() for start, length in places_B5[:, which].tolist()]
+                [self.split.tokens[start : start + length].tolist() for start, length in places_B5[:, which].tolist()]
                 for which in ([0, 1], [2, 3])
             )
         return prompts, responses
 
-    # ---- laps ----
-
-    def _run_laps(self, batches: Sequence[np.ndarray], begin: Callable[[np.ndarray], _Lap], deadline: Deadline) -> bool:
-        """Take the batches, in each lap one for each rank. Every rank.
-
-        Args:
-            begin: returns the lap of a batch, and for an empty batch one that counts nothing.
-
-        Returns:
-            False if any rank was asked to stop.
-
-        Raises:
-            UserError: A file changed since it was opened.
-        """
-        world = self.world
-        for first in range(0, len(batches), world.data_size):
-            lap, mistake = None, None
-            try:
-                if first + world.data_rank < len(batches):
-                    lap = begin(batches[first + world.data_rank])
-            except UserError as error:
-                mistake = error
-            late, failed = world.any_of(world.is_main and deadline.is_near, mistake is not None)
-            if failed:
-                with world.shared_errors():
-                    if mistake is not None:
-                        raise mistake
-            ended = "late" if late else self._run_lap(lap, begin, deadline)
-            if ended == "stopped":
-                return False
-            if ended == "late":
-                deadline.was_met = False
-                break
-        return True
-
-    def _run_lap(
-        self, lap: _Lap | None, begin: Callable[[np.ndarray], _Lap], deadline: Deadline
-    ) -> Literal["done", "stopped", "late"]:
-        """Make all forward passes of a lap, and count it unless it ends too late. Every rank."""
-        ended = run_lap(
-            self.world,
-            self._interrupts,
-            deadline,
-            is_busy=lambda: lap is not None and lap.busy,
-            advance=lambda: None if lap is None else lap.advance(),
-            idle=lambda: begin(np.zeros(0, np.int64)).advance(),
-        )
-        if ended == "done":
-            deadline.end_lap()
-            if lap is not None:
-                lap.count()
-        return ended
-
-    # ---- answers to show ----
-
-    def _show(self, sample: TextSample) -> bool:
-        """Answer a few samples on all ranks alike. Return False if any rank was asked to stop."""
-        num, world = min(sample.most, len(self.places_N5)), self.world
-        samples_B = np.arange(num) * len(self.places_N5) // num
-        with world.shared_errors():
-            prompts, responses = self._read(samples_B)
-        prefix_lens = [len(prompt) for prompt in prompts]
-        is_problem_B = _is_problem(self.places_N5[samples_B]).tolist()
-        for n, is_problem in enumerate(is_problem_B):
-            if not is_problem:  # the model reads the first half of a text
-                given = min(len(responses[n]) // 2, _MOST_GIVEN)
-                prompts[n] += responses[n][:given]
-                responses[n] = responses[n][given : given + _MOST_CONTINUED]
-        lap = _Decoding(self, prompts, responses, prefix_lens=prefix_lens)
-        if self._run_lap(lap, self._decoding, Deadline()) == "stopped":
-            return False
-        for n, found in enumerate(zip(prompts, lap.answers, responses, strict=True)):
-            texts = [_text(self._tokenizer, tokens) for tokens in found]
-            task = self.split.metadata.tasks[self.places_N5[samples_B[n], 4]]
-            sample.answers.append(TextAnswer(int(self._rows_N[samples_B[n]]), task, is_problem_B[n], *texts))
-        return True
+    def count(self, name: str, tasks: np.ndarray, numbers: np.ndarray | None = None) -> None:
+        """Add numbers of samples, tokens or answers of these tasks to a sum; None: ones."""
+        found_T = np.bincount(tasks, numbers, minlength=len(self.sums_TM))
+        self.sums_TM[:, _SUMS.index(name)] += torch.from_numpy(found_T).to(self.sums_TM)
 
 
 class _Row:
     """The loss of one packed row, which holds some samples. All rows have the same length."""
 
-    def __init__(self, of: _Evaluation, samples_K: np.ndarray) -> None:
-        places_K5, num_tokens = of.places_N5[samples_K], of.num_tokens
+    def __init__(self, of: _Evaluation, samples_K: Sequence[int] | np.ndarray) -> None:
+        self._of, places_K5 = of, of.places_N5[np.asarray(samples_K, np.int64)]
         with unchanged([of.split]):
-            row = packed_row(of.split.tokens, places_K5, num_tokens, target_only=of.options.target_only)
-        lengths_K, tasks_K = row.prefix_lens + row.response_lens, places_K5[:, 4]
+            row = packed_row(of.split.tokens, places_K5, of.num_tokens, target_only=of.target_only)
+        lengths_K, self._tasks_K, self._labels_N = row.prefix_lens + row.response_lens, places_K5[:, 4], row.labels
         # Padding may be of any task, because it has no label.
-        tasks_N = np.append(np.repeat(tasks_K, lengths_K), np.zeros(num_tokens - lengths_K.sum(), np.int64))
-        is_label_N = row.labels != IGNORE_LABEL
-        self._counts_TM = np.zeros(of.sums_TM.shape)  # what is known before the model has read the row
-        for name, tasks, numbers in (
-            ("num_examples", tasks_K, None),
-            ("labels", tasks_N[is_label_N], None),
-            ("bytes", tasks_N[is_label_N], of.bytes_V[row.labels[is_label_N]]),
-        ):
-            self._counts_TM[:, _SUMS.index(name)] = np.bincount(tasks, numbers, minlength=len(self._counts_TM))
-        arrays = (row.inputs, row.labels, row.position_ids, tasks_N)
-        *self._tokens, self._tasks_N = (of.world.to_device(torch.from_numpy(array)) for array in arrays)
+        self._tasks_N = np.zeros(of.num_tokens, np.int64)
+        self._tasks_N[: lengths_K.sum()] = np.repeat(self._tasks_K, lengths_K)
+        arrays = (row.inputs, row.labels, row.position_ids)
+        self._tokens = [of.world.to_device(torch.from_numpy(array)) for array in arrays]
         sequences = list(zip(row.prefix_lens.tolist(), row.response_lens.tolist(), strict=True))
-        self._packing = Packing(sequences, num_tokens, of.world.device)
-        self._model, self._sums_TM = of.model, of.sums_TM
+        self._packing = Packing(sequences, of.num_tokens, of.world.device)
         self._found: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -337,14 +177,21 @@ class _Row:
         return self._found is None
 
     def advance(self) -> None:
-        _, *found = self._model(*self._tokens, self._packing, grad_calls=_NO_GRAD_CALLS, ignore_label=IGNORE_LABEL)
-        self._found = (found[0], found[1])
+        no_grad_calls = CallCounts(H=0, L=0)
+        _, loss_N, right_N = self._of.model(
+            *self._tokens, self._packing, grad_calls=no_grad_calls, ignore_label=IGNORE_LABEL
+        )
+        self._found = loss_N, right_N
 
     def count(self) -> None:
         assert self._found is not None
-        self._sums_TM += torch.from_numpy(self._counts_TM).to(self._sums_TM)
+        of, is_label_N = self._of, self._labels_N != IGNORE_LABEL
+        of.count("num_examples", self._tasks_K)
+        of.count("labels", self._tasks_N[is_label_N])
+        of.count("bytes", self._tasks_N[is_label_N], of.bytes_V[self._labels_N[is_label_N]])
+        tasks_N = of.world.to_device(torch.from_numpy(self._tasks_N))
         for name, values_N in zip(("loss", "accuracy"), self._found, strict=True):
-            self._sums_TM[:, _SUMS.index(name)].index_add_(0, self._tasks_N, values_N.to(self._sums_TM.dtype))
+            of.sums_TM[:, _SUMS.index(name)].index_add_(0, tasks_N, values_N.to(of.sums_TM.dtype))
 
 
 class _Decoding:
@@ -363,16 +210,18 @@ class _Decoding:
         responses: Sequence[Sequence[int]],
         *,
         prefix_lens: Sequence[int] | None = None,
-        tasks: Sequence[int] | None = None,
+        tasks: np.ndarray | None = None,
     ) -> None:
-        self._device, metadata = of.world.device, of.split.metadata
-        most_new_tokens = max(map(len, responses)) - 1
+        self._of, self._responses, self._tasks = of, responses, tasks
         self._decoder = Decoder(
-            of.model, prompts, most_new_tokens=most_new_tokens, prefix_lens=prefix_lens, device=self._device
+            of.model,
+            prompts,
+            most_new_tokens=max(map(len, responses)) - 1,
+            prefix_lens=prefix_lens,
+            device=of.world.device,
         )
-        self._stop_tokens = () if metadata.special_tokens is None else (metadata.special_tokens.end,)
-        self._vocab_size = metadata.vocab_size  # that of the model may be rounded up
-        self._responses, self._tasks, self._sums_TM = responses, tasks, of.sums_TM
+        special = of.split.metadata.special_tokens
+        self._stop_tokens = () if special is None else (special.end,)
         self._going_on = list(range(len(prompts)))
         self.answers = [list[int]() for _ in prompts]
 
@@ -383,10 +232,11 @@ class _Decoding:
     def advance(self) -> None:
         if any(self.answers):
             last = [self.answers[number][-1] for number in self._going_on]
-            logits_BV = self._decoder.next_logits(torch.tensor(last, device=self._device))
+            logits_BV = self._decoder.next_logits(torch.tensor(last, device=self._of.world.device))
         else:
             logits_BV = self._decoder.read_prompts()
-        tokens = logits_BV[:, : self._vocab_size].argmax(-1).tolist()
+        # The vocabulary of the model may be rounded up.
+        tokens = logits_BV[:, : self._of.split.metadata.vocab_size].argmax(-1).tolist()
         for number, token in zip(self._going_on, tokens, strict=True):
             self.answers[number].append(token)
         kept = [place for place, number in enumerate(self._going_on) if not self._has_ended(number)]
@@ -401,18 +251,52 @@ class _Decoding:
         return is_whole or (is_wrong and self._tasks is not None)
 
     def count(self) -> None:
-        if self._tasks is None:
-            return
-        counts_TM = np.zeros(self._sums_TM.shape)
-        columns = [_SUMS.index("num_answers"), _SUMS.index("exact_accuracy")]
-        for task, answer, response in zip(self._tasks, self.answers, self._responses, strict=True):
-            counts_TM[task, columns] += 1, answer == response
-        self._sums_TM += torch.from_numpy(counts_TM).to(self._sums_TM)
+        if self._tasks is not None:
+            right = [answer == response for answer, response in zip(self.answers, self._responses, strict=True)]
+            self._of.count("num_answers", self._tasks)
+            self._of.count("exact_accuracy", self._tasks, np.array(right))
 
 
-def _means(sums_M: Sequence[float]) -> dict[str, float]:
-    """Return the metrics of sums in the order of _SUMS; nothing that was not measured."""
-    sums, found = dict(zip(_SUMS, sums_M, strict=True)), dict[str, float]()
+class _Shown(_Decoding):
+    """The answers to a few samples, and how texts go on after their first half."""
+
+    def __init__(self, of: _Evaluation, most: int) -> None:
+        num = min(most, len(of.places_N5))
+        self._samples_B = np.arange(num) * len(of.places_N5) // num
+        places_B5 = of.places_N5[self._samples_B]
+        self._prompts, responses = of.read(places_B5)
+        prefix_lens = [len(prompt) for prompt in self._prompts]
+        self._is_problem_B = _is_problem(places_B5).tolist()
+        for n, is_problem in enumerate(self._is_problem_B):
+            if not is_problem:
+                given = min(len(responses[n]) // 2, _MOST_GIVEN)
+                self._prompts[n] += responses[n][:given]
+                responses[n] = responses[n][given : given + _MOST_CONTINUED]
+        super().__init__(of, self._prompts, responses, prefix_lens=prefix_lens)
+
+    def texts(self) -> Iterator[TextAnswer]:
+        of = self._of
+        for n, found in enumerate(zip(self._prompts, self.answers, self._responses, strict=True)):
+            number = self._samples_B[n]
+            texts = (" ".join(map(str, each)) if of.tokenizer is None else of.tokenizer.decode(each) for each in found)
+            task = of.split.metadata.tasks[of.places_N5[number, 4]]
+            yield TextAnswer(int(of.numbers_N[number]), task, self._is_problem_B[n], *texts)
+
+
+def _metrics(tasks: Sequence[str], sums_TM: Tensor) -> dict[str, float]:
+    """Return the metrics of all tasks together, and of each one if there are several."""
+    found = _means(dict(zip(_SUMS, sums_TM.sum(0).tolist(), strict=True)))
+    of_tasks = zip(tasks, sums_TM.tolist(), strict=True)
+    by_task = {task: means for task, sums_M in of_tasks if (means := _means(dict(zip(_SUMS, sums_M, strict=True))))}
+    if len(by_task) > 1:
+        for task, means in by_task.items():
+            found |= {f"{name}/{task}": means[name] for name in _BY_TASK if name in means}
+    return found
+
+
+def _means(sums: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of sums by name; nothing that was not measured."""
+    found = dict[str, float]()
     if labels := sums["labels"]:
         loss = sums["loss"] / labels
         found = {"loss": loss, "perplexity": math.exp(min(loss, _MOST_EXPONENT))}
@@ -428,9 +312,9 @@ def _chosen(split: TextSplit, max_examples: int | None) -> tuple[np.ndarray, np.
     """Return the numbers (N,) of the samples to evaluate, and where they lie, (N, 5)."""
     samples = split.samples(0)
     num = len(samples) if max_examples is None else min(len(samples), max_examples)
-    rows_N = np.arange(num) * len(samples) // num
+    numbers_N = np.arange(num) * len(samples) // num
     with unchanged([split]):
-        return rows_N, samples.take(rows_N)
+        return numbers_N, samples.take(numbers_N)
 
 
 def _is_problem(places_N5: np.ndarray) -> np.ndarray:
@@ -440,30 +324,11 @@ def _is_problem(places_N5: np.ndarray) -> np.ndarray:
 
 
 def _order(num: int, *, spread: bool) -> np.ndarray:
-    """Return an order of the numbers below `num`.
-
-    Args:
-        spread: the first numbers of the order, however many, are evenly spread.
-    """
+    """Return the numbers below `num`, spread so that the first ones, however many, lie evenly."""
     numbers = np.arange(num)
     return np.argsort(numbers * _GOLDEN_RATIO % 1, kind="stable") if spread else numbers
-
-
-def _batches_of_prompts(order_N: np.ndarray, places_N5: np.ndarray, num_tokens: int) -> Iterator[np.ndarray]:
-    """Cut the samples into batches, each with room for `num_tokens` tokens in the cache."""
-    first = longest_prompt = longest_response = 0
-    for at, (_, prompt_len, _, response_len, _) in enumerate(places_N5[order_N].tolist()):
-        longest_prompt, longest_response = max(longest_prompt, prompt_len), max(longest_response, response_len)
-        if at > first and (at + 1 - first) * (longest_prompt + longest_response) > num_tokens:
-            yield order_N[first:at]
-            first, longest_prompt, longest_response = at, prompt_len, response_len
-    yield order_N[first:]
 
 
 def _tokenizer(split: TextSplit) -> Tokenizer | None:
     """Return the tokenizer of a split; None if nobody knows it."""
     return None if split.metadata.tokenizer == UNKNOWN else open_tokenizer(split)
-
-
-def _text(tokenizer: Tokenizer | None, tokens: Sequence[int]) -> str:
-    return " ".join(map(str, tokens)) if tokenizer is None else tokenizer.decode(tokens)

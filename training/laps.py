@@ -1,9 +1,11 @@
-"""Run a part of an evaluation on all ranks, until it is done, too late or stopped."""
+"""Run an evaluation lap by lap on all ranks, until it is done, too late or stopped."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Protocol
 
+from utils.errors import UserError
 from utils.perf.clocks import Deadline
 from utils.ranks.world import World
 from utils.run.stop import StopSignal
@@ -11,52 +13,76 @@ from utils.run.stop import StopSignal
 
 @dataclass(frozen=True)
 class Interrupts:
-    """What an evaluation has to heed beside its examples.
+    """What an evaluation has to heed beside its examples."""
 
-    Attributes:
-        lockstep: a forward pass of this model is a collective, so that a rank without examples of
-            its own computes along.
-        stop: asked between forward passes. If any rank was asked to stop, the evaluation is
-            abandoned.
-        deadline: of rank 0. A batch then counts whole or not at all, because the sequences that
-            halt early are the easy ones. Examples for which no time is left are evenly spread.
-    """
-
+    # A forward pass is a collective, so that a rank without examples of its own computes along.
     lockstep: bool = False
-    stop: StopSignal | None = None
+    stop: StopSignal | None = None  # asked between forward passes
+    # Of rank 0. A batch then counts whole or not at all, because the sequences that halt early are
+    # the easy ones. Examples for which no time is left are evenly spread.
     deadline: Deadline = field(default_factory=Deadline)
 
 
-def run_lap(
-    world: World,
-    interrupts: Interrupts,
-    deadline: Deadline,
-    *,
-    is_busy: Callable[[], bool],
-    advance: Callable[[], None],
-    idle: Callable[[], None],
-) -> Literal["done", "stopped", "late"]:
-    """Make all forward passes of a lap. Every rank.
+class Lap(Protocol):
+    """Forward passes of this rank, whose results count together or not at all."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a forward pass is left."""
+
+    def advance(self) -> None:
+        """Make the next forward pass."""
+
+    def count(self) -> None:
+        """Add the results to those of the evaluation."""
+
+
+def run_laps(
+    laps: Iterator[Lap], idle: Callable[[], None], world: World, interrupts: Interrupts, deadline: Deadline
+) -> bool:
+    """Run laps until no rank has another one, or until no time is left. Every rank.
 
     Args:
+        idle: makes a forward pass without examples.
         deadline: that of this part of the evaluation.
-        is_busy: whether a forward pass of this rank is left.
-        advance: makes the next one.
-        idle: makes one without examples.
+
+    Returns:
+        False if any rank was asked to stop.
+
+    Raises:
+        UserError: A lap of any rank can't be read.
     """
-    deadline.begin_lap()
     while True:
-        asked_to_stop = interrupts.stop is not None and interrupts.stop.requested()
-        stopping, any_busy, late = world.any_of(asked_to_stop, is_busy(), world.is_main and deadline.is_over)
-        if stopping:
-            return "stopped"
-        if not any_busy:
-            return "done"
-        if late:
-            return "late"
-        if is_busy():
-            advance()
-        elif interrupts.lockstep:
-            idle()
-        if deadline.is_set:
-            world.wait_for_device()  # otherwise the clock would time what was asked for, not what was done
+        lap, mistake = None, None
+        try:
+            lap = next(laps, None)
+        except UserError as error:
+            mistake = error
+        more, late, failed = world.any_of(lap is not None, world.is_main and deadline.is_near, mistake is not None)
+        with world.shared_errors() if failed else nullcontext():
+            if mistake is not None:
+                raise mistake
+        if late or not more:
+            deadline.was_met &= not more
+            return True
+        deadline.begin_lap()
+        while True:
+            asked_to_stop = interrupts.stop is not None and interrupts.stop.requested()
+            is_busy = lap is not None and lap.busy
+            stopping, any_busy, late = world.any_of(asked_to_stop, is_busy, world.is_main and deadline.is_over)
+            if stopping:
+                return False
+            if not any_busy:
+                break
+            if late:
+                deadline.was_met = False
+                return True
+            if lap is not None and lap.busy:
+                lap.advance()
+            elif interrupts.lockstep:
+                idle()
+            if deadline.is_set:
+                world.wait_for_device()  # otherwise the clock would time what was asked for, not what was done
+        deadline.end_lap()
+        if lap is not None:
+            lap.count()

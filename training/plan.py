@@ -1,7 +1,7 @@
 """The plan of a run: what is known before its first step, and what is due after each."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from dataset.evaluators import NO_EVALUATORS, Evaluators
 from dataset.online import OnlineAugmentation
@@ -49,7 +49,10 @@ class Plan:
             sampler = kind.sampler(config, data.train, progress)
             last_step = min(sampler.last_step, config.max_steps or sampler.last_step)
             if last_step < 1:
-                raise UserError(kind.why_no_step(config, sampler))
+                raise UserError(
+                    f"{config.epochs} epochs don't fill one global batch of {config.global_batch_size} {kind.unit}; "
+                    "raise epochs or lower global_batch_size"
+                )
             evaluators = NO_EVALUATORS if data.test is None else kind.evaluators(config, data.test)
             best_metric = full_best_metric(config, data, evaluators)
             augmentation = online_augmentation(config, data, world)
@@ -77,7 +80,7 @@ class Plan:
         return self.config.ema_rate if step / self.last_step > self.config.ema_start else 0.0
 
     @property
-    def kind(self) -> Kind[Any, Any, Any, Any]:
+    def kind(self) -> Kind:
         """What differs between puzzles and text."""
         return kind_of_arch(self.config.arch)
 

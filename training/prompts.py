@@ -1,7 +1,7 @@
 """Let a model of text answer instructions and continue texts: a prompt, or a chat by lines."""
 
-import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -42,10 +42,6 @@ class PromptConfig(StrictModel):
     stop_tokens: list[Int]
     seed: Int = Field(ge=0)
 
-    def sampling(self, form: Form) -> Sampling:
-        temperature = _TEMPERATURES[form] if self.temperature is None else self.temperature
-        return Sampling(temperature, self.top_k, self.top_p)
-
 
 @dataclass
 class Answer:
@@ -60,8 +56,7 @@ class Answer:
 def open_reader(trained: Trained, config: PromptConfig, data_path: str | None) -> "Reader":
     """Return what turns prompts into the tokens of a model, before its weights are read.
 
-    The checkpoint says what the model reads. A tokenizer.json is looked for in the folder of the
-    data and beside a file of weights.
+    A tokenizer.json is looked for in the folder of the data and beside a file of weights.
 
     Args:
         data_path: data of the same tokenizer; None: those that the run was trained on.
@@ -69,50 +64,32 @@ def open_reader(trained: Trained, config: PromptConfig, data_path: str | None) -
     Raises:
         UserError: The tokenizer is missing, or is another than that of the data.
     """
-    sizes = trained.sizes
+    sizes, paths = trained.sizes, trained.config.train_paths if trained.config is not None else []
     assert isinstance(sizes, TextSizes)
     if data_path is not None:
-        found = sizes_of_data(data_path, trained.arch)
+        found, paths = sizes_of_data(data_path, trained.arch), [data_path]
         assert isinstance(found, TextSizes)
         sizes = with_tokens_of(sizes, found, data_path, trained.data)
-    paths = [data_path] if data_path is not None else _data_of(trained)
     folders = [folder for path in paths for folder in (Path(path), Path(path) / "train")]
     if trained.checkpoint is None:
-        folders.extend(_beside(trained.name))
+        weights = Path(trained.name)
+        if not is_address(trained.name):
+            folders.append(weights if weights.is_dir() else weights.parent)
+        else:
+            with suppress(UserError):  # the repository has none
+                folders.append(path_of(f"{with_file(trained.name).rpartition('/')[0]}/tokenizer.json").parent)
     special_tokens = SpecialTokens(**sizes.special_tokens) if sizes.special_tokens else None
     tokenizer = find_tokenizer(sizes.tokenizer, special_tokens, folders, trained.name)
-    return Reader(tokenizer, sizes.max_len, _form(sizes, paths, config, trained), config)
-
-
-def _beside(weights: str) -> list[Path]:
-    """Return the folder of a file of weights, where its tokenizer.json may lie."""
-    if not is_address(weights):
-        return [Path(weights) if Path(weights).is_dir() else Path(weights).parent]
-    try:
-        return [path_of(f"{with_file(weights).rpartition('/')[0]}/tokenizer.json").parent]
-    except UserError:  # the repository has none
-        return []
-
-
-def _data_of(trained: Trained) -> list[str]:
-    """Return the folders of the data of a run; none for a file."""
-    if trained.checkpoint is None or trained.config is None:
-        return []
-    return trained.config.train_paths
-
-
-def _form(sizes: TextSizes, paths: Sequence[str], config: PromptConfig, trained: Trained) -> Form:
-    if config.prompt_form != "auto":
-        return config.prompt_form
-    if sizes.form is not None:
-        return sizes.form
-    for path in paths:
-        if kind_of_data(path) == "text":
-            return open_text_split(path, "train").form
-    raise UserError(
-        f"{trained.name} does not say whether it was trained on instructions; give prompt_form=instruction, or "
-        "prompt_form=text"
-    )
+    form = sizes.form if config.prompt_form == "auto" else config.prompt_form
+    of_text = [path for path in paths if kind_of_data(path) == "text"]
+    if form is None and of_text:
+        form = open_text_split(of_text[0], "train").form
+    if form is None:
+        raise UserError(
+            f"{trained.name} does not say whether it was trained on instructions; give prompt_form=instruction, or "
+            "prompt_form=text"
+        )
+    return Reader(tokenizer, sizes.max_len, form, config)
 
 
 class Reader:
@@ -121,13 +98,11 @@ class Reader:
     Args:
         max_len: the most tokens that the model read of a sample.
         form: what most of its samples were.
-
-    Raises:
-        UserError: A stop token is none of the vocabulary, or a stop text is empty.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_len: int, form: Form, config: PromptConfig) -> None:
         self.config, self.tokenizer, self.max_len, self.form = config, tokenizer, max_len, form
+        self.special = tokenizer.special_tokens
         for token in config.stop_tokens:
             if not 0 <= token < self.tokenizer.vocab_size:
                 raise UserError(
@@ -136,19 +111,11 @@ class Reader:
         if not all(config.stop):
             raise UserError("stop has an empty text, which is found at once; give a text")
 
-    @property
-    def special(self) -> SpecialTokens:
-        return self.tokenizer.special_tokens
-
     def read(self, prompt: str, where: str) -> list[int]:
         """Return the tokens of a prompt with the special tokens of its form.
 
-        Args:
-            where: names the prompt in messages, such as "prompt" or "line 2".
-
         Raises:
-            UserError: The tokenizer doesn't know a character, or the prompt leaves no room in the
-                context.
+            UserError: As for `tokens_of`, or the prompt leaves no room in the context.
         """
         tokens = [self.special.start, *self.tokens_of(prompt, where)]
         if self.form == "instruction":
@@ -160,24 +127,8 @@ class Reader:
             )
         return tokens
 
-    def end_of_text(self, tokens: Sequence[int], *, least: int) -> list[int]:
-        """Return the tokens of a text, or the last of them if it leaves no room for an answer.
-
-        A text without its beginning is like most samples of training, which begin within a
-        document.
-
-        Args:
-            tokens: without the special ones.
-            least: so many tokens are kept in any case.
-        """
-        room = max(self.max_len // 2, self.max_len - self.config.max_new_tokens)
-        return [self.special.start, *tokens][-max(least, room) :]
-
     def tokens_of(self, text: str, where: str) -> list[int]:
-        """Return the tokens of a text, without the special ones.
-
-        Args:
-            where: names the text in messages.
+        """Return the tokens of a text without the special ones.
 
         Raises:
             UserError: The tokenizer doesn't know a character.
@@ -197,50 +148,48 @@ class Reader:
 
 
 class Writer:
-    """A model of text that answers prompts.
-
-    writer = Writer(model, reader)
-    for piece in writer.write(reader.read("2 + 2 = ?", "prompt")):
-        print(piece, end="", flush=True)
-    """
+    """A model of text that answers prompts, each with draws of its own."""
 
     def __init__(self, model: TextModel, reader: Reader) -> None:
         self._model, self.reader = model, reader
         self._stop = [text.replace("\\n", "\n").replace("\\t", "\t") for text in reader.config.stop]
-        self._numbers = itertools.count()
+        self._num_prompts = 0
         self.answer = Answer()
 
     def write(self, tokens: Sequence[int]) -> Iterator[str]:
-        """Yield what the model writes after a prompt, in pieces of whole characters.
+        """Yield what the model writes after the tokens of a prompt, in pieces of whole characters.
 
         `answer` is complete after the last piece.
-
-        Args:
-            tokens: of `Reader.read`.
         """
         reader, config = self.reader, self.reader.config
         self.answer = answer = Answer()
         room = reader.max_len - len(tokens) + 1  # the last new token is not read
         stream = TextStream(reader.tokenizer.decode, self._stop)
+        temperature = _TEMPERATURES[reader.form] if config.temperature is None else config.temperature
         steps = generate(
             self._model,
             [tokens],
             stop_tokens={reader.special.end, *config.stop_tokens},
             most_new_tokens=min(config.max_new_tokens, room),
             vocab_size=reader.tokenizer.vocab_size,
-            sampling=config.sampling(reader.form),
-            draws=Draws(config.seed, [next(self._numbers)]),
+            sampling=Sampling(temperature, config.top_k, config.top_p),
+            draws=Draws(config.seed, [self._num_prompts]),
             prefix_lens=None if reader.form == "instruction" else [1],  # as in training
         )
+        self._num_prompts += 1
         for (token,) in steps:
             assert token is not None
             answer.tokens.append(token)
             if token in config.stop_tokens and token != reader.special.end:
                 break
-            yield self._add(stream.add(token))
+            piece = stream.add(token)
+            answer.text += piece
+            yield piece
             if stream.has_stopped:
                 break
-        yield self._add(stream.end())
+        piece = stream.end()
+        answer.text += piece
+        yield piece
         answer.ends_before_its_tokens = stream.has_stopped
         last = answer.tokens[-1]
         if last == reader.special.end:
@@ -250,19 +199,14 @@ class Writer:
         else:
             answer.reason = "max_new_tokens" if config.max_new_tokens <= room else "context"
 
-    def _add(self, piece: str) -> str:
-        self.answer.text += piece
-        return piece
-
 
 class Chat:
-    """The turns of a chat.
+    """The turns of a chat: a line of the user, and the model's answer.
 
-    A turn is a line of the user and the model's answer. The data have no conversations, so what the
-    model reads at a turn is what it could have read in training. An instruction stands alone: the
-    model sees no earlier turn. Text goes on: the model reads the text so far, and each line begins
-    a new line of it; an empty one adds nothing. If the text is too long for the context, its
-    beginning is left out. After the model has ended a text, the next line begins another one.
+    The data have no conversations, so what the model reads at a turn is what it could have read in
+    training. An instruction stands alone. Text goes on: each line begins a new line of the text so
+    far, until the model ends it. If the text is too long for the context, its beginning is left
+    out.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -270,22 +214,17 @@ class Chat:
         self._tokens = list[int]()  # of the text so far, without the special ones
 
     def turn(self, line: str) -> Iterator[str]:
-        """Yield the model's answer to a line, in pieces.
-
-        Raises:
-            UserError: As for `Reader.read`.
-        """
+        """Yield the model's answer to a line, in pieces, or raise UserError as `Reader.read`."""
         self._num_lines += 1
-        reader = self._writer.reader
-        where = f"line {self._num_lines}"
+        reader, where = self._writer.reader, f"line {self._num_lines}"
         tokens = reader.read(line, where)
         if reader.form == "instruction":
             yield from self._writer.write(tokens)
             return
-        new = reader.tokens_of(f"\n{line}" if self._tokens and line else line, where)
-        self._tokens += new
+        self._tokens += reader.tokens_of(f"\n{line}" if self._tokens and line else line, where)
+        room = max(len(tokens), reader.max_len // 2, reader.max_len - reader.config.max_new_tokens)
         try:
-            yield from self._writer.write(reader.end_of_text(self._tokens, least=len(tokens)))
+            yield from self._writer.write([reader.special.start, *self._tokens][-room:])
         finally:  # also if the user ended the answer
             answer = self._writer.answer
             if answer.reason == "end":

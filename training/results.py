@@ -1,13 +1,11 @@
 """The results of an evaluation: tables for people, results.json, and the folder that holds both."""
 
-import json
 import math
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,9 +13,8 @@ from dataset.evaluators import Evaluators
 from models.metric_sums import NUM_BINS
 from training.data import AnySplit
 from training.more_compute import Cost
-from training.saved_outputs import num_saved
 from utils.errors import UserError
-from utils.files import file_errors, plain, refuse_links, write_atomically
+from utils.files import file_errors, plain, refuse_links
 from utils.terminal import tell
 
 _IN_OTHER_TABLES = ("/reliability/", "/running/", "exact_accuracy_of/", "segments_of/")
@@ -52,11 +49,6 @@ def wilson_interval(share: float, num: float) -> tuple[float, float]:
     middle = (share + z * z / (2 * num)) / (1 + z * z / num)
     half = z / (1 + z * z / num) * math.sqrt(share * (1 - share) / num + z * z / (4 * num * num))
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def accuracy_over_steps(metrics: dict[str, float], set_name: str) -> list[float]:
-    prefix = f"eval/{set_name}/exact_accuracy_at_step/"
-    return [value for name, value in metrics.items() if name.startswith(prefix)]
 
 
 def table(metrics: dict[str, float], found: Intervals) -> Iterator[str]:
@@ -114,7 +106,7 @@ def compute_table(rows: Sequence[Cost], num_examples: float) -> Iterator[str]:
 class FormerResults(BaseModel):
     """What counts of the results.json of an earlier evaluation."""
 
-    num_examples: dict[str, int]
+    num_examples: dict[str, int] = {}
     data: str = ""
 
     @staticmethod
@@ -124,17 +116,14 @@ class FormerResults(BaseModel):
             text = plain(folder / "results.json").read_text(encoding="utf-8")
             return FormerResults.model_validate_json(text)
         except (OSError, UnicodeDecodeError, ValidationError):
-            return FormerResults(num_examples={})
+            return FormerResults()
 
 
 def folder_for_other_data(own: Path, split: AnySplit) -> Path:
-    """Return the folder for results on other data than the run's own.
+    """Return the folder for results on other data than the run's own, beside the folder for these.
 
     Its name ends with the name of the data, and also with a number if that folder holds results on
     data of the same name in another place.
-
-    Args:
-        own: the folder for results on the run's own data.
     """
     first = own.with_name(f"{own.name}_{split.path.parent.resolve().name}")
     folder, number = first, 1
@@ -145,17 +134,21 @@ def folder_for_other_data(own: Path, split: AnySplit) -> Path:
 
 
 def prepare_folder(
-    out: Path, split: AnySplit, max_examples: int | None, *, is_named: bool, saves_answers: bool, draws: bool
+    named: str | None,
+    of_run: Path | None,
+    split: AnySplit,
+    max_examples: int | None,
+    *,
+    saves_answers: bool,
+    draws: bool,
 ) -> tuple[Path | None, bool]:
     """Make the folder for results.
 
-    A quick look must not cost the results of hours, which lie in the folder of a run. They stay,
-    and a line says so. Another line says so if the answers that the user asked for replace those to
-    more examples.
+    A quick look must not cost the results of hours, which lie in the folder of a run.
 
     Args:
-        is_named: the user named the folder, which then loses its results.
-        saves_answers, draws: what else is written.
+        named: the folder that the user named, which loses its results.
+        of_run: the folder otherwise; None: results are not written.
 
     Returns:
         The folder, or None if there is nothing to write; and whether it keeps its results, because
@@ -164,33 +157,21 @@ def prepare_folder(
     Raises:
         UserError: The folder can't be written.
     """
-    keeps_results = False
-    if not is_named:
+    out, keeps_results = Path(named) if named is not None else of_run, False
+    if out is None:
+        return None, False
+    if named is None:
         with file_errors():
             refuse_links([out.parent, out, *out.rglob("*")])  # the run may come from somebody else
-        num_examples = split.num_examples(max_examples)
-        num, former = sum(num_examples.values()), sum(FormerResults.of(out).num_examples.values())
+        num = sum(split.num_examples(max_examples).values())
+        former = sum(FormerResults.of(out).num_examples.values())
         if keeps_results := former > num:
             tell(f"{out} keeps its results of {former:,} examples; give out=<another folder> to store those of {num:,}")
             if not saves_answers and not draws:
                 return None, True
-        if saves_answers and (former := num_saved(out, list(num_examples))) > num:
-            tell(
-                f"the answers to {num:,} examples replace those to {former:,} in {out}; out=<another folder> keeps both"
-            )
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
         raise UserError(f"{out} can't be written ({error.strerror}); give another folder with out=...") from error
     return out, keeps_results
-
-
-def write_results(
-    out: Path, entries: dict[str, Any], metrics: dict[str, float], found: Intervals, rows: dict[str, Any]
-) -> None:
-    """Write results.json, with further entries before and after the metrics."""
-    shown = {name: value for name, value in metrics.items() if name.split("/")[2] != "reliability"}
-    results = {**entries, "metrics": shown, "intervals": found, **rows}
-    with file_errors():
-        write_atomically(out / "results.json", json.dumps(results, indent=2) + "\n")

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -33,18 +32,6 @@ def _files(folder: Path, set_names: list[str]) -> list[Path]:
     """Return the files of outputs of these sets in a folder, which may be missing."""
     ours = re.compile(rf"({'|'.join(map(re.escape, set_names))})_rank\d+_\d{{4,}}\.safetensors")
     return [file for file in folder.iterdir() if ours.fullmatch(file.name)] if folder.is_dir() else []
-
-
-def num_saved(folder: Path, set_names: list[str]) -> int:
-    """Return the number of examples whose outputs a folder holds. Damaged files hold none."""
-    num = 0
-    for file in _files(folder, set_names):
-        try:
-            with safe_open(file, "pt") as saved:
-                num += saved.get_slice("rows").get_shape()[0]
-        except (OSError, SafetensorError, IndexError):
-            continue
-    return num
 
 
 class OutputWriter:

@@ -1,6 +1,4 @@
-"""What a run has open while it trains (folder, data loader, sinks, clocks), and what closes at its
-end.
-"""
+"""What a run has open while it trains: folder, data loader, sinks and clocks."""
 
 import socket
 from collections.abc import Generator, Iterator
@@ -14,11 +12,11 @@ from torch import Tensor
 from models.text.objective import TextBatch
 from training.advice import advice
 from training.config import PretrainConfig
-from training.data import AnySplit, Data
+from training.data import Data
+from training.evaluation import EvalOptions
 from training.flops import FlopsGauge, FlopsOfRun
-from training.kinds import Asked, kind_of_arch
+from training.kinds import kind_of_arch
 from training.laps import Interrupts
-from training.less_memory import smaller_evaluation
 from training.meta_model import num_parameters
 from training.number_watch import BadStep
 from training.plan import Plan
@@ -29,13 +27,13 @@ from utils.batch import Batch
 from utils.checkpoint.writer import Checkpointer
 from utils.errors import UserError
 from utils.metrics import Metrics, Row
-from utils.out_of_memory import advising
+from utils.out_of_memory import advising, half
 from utils.overrides import typed_override
 from utils.perf.clocks import StepClock, TimeShare
 from utils.perf.ranks import RankSampler
 from utils.perf.trace import StepProfiler
 from utils.ranks.replicas import require_same_replicas
-from utils.ranks.world import World, local_part
+from utils.ranks.world import World
 from utils.run.folder import mark_stopped
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
@@ -57,25 +55,14 @@ class Evaluation:
 class Session:
     """A run from the moment when it may write into its folder to its end.
 
-    Used as a context manager. Leaving it finishes the checkpoint that is under way and closes the
-    sinks, in the way that suits the end of the run: done, a mistake of the user, or a fault.
+    Leaving this context finishes the checkpoint that is under way and closes the sinks, in the way
+    that suits the end: done, a mistake of the user, or a fault.
     """
 
     def __init__(
-        self,
-        start: Start,
-        data: Data,
-        state: TrainState,
-        plan: Plan,
-        stop: StopSignal,
-        lock: RunLock,
-        world: World,
+        self, start: Start, data: Data, state: TrainState, plan: Plan, stop: StopSignal, lock: RunLock, world: World
     ) -> None:
-        """Open everything. Every rank.
-
-        Raises:
-            UserError: The folder or the data cannot be used.
-        """
+        """Open everything. Every rank."""
         self.config, self.state, self.plan = start.config, state, plan
         self._data, self._stop, self._world = data, stop, world
         config, progress = start.config, state.progress
@@ -141,12 +128,7 @@ class Session:
     # ---- one step ----
 
     def batches(self) -> Generator[Batch | TextBatch, None, None]:
-        """Give this rank's slots of each batch until the last step, and move the progress on. Every
-        rank.
-
-        Raises:
-            UserError: The first batch cannot be read.
-        """
+        """Give this rank's slots of each batch, and move the progress on. Every rank."""
         progress = self.state.progress
         batches: Iterator[Batch | TextBatch] = self._loader.batches(range(progress.step + 1, self.plan.last_step + 1))
         with self.clock.waiting_for_data(), self._world.shared_errors():
@@ -158,18 +140,11 @@ class Session:
             yield batch
 
     def measuring_communication(self) -> AbstractContextManager[None]:
-        """Put a training step inside.
-
-        In one step of every few, what the ranks do in it is measured.
-        """
+        """Measure in one step of every few what the ranks do inside."""
         return self._ranks.step(self.state.progress.step)
 
     def add_to_sums(self, metric_sums: Tensor, grad_norm: Tensor, divisor: int) -> None:
-        """Add a step to the open sums. The host does not wait for the device.
-
-        Args:
-            divisor: what the losses of the step were divided by, over all ranks.
-        """
+        """Add a step to the open sums, whose losses were divided by `divisor`, over all ranks."""
         state = self.state
         state.sums.add(metric_sums, grad_norm)
         state.watch.add(state.progress.step, divisor, metric_sums, grad_norm)
@@ -181,7 +156,6 @@ class Session:
 
         Raises:
             BadStep: A step since the last row went wrong.
-            UserError: A save failed, and on_save_error=stop.
         """
         step = self.state.progress.step
         self._stop.answer, self._stop.may_end = "stopping after this step" if self._world.is_main else "", False
@@ -215,8 +189,7 @@ class Session:
     # ---- what may follow a step ----
 
     def evaluate(self, row: Row, *, limited: bool) -> Evaluation:
-        """Evaluate the test split at this step, with the averaged weights if there are any. Every
-        rank.
+        """Evaluate the test split, with the averaged weights if there are any. Every rank.
 
         Args:
             row: what is logged of this step already.
@@ -224,26 +197,35 @@ class Session:
                 this process has no training time yet to take a share of.
 
         Raises:
-            UserError: The data or the disk failed. The step is saved first, so that no work is
-                lost; the resumed run makes up for the evaluation.
+            UserError: The data or the disk failed. The step is saved first; the resumed run makes
+                up for the evaluation.
         """
+        config, kind, test = self.config, self.plan.kind, self._data.test
         state, progress = self.state, self.state.progress
-        assert self._data.test is not None
+        assert test is not None
         state.watch.require_no_bad_step(self._saves.last_good)
-        self._announce_evaluation(self._data.test)
+        last_s = self._eval_share.last_s
+        if last_s is None or last_s >= _LONG_EVALUATION_S:  # a silent run looks hung
+            num_examples = sum(test.num_examples(config.eval_max_examples).values())
+            before = "" if last_s is None else f", which took {in_words(last_s)} the last time"
+            self.say(f"step {progress.step}: evaluating {num_examples:,} examples{before}")
+        options = EvalOptions(
+            config.eval_batch_size or config.global_batch_size,
+            config.eval_max_examples,
+            config.target_only,
+            adaptive=config.eval_adaptive,
+            save_outputs=config.eval_save_outputs,
+            save_to=config.run_path / "eval_outputs" / f"step_{progress.step:08d}",
+        )
+        sample = kind.sample(self._metrics.num_pictures)
         try:
-            taking, advice = self._eval_share.taking(limited=limited), advising(self._smaller_evaluation)
-            with taking as deadline, state.averaged_weights(), advice:
-                asked = Asked(
-                    self.config,
-                    progress.step,
-                    self._world,
-                    self.plan.evaluators,
-                    self._metrics.num_pictures,
-                    Interrupts(state.layout.lockstep, self._stop, deadline),
-                    self.say,
+            most = max(test.num_examples(config.eval_max_examples).values())
+            advice = advising(partial(half, "eval_batch_size", min(options.batch_size, most)))
+            with self._eval_share.taking(limited=limited) as deadline, state.averaged_weights(), advice:
+                interrupts = Interrupts(state.layout.lockstep, self._stop, deadline)
+                metrics = kind.evaluate(
+                    state.model, test, self._world, options, self.plan.evaluators, interrupts, sample
                 )
-                metrics, pictures = self.plan.kind.evaluate(asked, state.model, self._data.test)
         except UserError:
             progress.pending_row = row
             self.save(is_best=False, is_last=True)
@@ -251,8 +233,12 @@ class Session:
         if metrics is None:
             progress.pending_row = row
             return Evaluation(row, is_done=False)
-        if pictures:
-            self._metrics.show(progress.step, pictures)
+        if self._world.is_main:
+            try:
+                if pictures := kind.show(sample, test, config.run_path, progress.step):
+                    self._metrics.show(progress.step, pictures)
+            except OSError as error:  # the run goes on without them
+                self.say(f"the answers of step {progress.step} can't be written ({error.strerror})")
         row = row | metrics | {"perf/eval_share": self._eval_share.share}
         if not deadline.was_met:  # a result on some of the examples may be luck
             self.say(f"step {progress.step}: no time for all of the evaluation (eval_max_share)")
@@ -260,29 +246,6 @@ class Session:
         if self._saves.may_fail:  # a best step that could not be saved must not count as the best any more
             self._saves.finish(last_comes=True)
         return Evaluation(row, is_done=True, is_best=self.plan.update_best(metrics, progress))
-
-    def _smaller_evaluation(self) -> str:
-        """Return the batch size with which an evaluation fits beside the state of this rank."""
-        config, test = self.config, self._data.test
-        assert test is not None
-        return smaller_evaluation(
-            "eval_batch_size",
-            config.eval_batch_size or config.global_batch_size,
-            config.arch,
-            self._data.sizes,
-            num_examples=max(test.num_examples(config.eval_max_examples).values()),
-            num_held=sum(local_part(tensor).nbytes for tensor in self.state.own_tensors()),
-            world=self._world,
-        )
-
-    def _announce_evaluation(self, test: AnySplit) -> None:
-        """Say that an evaluation begins, unless the last one was short. A silent run looks hung."""
-        last_s = self._eval_share.last_s
-        if last_s is not None and last_s < _LONG_EVALUATION_S:
-            return
-        num_examples = sum(test.num_examples(self.config.eval_max_examples).values())
-        before = "" if last_s is None else f", which took {in_words(last_s)} the last time"
-        self.say(f"step {self.state.progress.step}: evaluating {num_examples:,} examples{before}")
 
     def log(self, row: Row) -> None:
         """Write a row to all sinks. Every rank.
@@ -316,7 +279,6 @@ class Session:
 
         Raises:
             UserError: A step went wrong, or the save before this one failed and that ends the run.
-            RuntimeError: Ranks that should hold the same tensors do not.
         """
         self.state.watch.require_no_bad_step(self._saves.last_good)
         self.check_replicas()  # a checkpoint of one rank's tensors would make its errors everybody's
@@ -326,17 +288,11 @@ class Session:
         self._saves.begin(snapshot, is_best=is_best, first=self._metrics.write_waiting, then=upload)
 
     def finish_save(self) -> None:
-        """Wait until the checkpoint that is under way is whole. Every rank.
-
-        Raises:
-            UserError: It could not be written, however often it was tried.
-        """
+        """Wait until the checkpoint that is under way is whole, or raise UserError. Every rank."""
         self._saves.finish_last()
 
     def check_replicas(self) -> None:
-        """Compare the tensors that ranks hold alike, if check_replicas_every_n_steps asks for it.
-        Every rank.
-        """
+        """Compare the tensors that ranks hold alike, if the config asks for it. Every rank."""
         if self.config.check_replicas_every_n_steps is not None:
             require_same_replicas(self.state.replicated_tensors(), self.state.progress.step, self._world)
 
@@ -393,10 +349,7 @@ class Session:
             self._metrics.close(failed=not rewinds, at_most_s=at_most_s)
 
     def _end_after_fault(self, error: Exception) -> None:
-        """Prepare for the end of the process after a fault.
-
-        Sinks stay open: nobody would wait for them.
-        """
+        """Prepare for the end of the process. Sinks stay open: nobody would wait for them."""
         self._checkpointer.settle(error)
         error.add_note(f"at step {self.state.progress.step}; {self._checkpointer.last_good}")
 

@@ -2,8 +2,8 @@
 # N = puzzles, T = steps (segments), S = cells of a board
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import astuple, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,14 +16,14 @@ from dataset.canvas import PADDING, Corner
 from dataset.puzzle_input import Puzzle, PuzzleReader, PuzzleTable
 from dataset.schema import open_split
 from dataset.tasks import task_of_shape
-from dataset.tasks.base import BoardTask, Plain, TextTask, Verdict, count
+from dataset.tasks.base import BoardTask, Plain, TextTask, count
 from dataset.tasks.tokens import TokensTask
 from dataset.tta import Variations
 from models.base import RecursiveModel
 from training.more_compute import MoreCompute, trace_with_more
 from training.prompts import PromptConfig
 from training.synonyms import aliases
-from training.trained import Trained, TrainedConfig, open_trained
+from training.trained import Trained, TrainedConfig
 from utils.command_line import read_config, validate
 from utils.config import Int, page
 from utils.errors import UserError
@@ -62,12 +62,9 @@ class Step:
     """The answer of a model after one segment."""
 
     number: int  # from 1
-    # A text with a character for each cell. For ARC: the rows of the grid, none if it is not a
-    # grid.
-    answer: Plain
+    answer: Plain  # a text with a character for each cell, or for ARC the rows of the grid
     tokens_S: np.ndarray
-    # The cells that differ from the step before (at the first step: from the puzzle), counted from
-    # 0, row by row.
+    # The cells that differ from the step before, or from the puzzle, counted from 0, row by row.
     changed: list[int]
     confidence: float  # the model's estimate of the probability that the answer is right
 
@@ -77,15 +74,22 @@ class Step:
 
 @dataclass(frozen=True, repr=False)
 class Solution:
-    """A puzzle, the model's answer after each step, and a verdict on the last answer."""
+    """A puzzle, the model's answer after each step, and a verdict on the last answer.
+
+    Attributes:
+        settled_at: the first step after which adaptive evaluation would stop; or else the last.
+        valid: whether the answer has the right form, such as one path through the maze.
+        solved: whether the answer is right; None if the output of an ARC task is not known.
+        reason: of the verdict, in words.
+    """
 
     board: BoardTask
     puzzle: Puzzle
     steps: list[Step]
-    # The step after which the model wants to halt and has repeated its answer, so that adaptive
-    # evaluation would stop. If there is no such step: the last step.
     settled_at: int
-    verdict: Verdict
+    valid: bool
+    solved: bool | None
+    reason: str
 
     def __repr__(self) -> str:
         answer = f", {self.answer!r}" if isinstance(self.answer, str) and len(self.answer) <= SHORT else ""
@@ -96,43 +100,15 @@ class Solution:
 
     @property
     def outcome(self) -> str:
-        """Return the verdict in a word or two."""
         return {True: "solved", False: "not solved", None: "answered"}[self.solved]
 
     @property
     def answer(self) -> Plain:
-        """Return the last answer: a character for each cell, or for ARC the rows of the grid."""
         return self.steps[-1].answer
 
     @property
-    def valid(self) -> bool:
-        """Return whether the answer has the right form.
-
-        The right form is a complete Sudoku that keeps its clues, one path through the maze, or a
-        grid.
-        """
-        return self.verdict.valid
-
-    @property
-    def solved(self) -> bool | None:
-        """Return whether the answer is right; None if the output of an ARC task is not known.
-
-        A Sudoku must be valid, a path must be valid and shortest, and a grid must be the task's
-        output.
-        """
-        return self.verdict.solved
-
-    @property
-    def reason(self) -> str:
-        """Return the reason of the verdict in words."""
-        return self.verdict.reason
-
-    @property
     def counts_as_solved(self) -> bool:
-        """Return whether the exit status counts the puzzle as solved.
-
-        If the right answer is not known, an answer in the right form counts.
-        """
+        """Return whether the exit status counts the puzzle as solved."""
         return self.valid if self.solved is None else self.solved
 
     def as_json(self) -> dict[str, Any]:
@@ -157,17 +133,6 @@ class Solution:
         }
 
 
-def find_model(config: SolveConfig, world: World) -> Trained:
-    """Find the model without reading its weights.
-
-    Raises:
-        UserError: There is no such model.
-    """
-    return open_trained(
-        config.checkpoint, world, arch=config.arch, data_path=config.data_path, puzzle_table=config.puzzle_table
-    )
-
-
 class Solver:
     """A trained model, ready to solve the kind of puzzle on which it was trained.
 
@@ -176,35 +141,34 @@ class Solver:
             print(solution.answer, solution.solved, solution.steps[-1].confidence)
 
     A puzzle is a text, row by row, with or without line ends. A Sudoku has digits (letters above
-    9), and . or 0 for a blank. Puzzles may differ in size if the model reads boards of any size. A
-    maze has the characters # (wall), blank, S and G. An ARC task is given as JSON, or as a
-    `dataset.arc.Task` (`dataset.arc.read_tasks` reads files). It has one solution for each of its
-    test inputs.
+    9), and . or 0 for a blank. A maze has the characters # (wall), blank, S and G. An ARC task is
+    given as JSON, or as a `dataset.arc.Task`. It has one solution for each of its test inputs.
     """
 
     def __init__(self, config: SolveConfig, trained: Trained) -> None:
-        """Find the kind of board of a model. `load` reads its weights.
-
-        Raises:
-            UserError: The data are not those of the model's task, or an option does not suit it.
-        """
+        """Find the kind of board of a model. `load` reads its weights."""
         self.arch, _ = trained.of_puzzles()
         # A file names no folders of this machine.
         data_paths = trained.config.train_paths if trained.config is not None else []
         if config.data_path:
             trained, data_paths = trained.on(open_split(config.data_path, "test")), [config.data_path]
         self.config, self.trained = config, trained
-        _, sizes = trained.of_puzzles()
-        shape = sizes.seq_len, sizes.vocab_size
+        _, self._sizes = trained.of_puzzles()
+        shape = self._sizes.seq_len, self._sizes.vocab_size
         self.board: BoardTask = task_of_shape(*shape) or TokensTask(*shape)
         config.require_noise_for_seed()
         if config.tta is not None:
             Variations.of_boards(*shape, config.checkpoint, config.tta)
-        num_rows = sizes.num_puzzle_identifiers if self.arch.puzzle_emb_ndim > 0 else 0
-        self._table = PuzzleTable(data_paths, trained.data, num_rows)
-        # Models with the same weights, by the number of cells of the boards for which they are
-        # built.
-        self._models: dict[int, RecursiveModel] = {}
+        num_rows = self._sizes.num_puzzle_identifiers if self.arch.puzzle_emb_ndim > 0 else 0
+        self.reader = PuzzleReader(
+            self.board,
+            self._board_of,
+            mixes_sizes=bool(self.board.symbols)
+            and (self.arch.is_free_of_seq_len or self.arch.reads_boards_of_any_size),
+            is_for=f"{config.checkpoint} was trained on {self.board.name}",
+            table=PuzzleTable(data_paths, trained.data, num_rows),
+        )
+        self._models: dict[int, RecursiveModel] = {}  # by number of cells, all with the same weights
 
     def __repr__(self) -> str:
         device = f", {self._world.device.type}" if self._models else ""
@@ -217,55 +181,35 @@ class Solver:
         """Load a model for solving.
 
         Args:
-            checkpoint: a run folder (its newest checkpoint), <run>/best, a step folder, a weights
-                file, or hf://owner/repo[/path].
-            overrides: overrides as on the command line of solve.py. A weights file that
-                `python -m sharing.export` did not write needs its architecture and the dataset of
-                its training, such as ["arch=trm_mlp", "data_path=data/sudoku-extreme-1k-aug-1000"].
+            checkpoint: a run folder, <run>/best, a step folder, a weights file, or
+                hf://owner/repo[/path].
+            overrides: as on the command line of solve.py, such as ["num_steps=32"].
             device: "cuda", "mps" or "cpu"; "auto" takes the first of these that the machine has.
 
         Raises:
-            UserError: The checkpoint is missing or damaged, or there is no such device. The message
-                has one line.
+            UserError: The checkpoint is missing or damaged, or there is no such device.
         """
         # Hydra needs quotes around paths with special characters, so it gets a placeholder instead.
         typed = read_config("solve", ["checkpoint=_", *overrides]) | {"checkpoint": str(checkpoint), "device": device}
         world = connect_devices(World.single(), device)
         config = validate(SolveConfig, typed)
-        trained = find_model(config, world)
+        trained = config.open_trained(world)
         with world.shared_errors():
             solver = cls(config, trained)
         return solver.load(world)
 
     def load(self, world: World) -> "Solver":
-        """Load the weights onto the world's device, and return the solver.
-
-        Raises:
-            UserError: The weights are damaged, or several passes of this model would be the same.
-        """
+        """Load the weights onto the world's device, and return the solver."""
         model = self.trained.load_puzzle_model(world)
         self.config.require_different_passes(model)
         self._world, self._models = world, {self.board.rows * self.board.columns: model}
         return self
 
-    @cached_property
-    def reader(self) -> PuzzleReader:
-        """Return what reads puzzles for this model."""
-        return PuzzleReader(
-            self.board,
-            self._other_board,
-            mixes_sizes=bool(self.board.symbols)
-            and (self.arch.is_free_of_seq_len or self.arch.reads_boards_of_any_size),
-            is_for=f"{self.config.checkpoint} was trained on {self.board.name}",
-            table=self._table,
-        )
-
     def solve(self, puzzles: Sequence[str | Task]) -> list[Solution]:
         """Solve any number of puzzles, `batch_size` at a time.
 
         Raises:
-            UserError: A puzzle is not of the model's kind. The message has one line and names the
-                first such puzzle. No puzzle has been solved then.
+            UserError: A puzzle is not of the model's kind. No puzzle has been solved then.
         """
         if isinstance(puzzles, str):
             raise UserError("solve() takes a list of puzzles, and this is one text; give [puzzle]")
@@ -273,80 +217,66 @@ class Solver:
         for number, puzzle in enumerate(puzzles, start=1):
             if isinstance(puzzle, Task):
                 parsed += self.reader.of_tasks([puzzle], f"puzzle {number}")
-            elif not isinstance(puzzle, str):
+            elif isinstance(puzzle, str):
+                parsed += self.reader.of_text(puzzle, f"puzzle {number}")
+            else:
                 raise UserError(
                     f"puzzle {number} is of the type {type(puzzle).__name__}; give a text with a character for each "
                     "cell, or for ARC a task as JSON"
                 )
-            else:
-                parsed += self.reader.of_text(puzzle, f"puzzle {number}")
         return list(self.solutions(parsed))
 
     def solutions(self, puzzles: Sequence[Puzzle]) -> Iterator[Solution]:
         """Solve puzzles that have been read, and yield their solutions one after another."""
-        config = self.config
-        batch_size = max(1, config.batch_size // config.num_passes)
+        num_passes = self.config.num_passes
+        batch_size = max(1, self.config.batch_size // num_passes)
         for start in range(0, len(puzzles), batch_size):
             chunk = puzzles[start : start + batch_size]
-            by_size: dict[int, list[int]] = {}
-            for n, puzzle in enumerate(chunk):
-                by_size.setdefault(len(puzzle.question_S), []).append(n)
-            solved: dict[int, Solution] = {}
-            with advising(partial(half, "batch_size", len(chunk) * config.num_passes)):
-                for same in by_size.values():
-                    rows_N = np.array(same) + start
-                    solved |= zip(same, self._solve_batch([chunk[n] for n in same], rows_N), strict=True)
+            sizes_N, solved = np.array([len(puzzle.question_S) for puzzle in chunk]), dict[int, Solution]()
+            with advising(partial(half, "batch_size", len(chunk) * num_passes)):
+                for size in dict.fromkeys(sizes_N.tolist()):
+                    same = np.flatnonzero(sizes_N == size).tolist()
+                    solutions = self._solve_batch([chunk[n] for n in same], start + np.array(same))
+                    solved |= zip(same, solutions, strict=True)
             yield from (solved[n] for n in range(len(chunk)))
 
-    def _solve_batch(self, puzzles: Sequence[Puzzle], rows_N: np.ndarray) -> list[Solution]:
-        """Solve puzzles of one size, all at once.
-
-        Args:
-            rows_N: the numbers of the puzzles, on which noise and symmetries depend.
-        """
-        questions_NS = np.stack([puzzle.question_S for puzzle in puzzles]).astype(np.int32)
-        board = self._board_of(questions_NS.shape[1])
-        model, corner = self._model_for(board)
-        inputs_NS = torch.from_numpy(questions_NS)
-        if corner is not None:
+    def _solve_batch(self, puzzles: Sequence[Puzzle], rows_N: np.ndarray) -> Iterator[Solution]:
+        """Solve puzzles of one size, on whose numbers noise and symmetries depend."""
+        config = self.config
+        inputs_NS = torch.from_numpy(np.stack([puzzle.question_S for puzzle in puzzles]).astype(np.int32))
+        num_cells, corner = inputs_NS.shape[1], None
+        board = self._board_of(num_cells) or self.board
+        own = self.board.rows * self.board.columns
+        if num_cells != own and not self._weights_fit(board):
+            corner = Corner(board.rows, self.board.rows)
             inputs_NS = corner.place(inputs_NS, PADDING)
+        elif num_cells not in self._models:
+            sizes = replace(self._sizes, seq_len=num_cells, vocab_size=len(board.symbols))
+            self._models[num_cells] = replace(self.trained, sizes=sizes).load_puzzle_model(self._world)
         identifiers_N = torch.tensor([puzzle.identifier for puzzle in puzzles], dtype=torch.int32)
         batch = {
             "inputs": self._world.to_device(inputs_NS),
             "labels": self._world.to_device(torch.zeros_like(inputs_NS)),  # not used
             "puzzle_identifiers": self._world.to_device(identifiers_N),
         }
-        config = self.config
         variations = None if config.tta is None else Variations(board, config.tta, corner)
+        model = self._models[own if corner is not None else num_cells]
         seen = trace_with_more(model, batch, rows_N, config, variations)
         predictions_TNS = seen.predictions_TNS
         if corner is not None and variations is None:  # votes are cropped when they are turned back
             predictions_TNS = corner.crop_answers(predictions_TNS)
         answers_TNS = predictions_TNS.cpu().numpy().astype(board.dtype)
         confidence_TN, settled_at_N = seen.confidence_TN.float().cpu().numpy(), seen.settled_at_N.cpu().numpy()
-        return [
-            _solution(board, puzzle, answers_TNS[:, n], confidence_TN[:, n], int(settled_at_N[n]))
-            for n, puzzle in enumerate(puzzles)
-        ]
+        for n, puzzle in enumerate(puzzles):
+            steps, before_S = [], puzzle.question_S
+            for t, answer_S in enumerate(answers_TNS[:, n]):
+                changed = np.flatnonzero(answer_S != before_S).tolist()
+                steps.append(Step(t + 1, board.plain(answer_S), answer_S, changed, float(confidence_TN[t, n])))
+                before_S = answer_S
+            verdict = board.verdict(puzzle.question_S, before_S, puzzle.solution_S)
+            yield Solution(board, puzzle, steps, int(settled_at_N[n]), *astuple(verdict))
 
-    def _model_for(self, board: BoardTask) -> tuple[RecursiveModel, Corner | None]:
-        """Return the model that reads a board, and the board's place on a canvas.
-
-        The place is None if the model is built for boards of this size.
-        """
-        own, num_cells = self.board.rows * self.board.columns, board.rows * board.columns
-        if num_cells != own and not self._weights_fit(board):
-            return self._models[own], Corner(board.rows, self.board.rows)
-        if num_cells not in self._models:
-            sizes = replace(self.trained.of_puzzles()[1], seq_len=num_cells, vocab_size=len(board.symbols))
-            self._models[num_cells] = replace(self.trained, sizes=sizes).load_puzzle_model(self._world)
-        return self._models[num_cells], None
-
-    def _board_of(self, num_cells: int) -> BoardTask:
-        """Return the boards with so many cells, or the training's if the model reads none."""
-        return self._other_board(num_cells) or self.board
-
-    def _other_board(self, num_cells: int) -> TextTask | None:
+    def _board_of(self, num_cells: int) -> TextTask | None:
         """Return the boards with so many cells; None if the model reads no such boards."""
         own = self.board.rows * self.board.columns
         other = self.board if num_cells == own else self.board.of_other_size(num_cells)
@@ -357,19 +287,4 @@ class Solver:
         return None
 
     def _weights_fit(self, board: BoardTask) -> bool:
-        """Return whether the trained weights fit a model for boards of another size."""
         return self.arch.weights_fit(same_vocabulary=len(board.symbols) == len(self.board.symbols))
-
-
-def _solution(
-    board: BoardTask, puzzle: Puzzle, answers_TS: np.ndarray, confidence_T: np.ndarray, settled_at: int
-) -> Solution:
-    """Return the solution of a puzzle from the model's answers after each step."""
-    steps = []
-    before_S = puzzle.question_S
-    for index, answer_S in enumerate(answers_TS):
-        changed = np.flatnonzero(answer_S != before_S).tolist()
-        steps.append(Step(index + 1, board.plain(answer_S), answer_S, changed, float(confidence_T[index])))
-        before_S = answer_S
-    verdict = board.verdict(puzzle.question_S, answers_TS[-1], puzzle.solution_S)
-    return Solution(board, puzzle, steps, settled_at, verdict)

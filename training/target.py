@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from dataset.evaluators import EvaluatorName
-from models.model import Model
 from training.config import PretrainConfig
 from training.kinds import kind_of_arch
-from training.less_memory import smaller_evaluation
 from training.results import folder_for_other_data
 from training.splits import open_own
 from training.trained import Trained
@@ -28,14 +26,7 @@ class Target:
 
     @staticmethod
     def of(trained: Trained, data_path: str | None, world: World) -> "Target":
-        """Open the data, and fit the model to them. Every rank.
-
-        Args:
-            data_path: the data; None: those of the run's own test split.
-
-        Raises:
-            UserError: The checkpoint or the data can't be read, or don't fit each other.
-        """
+        """Open the data, or the run's own test split, and fit the model to them. Every rank."""
         of_run, kind = trained.config, kind_of_arch(trained.arch)
         out: Path | None = None
         with world.shared_errors():
@@ -58,18 +49,6 @@ class Target:
         batch_size = kind.batch_size if of_run is None else of_run.eval_batch_size or of_run.global_batch_size
         evaluators = of_run.evaluators or [] if of_run is not None else []
         return Target(trained, split, batch_size, out, evaluators)
-
-    def less_memory(self, model: Model, batch_size: int, max_examples: int | None, world: World) -> str:
-        """Return the batch size with which the evaluation fits."""
-        return smaller_evaluation(
-            "batch_size",
-            batch_size,
-            self.trained.arch,
-            self.trained.sizes,
-            num_examples=max(self.split.num_examples(max_examples).values()),
-            num_held=sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
-            world=world,
-        )
 
 
 def is_own(data_path: str, of_run: PretrainConfig) -> bool:

@@ -16,7 +16,6 @@ from models import ArchConfig, build_arch, build_on_meta
 from models.base import CommonConfig, RecursiveModel
 from models.model import Model
 from models.parallel.layout import Layout
-from models.text.model import TextModel
 from sharing.exported import ExportedText, ModelFile, open_model
 from sharing.published import PuzzleTable, fit_one_by_one
 from sharing.sources import Kind, kind_of, require_known
@@ -27,7 +26,7 @@ from training.kinds import kind_of_arch, require_keys_of_arch
 from training.precision import with_forward_dtype
 from training.run_config import read_beside_groups, without_options
 from training.splits import sizes_from, sizes_of_checkpoint, sizes_of_data
-from utils.checkpoint.format import RunState, read_state, step_folders
+from utils.checkpoint.format import read_state, step_folders
 from utils.checkpoint.names import step_named
 from utils.checkpoint.reader import Checkpoint, InParts, open_checkpoint
 from utils.command_line import differences, read_config, typed_changes, typed_keys_and_groups, validate, with_changes
@@ -41,10 +40,7 @@ from utils.terminal import tell
 
 
 class TrainedConfig(StrictModel):
-    """The keys that name a trained model: a run, or a file of weights.
-
-    A file that does not describe its model needs the architecture and the data.
-    """
+    """The keys that name a trained model: a run, or a file of weights."""
 
     checkpoint: str
     arch: ArchConfig | None
@@ -62,6 +58,11 @@ class TrainedConfig(StrictModel):
             raise ValueError(f"{given} is given, but {self.checkpoint} is a run, which knows its own; leave it out")
         return self
 
+    def open_trained(self, world: World, checkpoint: str | None = None) -> "Trained":
+        """Look at `checkpoint`, or at another one with the same options. Every rank."""
+        source = checkpoint or self.checkpoint
+        return open_trained(source, world, arch=self.arch, data_path=self.data_path, puzzle_table=self.puzzle_table)
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -78,11 +79,7 @@ class Trained:
     target_only: bool = True  # of text: whether the loss of its training was that of responses alone
 
     def of_puzzles(self) -> tuple[CommonConfig, Sizes]:
-        """Return the architecture and the sizes of a model of puzzles.
-
-        Raises:
-            UserError: It is a model of text.
-        """
+        """Return the architecture and the sizes, or raise UserError for a model of text."""
         if not isinstance(self.arch, CommonConfig) or not isinstance(self.sizes, Sizes):
             raise UserError(
                 f"{self.name} is a model of text (arch={self.arch.name}), but a model of puzzles is needed here; give "
@@ -91,11 +88,7 @@ class Trained:
         return self.arch, self.sizes
 
     def on(self, split: Split | TextSplit) -> "Trained":
-        """Return the model for the data of a split, which may differ from those of its training.
-
-        Raises:
-            UserError: The model can't read the split.
-        """
+        """Return the model for the data of a split, or raise UserError if it can't read them."""
         return replace(self, sizes=kind_of_arch(self.arch).sizes_on(self.arch, self.sizes, split, self.data))
 
     def load_puzzle_model(self, world: World) -> RecursiveModel:
@@ -104,18 +97,8 @@ class Trained:
         assert isinstance(model, RecursiveModel)
         return model
 
-    def load_text_model(self, world: World) -> TextModel:
-        """As `load_model`, for a model of text. Every rank."""
-        model = self.load_model(world)
-        assert isinstance(model, TextModel)
-        return model
-
     def load_model(self, world: World) -> Model:
-        """Return the model with its trained weights on the world's device. Every rank.
-
-        Raises:
-            UserError: The weights are missing, damaged or of another architecture.
-        """
+        """Return the model with its trained weights on the world's device. Every rank."""
         arch = with_forward_dtype(self.arch, world)
         with world.shared_errors():
             model = build_arch(arch, **self.sizes.of_model())
@@ -139,24 +122,25 @@ def open_trained(
     """Look at a trained model without reading its weights. Every rank.
 
     Args:
-        source: the folder of a run, which means its newest checkpoint, or of one of its steps,
-            <run>/best or <run>/latest; or a file of weights, also hf://owner/repo/path/in/repo.
+        source: the folder of a run or of one of its steps, <run>/best or <run>/latest; or a file of
+            weights, also hf://owner/repo/path/in/repo.
         arch: of a file that does not describe its model, which needs `data_path` as well.
         puzzle_table: what becomes of the puzzle rows of a file (sharing.published.fit_one_by_one).
 
     Raises:
-        UserError: There is no whole checkpoint, or no dataset at `data_path`, or a file needs
-            `arch`.
+        UserError: There is no whole checkpoint, or no dataset at `data_path`.
     """
     trained: Trained | None = None
     with world.shared_errors():
         # Only rank 0 looks at files: a run that still trains may remove a step meanwhile.
-        if world.is_main:
-            opened = _opened(source)
-            if isinstance(opened, Checkpoint):
-                trained = _of_run(opened)
-            else:
-                trained = _of_file(opened, arch, data_path, puzzle_table)
+        opened = _opened(source) if world.is_main else None
+        if isinstance(opened, Checkpoint):
+            config = validate(PretrainConfig, completed(opened.state.config))
+            sizes, data = sizes_of_checkpoint(opened, config.arch), " + ".join(config.train_paths)
+            name, target_only = str(opened.path), config.target_only
+            trained = Trained(name, config.arch, sizes, config, opened, data=data, target_only=target_only)
+        elif opened is not None:
+            trained = _of_file(opened, arch, data_path, puzzle_table)
     trained = world.broadcast_object(trained)
     assert trained is not None
     return trained
@@ -166,15 +150,6 @@ def _opened(source: str | Path) -> Checkpoint | ModelFile:
     if require_known(source) == "weights":
         return open_model(str(source))
     return open_checkpoint(Path(source), tell)
-
-
-def _of_run(checkpoint: Checkpoint) -> Trained:
-    config = validate(PretrainConfig, completed(checkpoint.state.config))
-    data = " + ".join(config.train_paths)
-    sizes = sizes_of_checkpoint(checkpoint, config.arch)
-    return Trained(
-        str(checkpoint.path), config.arch, sizes, config, checkpoint, data=data, target_only=config.target_only
-    )
 
 
 def _of_file(
@@ -206,10 +181,7 @@ Values = Iterable[tuple[str, Tensor]]
 
 
 def initial_weights(arch: ArchConfig, sizes: AnySizes, seed: int, world: World) -> Values:
-    """Return the initial weights of rank 0, which draws one tensor after another.
-
-    Every rank must take all values.
-    """
+    """Return the initial weights, which rank 0 draws. Every rank must take all values."""
 
     def drawn() -> Values:
         whole = build_on_meta(arch, **sizes.of_model(), num_parts=world.size)
@@ -223,11 +195,7 @@ def initial_weights(arch: ArchConfig, sizes: AnySizes, seed: int, world: World) 
 def weights_of(
     checkpoint: Checkpoint, weights: Mapping[str, Tensor], own: Mapping[str, Tensor], arch: ArchConfig
 ) -> Values:
-    """Return the weights of a checkpoint, which lie in its files.
-
-    Args:
-        weights: those of the checkpoint, or their averages.
-        own: the state dict of the whole model, of which only shapes are read.
+    """Return the weights of a checkpoint, or its averages, if they have the shapes of `own`.
 
     Raises:
         UserError: The architecture is another; the message names the tensor and the option.
@@ -246,16 +214,10 @@ def weights_of(
 def weights_from(
     source: str | ModelFile, own: Mapping[str, Tensor], puzzle_table: PuzzleTable | None, world: World
 ) -> Values:
-    """Return weights that were trained elsewhere: published, of another run, or on other puzzles.
-    Every rank.
-
-    Every rank must take all values, because rank 0 alone reads them, one after another.
+    """Return weights that were trained elsewhere. Every rank, and every rank must take all values.
 
     Args:
         own: the state dict of the whole model, of which only shapes and dtypes are read.
-
-    Raises:
-        UserError: The weights do not fit the model; the message names what does not.
     """
     fitting: Values = ()
     averages: dict[str, InParts] = {}
@@ -275,10 +237,6 @@ def require_tokens_of(source: str, sizes: AnySizes, world: World) -> None:
     """Raise UserError if a token of the data means something else to weights. Every rank.
 
     Weights that don't say which tokenizer made their tokens pass.
-
-    Args:
-        source: as for `weights_from`.
-        sizes: of the data on which the weights are trained further.
     """
     with world.shared_errors():
         own = sizes.as_dict().get("tokenizer")  # puzzles have none
@@ -296,9 +254,8 @@ def require_tokens_of(source: str, sizes: AnySizes, world: World) -> None:
 def read_config_of_new_run(overrides: list[str]) -> Container:
     """Compose the config of a new run. For rank 0.
 
-    A run that starts from trained weights has the architecture of their run, or of their file if
-    that describes its model. Typed options change it. A typed architecture, or that of a typed
-    experiment, replaces it.
+    A run that starts from trained weights has their architecture, if they describe it. Typed
+    options change it. A typed architecture, or that of a typed experiment, replaces it.
 
     Raises:
         UserError: The config is wrong, or the weights or their description can't be read.
@@ -326,19 +283,11 @@ def _description(source: str) -> tuple[Container, dict[str, Any]] | None:
     if kind_of(source) == "weights":
         described = open_model(source).described
         return None if described is None else (described.arch.model_dump(), described.sizes)
-    state = _newest_state(Path(source))
-    if state is None:
+    step = step_named(Path(source))
+    for folder in [step] if step is not None else reversed(step_folders(Path(source))):
+        with suppress(UserError):  # the weights are read later: then a damaged step is refused, or an older one taken
+            state = read_state(folder)
+            break
+    else:
         return None
     return validate(PretrainConfig, completed(state.config)).arch.model_dump(), dict(state.task)
-
-
-def _newest_state(run: Path) -> RunState | None:
-    """Return the state of a step, or of the newest step of a run whose state can be read.
-
-    The weights are read later. Then a damaged step is refused, or an older one is taken.
-    """
-    step = step_named(run)
-    for folder in [step] if step is not None else reversed(step_folders(run)):
-        with suppress(UserError):
-            return read_state(folder)
-    return None

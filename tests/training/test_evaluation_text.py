@@ -22,8 +22,10 @@ from tests.dataset.text.samples import write_split
 from tests.models.parallel.helpers import DIST, config_of
 from tests.models.text.helpers import make_config
 from tests.spawn import run_ranks
-from training.evaluation_text import TextAnswer, TextEvalOptions, TextSample, evaluate_text, text_eval_metrics
+from training.evaluation import EvalOptions
+from training.evaluation_text import evaluate_text, text_eval_metrics
 from training.laps import Interrupts
+from training.samples import TextAnswer, TextSample
 from utils.errors import UserError
 from utils.perf.clocks import Deadline
 from utils.ranks.setup import connect_devices
@@ -112,8 +114,8 @@ def _of_rows(model: TextModel, split: TextSplit, rows: list[int]) -> dict[str, f
     return found
 
 
-def _options(batch_size: int, **options: Any) -> TextEvalOptions:
-    return TextEvalOptions(batch_size, target_only=True, **options)
+def _options(batch_size: int, **options: Any) -> EvalOptions:
+    return EvalOptions(batch_size, **options)
 
 
 @pytest.mark.parametrize("batch_size", [1, 40, 10**4])
@@ -136,7 +138,7 @@ def test_text_has_no_answers(tmp_path: Path) -> None:
     split, model = _write_text(tmp_path), _model()
     found = evaluate_text(model, split, SINGLE, _options(30))
     assert found == pytest.approx(_one_by_one(model, split, list(range(5))), rel=1e-5)
-    assert text_eval_metrics(split) == ["loss", "perplexity", "accuracy", "bits_per_byte"]
+    assert text_eval_metrics(split) == ["loss", "perplexity", "bits_per_byte", "accuracy"]
 
 
 def test_all_tokens_may_count(tmp_path: Path) -> None:
@@ -144,8 +146,7 @@ def test_all_tokens_may_count(tmp_path: Path) -> None:
     write_split(tmp_path / "test", np.array([256, 97, 97, 257, 98, 258], np.uint16), np.array([(0, 4, 2, 0)]))
     split, model = open_text_split(tmp_path, "test"), _model()
     narrow, wide = (
-        evaluate_text(model, split, SINGLE, TextEvalOptions(8, target_only=target_only))
-        for target_only in (True, False)
+        evaluate_text(model, split, SINGLE, EvalOptions(8, target_only=target_only)) for target_only in (True, False)
     )
     assert narrow is not None and wide is not None
     for found, num_labels, num_bytes in ((narrow, 2, 1), (wide, 5, 3)):
@@ -162,7 +163,7 @@ def test_unknown_tokens_have_no_bytes(tmp_path: Path) -> None:
         special_tokens=None,
     )
     sample, split = TextSample(3), open_text_split(tmp_path, "test")
-    found = evaluate_text(_model(), split, SINGLE, _options(8, sample=sample))
+    found = evaluate_text(_model(), split, SINGLE, _options(8), sample=sample)
     assert found is not None and "eval/all/bits_per_byte" not in found
     assert "bits_per_byte" not in text_eval_metrics(split)
     assert [(answer.prompt, answer.right) for answer in sample.answers] == [("1 2", "3 4")]
@@ -173,7 +174,7 @@ def test_unknown_tokens_have_no_bytes(tmp_path: Path) -> None:
 
 def test_answers_are_shown_as_text(problems: TextSplit, tmp_path: Path) -> None:
     model, sample = _model(), TextSample(2)
-    evaluate_text(model, problems, SINGLE, _options(40, sample=sample))
+    evaluate_text(model, problems, SINGLE, _options(40), sample=sample)
     sample.write(tmp_path, step=7)
     written = json.loads((tmp_path / "samples" / "step_00000007.json").read_text())
     assert [TextAnswer(**answer) for answer in written] == sample.answers
@@ -191,7 +192,7 @@ def test_answers_are_shown_as_text(problems: TextSplit, tmp_path: Path) -> None:
 def test_a_text_goes_on_after_its_first_half(tmp_path: Path) -> None:
     """The half is no prefix, as in training, where the prefix is one token."""
     split, model, sample = _write_text(tmp_path), _model(), TextSample(1)
-    evaluate_text(model, split, SINGLE, _options(40, sample=sample))
+    evaluate_text(model, split, SINGLE, _options(40), sample=sample)
     decoder = Decoder(model, [split.tokens[:1].tolist()], most_new_tokens=12)
     logits_BV = decoder.read_prompts()
     new = list[int]()
@@ -231,14 +232,14 @@ def _on_a_rank(world: World, path: str, batch_size: int) -> tuple[dict[str, floa
     shard_weights(model, config, world)
     sample, split = TextSample(3), open_text_split(path, "test")
     found = evaluate_text(
-        model, split, world, _options(batch_size, sample=sample), interrupts=Interrupts(lockstep=True)
+        model, split, world, _options(batch_size), sample=sample, interrupts=Interrupts(lockstep=True)
     )
     return found, sample.answers
 
 
 def test_ranks_that_share_the_weights_find_the_same(problems: TextSplit) -> None:
     sample = TextSample(3)
-    alone = evaluate_text(_model(), problems, SINGLE, _options(60, sample=sample))
+    alone = evaluate_text(_model(), problems, SINGLE, _options(60), sample=sample)
     (found, shown), other = run_ranks(_on_a_rank, 2, str(problems.path.parent), 60)
     assert other == (found, shown)
     assert found == pytest.approx(alone, rel=1e-5) and shown == sample.answers
@@ -266,7 +267,7 @@ def test_a_stop_abandons_it(problems: TextSplit, monkeypatch: pytest.MonkeyPatch
 def test_without_time_there_are_no_metrics(problems: TextSplit) -> None:
     deadline, sample = Deadline(0.0), TextSample(2)
     assert (
-        evaluate_text(_model(), problems, SINGLE, _options(40, sample=sample), interrupts=Interrupts(deadline=deadline))
+        evaluate_text(_model(), problems, SINGLE, _options(40), sample=sample, interrupts=Interrupts(deadline=deadline))
         == {}
     )
     assert not deadline.was_met and not sample.answers
@@ -342,5 +343,5 @@ def test_answers_compile_nothing(problems: TextSplit, tmp_path: Path, arch: Any)
     evaluate_text(model, text, SINGLE, _options(60))
     of_rows = num_graphs
     assert of_rows > 0
-    evaluate_text(model, problems, SINGLE, _options(60, sample=TextSample(3)))
+    evaluate_text(model, problems, SINGLE, _options(60), sample=TextSample(3))
     assert num_graphs == of_rows

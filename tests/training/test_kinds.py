@@ -1,10 +1,8 @@
 """The table of kinds: each kind follows the config where it trains and evaluates."""
 
-from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
@@ -13,15 +11,14 @@ from dataset.evaluators import NO_EVALUATORS
 from models import ARCHS
 from models.act import ActSettings
 from training.config import PretrainConfig
-from training.kinds import KINDS, Asked, require_keys_of_arch
+from training.evaluation import EvalOptions
+from training.kinds import KINDS
 from training.laps import Interrupts
+from training.samples import TextSample
 from utils.checkpoint.format import Progress
 from utils.command_line import read_config, validate
 from utils.config_files import CONFIG_DIR
-from utils.errors import UserError
-from utils.perf.clocks import Deadline
 from utils.ranks.world import World
-from utils.run.stop import StopSignal
 
 SINGLE = World.single()
 
@@ -41,40 +38,12 @@ def test_the_keys_of_kinds_are_keys_of_the_page(page: str) -> None:
     assert set(own) <= known.keys() and len(own) == len(set(own))
 
 
-@pytest.mark.parametrize(("kind", "function"), [("puzzles", "evaluate"), ("text", "evaluate_text")])
-@pytest.mark.parametrize(("eval_batch_size", "batch_size"), [(77, 77), (None, 1024)])
-def test_an_evaluation_in_training_follows_the_config(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    function: str,
-    eval_batch_size: int | None,
-    batch_size: int,
-) -> None:
-    given: dict[str, Any] = {}
-
-    def evaluated(model: object, split: object, world: World, options: Any, **others: Any) -> dict[str, float]:
-        given.update(others, model=model, split=split, options=options)
-        return {"eval/all/loss": 0.5}
-
-    monkeypatch.setattr(f"training.kinds.{function}", evaluated)
-    typed = ["eval_max_examples=3", f"eval_batch_size={eval_batch_size or 'null'}", "global_batch_size=1024"]
-    typed += (
-        ["arch=gpt", "target_only=false"] if kind == "text" else ["eval_adaptive=false", "eval_save_outputs=[logits]"]
-    )
-    interrupts = Interrupts(lockstep=True, stop=StopSignal(), deadline=Deadline(5.0))
-    asked = Asked(_config(tmp_path, *typed), 4, SINGLE, NO_EVALUATORS, 0, interrupts, print)
-    assert KINDS[kind].evaluate(asked, "model", "split") == ({"eval/all/loss": 0.5}, [])
-    assert (given["model"], given["split"]) == ("model", "split")
-    assert given["interrupts"] is interrupts, "neither a stop nor the deadline would end the evaluation"
-    options = given["options"]
-    assert (options.batch_size, options.max_examples) == (batch_size, 3)
-    expected: dict[str, Any] = {"target_only": False}
-    if kind == "puzzles":
-        expected = {"adaptive": False, "num_steps": None, "save_outputs": ["logits"]}
-        expected["save_to"] = tmp_path / "eval_outputs" / "step_00000004"
-    assert expected.items() <= asdict(options).items()
-    assert (tmp_path / "samples" / "step_00000004.json").exists() == (kind == "text")
+def test_the_evaluation_of_text_heeds_options_and_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+    monkeypatch.setattr("training.kinds.evaluate_text", lambda *args: given.extend(args))
+    options, interrupts, sample = EvalOptions(5, 3, False), Interrupts(lockstep=True), TextSample(2)
+    KINDS["text"].evaluate("model", "split", SINGLE, options, NO_EVALUATORS, interrupts, sample)
+    assert given == ["model", "split", SINGLE, options, interrupts, sample]
 
 
 @pytest.mark.parametrize("arch", ["trm", "se_rrm arch.dropout=0.1"])
@@ -96,6 +65,15 @@ def test_what_is_drawn_for_a_step_follows_the_seed_the_step_and_the_rank(tmp_pat
     assert [one + other for one, other in zip(drawn(1, half(0)), drawn(1, half(1)), strict=True)] == whole
 
 
+def test_the_sampler_of_puzzles_follows_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr("training.kinds.Sampler", lambda sets, **options: given.update(options, sets=sets))
+    config = _config(tmp_path, "overfit_one_batch=true", "seed=5", "epochs=7", "global_batch_size=32")
+    KINDS["puzzles"].sampler(config, SimpleNamespace(sets={"a": "A", "b": "B"}), Progress(step=3, draws=96))
+    expected = {"sets": ["A", "B"], "seed": 5, "epochs": 7, "global_batch_size": 32, "first_step": 4, "first_draw": 96}
+    assert given == expected | {"repeat_first_batch": True}
+
+
 @pytest.mark.parametrize(
     ("published", "sampler", "expected"),
     [
@@ -112,9 +90,3 @@ def test_the_sampler_of_text_follows_the_config(
     split = SimpleNamespace(is_published_form=published, path=tmp_path)
     KINDS["text"].sampler(_config(tmp_path, *typed), split, Progress(step=3, draws=24))
     assert given == expected | {"epochs": 7, "repeat_first_batch": True}
-
-
-def test_a_sharded_puzzle_table_is_for_puzzles() -> None:
-    require_keys_of_arch(read_config("pretrain", ["arch=trm", "parallel.puzzle_table=sharded"]))
-    with pytest.raises(UserError, match=r"puzzle_table=sharded is for puzzles"):
-        require_keys_of_arch(read_config("pretrain", ["arch=gpt", "parallel.puzzle_table=sharded"]))

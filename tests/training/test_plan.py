@@ -288,7 +288,7 @@ def test_the_config_decides_whether_visits_show_further_clues(data: Path) -> Non
 
 def test_a_run_without_a_step_is_refused(data: Path) -> None:
     config = _small(data, global_batch_size=64, epochs=2)
-    with pytest.raises(UserError, match="2 epochs draw 60 examples, which don't fill one global batch of 64"):
+    with pytest.raises(UserError, match="2 epochs don't fill one global batch of 64 examples"):
         Plan.make(config, open_data(config, SINGLE), Progress(), SINGLE)
 
 

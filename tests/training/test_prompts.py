@@ -1,20 +1,17 @@
 """Prompts become the tokens of training, and answers end where they should."""
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from dataset.text.schema import Form, open_text_split
-from dataset.text.tokenizer import ByteTokenizer
-from dataset.text.writer import TextSplitWriter
+from dataset.text.schema import Form
 from models.text.config import HRMTextConfig
 from models.text.generation import generate
 from models.text.model import TextModel
+from models.text.sampling import Sampling
 from tests.models.text.helpers import make_config
-from tests.training.scripted import END, END_OF_INSTRUCTION, MAX_LEN, START, Script, make_writer, prompt_config
+from tests.training.scripted import END, END_OF_INSTRUCTION, MAX_LEN, START, Script, make_writer
 from training.prompts import Chat, Writer
 from utils.errors import UserError
 
@@ -66,16 +63,18 @@ def test_an_answer_fills_the_context_and_no_more() -> None:
 
 
 def test_a_text_is_read_causally_and_an_instruction_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are drawn, and of an instruction the likeliest answer is taken, unless it is said."""
     seen = list[Any]()
 
     def noted(*args: Any, **options: Any) -> Any:
-        seen.append(options["prefix_lens"])
+        seen.append((options["prefix_lens"], options["sampling"]))
         return generate(*args, **options)
 
     monkeypatch.setattr("training.prompts.generate", noted)
-    _written(make_writer(Script(*b"a"), "text"))
-    _written(make_writer(Script(*b"a"), "instruction"))
-    assert seen == [[1], None]
+    _written(make_writer(Script(*b"a"), "text", temperature=None))
+    _written(make_writer(Script(*b"a"), "instruction", temperature=None))
+    _written(make_writer(Script(*b"a"), "text", temperature=0.3, top_k=5, top_p=0.9))
+    assert seen == [([1], Sampling(0.8)), (None, Sampling(0.0)), ([1], Sampling(0.3, 5, 0.9))]
 
 
 def test_samples_depend_on_the_seed_and_the_number_of_the_prompt() -> None:
@@ -93,12 +92,6 @@ def test_samples_depend_on_the_seed_and_the_number_of_the_prompt() -> None:
     assert texts(1) == texts(1) != texts(2)
     assert texts(1)[0] != texts(1)[1]
     assert max(token for text in texts(1) for token in text) < 259, "tokens of the rounded vocabulary are never drawn"
-
-
-def test_the_temperature_suits_the_form_unless_it_is_given() -> None:
-    assert prompt_config(temperature=None).sampling("instruction").temperature == 0
-    assert prompt_config(temperature=None).sampling("text").temperature == 0.8
-    assert prompt_config(temperature=0.3, top_k=5, top_p=0.9).sampling("text").top_k == 5
 
 
 @pytest.mark.parametrize(
@@ -162,13 +155,3 @@ def test_each_instruction_stands_alone() -> None:
     assert model.prompts == [[START, 97, 98, END_OF_INSTRUCTION], [START, 99, END_OF_INSTRUCTION]]
     with pytest.raises(UserError, match="line 2 has 52 tokens"):
         _chat(Script(*b"1"), ["a", "b" * 50], "instruction")
-
-
-@pytest.mark.parametrize(("num_problems", "form"), [(0, "text"), (2, "text"), (4, "instruction")])
-def test_the_data_say_what_the_model_reads(tmp_path: Path, num_problems: int, form: Form) -> None:
-    with TextSplitWriter(tmp_path / "train", ByteTokenizer(), 16, ["text", "problems"]) as writer:
-        for _ in range(4):
-            writer.add_text(np.arange(5), task=0)
-        for _ in range(num_problems):
-            writer.add_problem(np.arange(3), np.arange(2), task=1)
-    assert open_text_split(tmp_path, "train").form == form

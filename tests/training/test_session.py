@@ -139,14 +139,6 @@ def test_a_row_covers_the_steps_since_the_row_before(open_session: Open) -> None
         assert not [name for name in rows[6] if name in ("train/skipped_steps", "train/loss_scale")]
 
 
-def test_a_row_counts_the_steps_that_were_left_out(open_session: Open) -> None:
-    with open_session(log_interval=1, progress={"skipped_steps": [2, 5]}) as session:
-        batches = session.batches()  # without this reference the reader would stop
-        next(batches)
-        session.add_to_sums(_sums(1.0), torch.tensor(1.0), BATCH)
-        assert session.end_step()["train/skipped_steps"] == 2
-
-
 def test_a_vote_distinguishes_a_stop_from_missing_data(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = StopSignal()
     with open_session(stop=stop) as session:
@@ -171,8 +163,8 @@ def test_a_vote_distinguishes_a_stop_from_missing_data(open_session: Open, monke
 def test_an_evaluation_follows_the_config(open_session: Open, monkeypatch: pytest.MonkeyPatch, limited: bool) -> None:
     given: dict[str, Any] = {}
 
-    def evaluate(model: Any, split: Any, world: World, options: Any, **others: Any) -> dict[str, float]:
-        given.update(others, model=model, split=split, options=options)
+    def evaluate(model: Any, split: Any, world: World, *others: Any) -> dict[str, float]:
+        given.update(zip(("options", "evaluators", "interrupts"), others, strict=False), model=model, split=split)
         weights = model.state_dict()
         assert session.state.ema is not None
         same = [torch.equal(weights[name], tensor) for name, tensor in average.items()]
@@ -187,7 +179,7 @@ def test_an_evaluation_follows_the_config(open_session: Open, monkeypatch: pytes
         for tensor in state.ema.tensors().values():
             tensor.add_(1)
         average = {name: tensor.clone() for name, tensor in state.ema.tensors().items()}
-        monkeypatch.setattr("training.kinds.evaluate", evaluate)
+        monkeypatch.setattr("training.kinds.PUZZLES.evaluate", evaluate)
         monkeypatch.setattr(state.layout, "lockstep", limited)
         found = session.evaluate({"train/lr": 1.0}, limited=limited)
         assert given["model"] is state.model and given["split"].path.name == "test"
@@ -205,7 +197,7 @@ def test_an_evaluation_follows_the_config(open_session: Open, monkeypatch: pytes
 
 def test_an_interrupted_evaluation_is_pending(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_session() as session:
-        monkeypatch.setattr("training.kinds.evaluate", lambda *args, **kwargs: None)
+        monkeypatch.setattr("training.kinds.PUZZLES.evaluate", lambda *args, **kwargs: None)
         found, progress = session.evaluate({"train/lr": 1.0}, limited=True), session.state.progress
         assert (found.row, found.is_done, found.is_best) == ({"train/lr": 1.0}, False, False)
         assert (progress.pending_row, progress.evaluations_since_best) == ({"train/lr": 1.0}, 0)
@@ -217,7 +209,7 @@ def test_a_failed_evaluation_is_saved_as_pending(open_session: Open, monkeypatch
         raise UserError("the test split is gone")
 
     session = open_session()
-    monkeypatch.setattr("training.kinds.evaluate", fail)
+    monkeypatch.setattr("training.kinds.PUZZLES.evaluate", fail)
     with pytest.raises(UserError, match="the test split is gone"), session:
         session.evaluate({"train/lr": 1.0}, limited=True)
     saved = Checkpoint.open(_run(session) / "step_00000004").state
@@ -228,12 +220,14 @@ def test_a_failed_evaluation_is_saved_as_pending(open_session: Open, monkeypatch
 def test_an_evaluation_cut_off_by_its_deadline_cannot_be_the_best(
     open_session: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def evaluate(*args: Any, interrupts: Interrupts, **kwargs: Any) -> dict[str, float]:
+    def evaluate(*args: Any) -> dict[str, float]:
+        interrupts = args[5]
+        assert isinstance(interrupts, Interrupts)
         interrupts.deadline.was_met = False
         return {session.plan.best_metric: 1.0}
 
     with open_session() as session:
-        monkeypatch.setattr("training.kinds.evaluate", evaluate)
+        monkeypatch.setattr("training.kinds.PUZZLES.evaluate", evaluate)
         found, progress = session.evaluate({}, limited=True), session.state.progress
         assert (found.is_done, found.is_best) == (True, False) and session.plan.best_metric in found.row
         assert (progress.best, progress.evaluations_since_best, progress.pending_row) == (None, 0, None)

@@ -5,7 +5,7 @@ import pytest
 from training import step_time
 from training.config import PretrainConfig
 from training.data import Sizes, TextSizes
-from training.kinds import Puzzles
+from training.kinds import PUZZLES
 from training.step_time import seconds_of_step
 from utils.command_line import read_config, validate
 from utils.ranks.world import World
@@ -24,7 +24,7 @@ class _Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slot_s: float, step_s: float) -> None:
         self.now, self.steps, self._slot_s, self._step_s = 0.0, list[int](), slot_s, step_s
         monkeypatch.setattr(step_time, "time", self)
-        monkeypatch.setattr(Puzzles, "example_step", lambda self, *given: (given[3],))
+        monkeypatch.setattr(PUZZLES, "example_step", lambda *given: (given[3],))
         monkeypatch.setattr("training.step_time.Layout.forward_backward", lambda _, num_slots: self.take(num_slots))
 
     def perf_counter(self) -> float:

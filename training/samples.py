@@ -1,0 +1,103 @@
+"""A few answers of an evaluation in training, for people to look at."""
+# N = sequences that leave, S = tokens of a puzzle
+
+import json
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from dataset.pictures import board_of, draw_answers
+from dataset.schema import Split
+from dataset.tasks import task_of_shape
+from models.inference import Finished
+from utils.files import write_atomically
+from utils.metrics import Picture
+
+
+@dataclass(frozen=True)
+class SampledAnswer:
+    """The model's answer to an example, on the host."""
+
+    row: int  # of the set
+    question_S: np.ndarray
+    label_S: np.ndarray  # negative where no label is known
+    answer_S: np.ndarray
+
+
+class AnswerSample:
+    """Keeps the answers to the first few of this rank's examples of the first set.
+
+    Attributes:
+        answers: in the order in which the examples left their slots.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.set_name: str | None = None
+        self.answers: list[SampledAnswer] = []
+        self._most, self._rows = most, np.zeros(0, np.int64)
+
+    def begin(self, set_name: str, share: np.ndarray) -> None:
+        """Choose among the rows that this rank evaluates first; only the first set counts."""
+        if self.set_name is None:
+            self.set_name, self._rows = set_name, share[: self._most]
+
+    def take(self, set_name: str, done: Finished, answers_NS: Tensor) -> None:
+        """Keep the answers to the chosen rows."""
+        if set_name != self.set_name:
+            return
+        for n in np.flatnonzero(np.isin(done.rows_N, self._rows)).tolist():
+            tokens = (done.batch["inputs"][n], done.batch["labels"][n], answers_NS[n])
+            self.answers.append(SampledAnswer(int(done.rows_N[n]), *(each_S.cpu().numpy() for each_S in tokens)))
+
+    def pictures(self, split: Split) -> list[Picture]:
+        """Return a picture for each answer, in the order of rows."""
+        if self.set_name is None:
+            return []
+        seq_len, vocab_size = split.shape_of(self.set_name)
+        board = board_of(task_of_shape(seq_len, vocab_size), seq_len)
+        pictures = []
+        for answer in sorted(self.answers, key=lambda answer: answer.row):
+            title = f"row {answer.row} of {self.set_name}"
+            tokens = (answer.question_S, answer.label_S, answer.answer_S[None])
+            pictures.append(Picture(title, partial(draw_answers, board, *tokens, title)))
+        return pictures
+
+
+@dataclass(frozen=True)
+class TextAnswer:
+    """The model's greedy answer to a sample, as text.
+
+    Attributes:
+        row: the number of the sample.
+        is_problem: the prompt is an instruction, and `right` its response. Otherwise they are the
+            beginning of a text, and how the text goes on.
+    """
+
+    row: int
+    task: str
+    is_problem: bool
+    prompt: str
+    answer: str
+    right: str
+
+
+@dataclass
+class TextSample:
+    """Takes the answers to a few samples, evenly spread. All ranks get the same."""
+
+    most: int = 8
+    answers: list[TextAnswer] = field(default_factory=list)
+
+    def write(self, run: Path, step: int) -> None:
+        """Write the answers into the folder of a run, for people and for view.py.
+
+        Raises:
+            OSError: They can't be written.
+        """
+        folder = run / "samples"
+        folder.mkdir(exist_ok=True)
+        told = json.dumps([asdict(answer) for answer in self.answers], indent=2, ensure_ascii=False)
+        write_atomically(folder / f"step_{step:08d}.json", f"{told}\n")
