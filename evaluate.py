@@ -206,7 +206,7 @@ def score_text(config: EvaluateConfig, target: Target, world: World) -> None:
     batch_size = config.batch_size or target.batch_size
     options = TextEvalOptions(batch_size, target.trained.target_only, config.max_examples)
     began = time.perf_counter()
-    with advising(lambda: target.less_memory(model, batch_size, config.max_examples, world)):
+    with advising(lambda: target.less_memory(batch_size, config.max_examples)):
         metrics = evaluate_text(model, target.split, world, options)
     assert metrics is not None
     seconds = time.perf_counter() - began
@@ -267,7 +267,7 @@ def score_puzzles(config: EvaluateConfig, target: Target, world: World) -> None:
         calibration=True,
         loop_deltas=config.num_steps is not None and has_state(model),
     )
-    with advising(lambda: target.less_memory(model, options.batch_size, config.max_examples, world)):
+    with advising(lambda: target.less_memory(options.batch_size, config.max_examples)):
         for other in config.vote_with:
             add_votes(config, other, split, options, evaluators, world)
         began = time.perf_counter()

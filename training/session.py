@@ -18,7 +18,6 @@ from training.data import AnySplit, Data
 from training.flops import FlopsGauge, FlopsOfRun
 from training.kinds import Asked, kind_of_arch
 from training.laps import Interrupts
-from training.less_memory import smaller_evaluation
 from training.meta_model import num_parameters
 from training.number_watch import BadStep
 from training.plan import Plan
@@ -29,13 +28,13 @@ from utils.batch import Batch
 from utils.checkpoint.writer import Checkpointer
 from utils.errors import UserError
 from utils.metrics import Metrics, Row
-from utils.out_of_memory import advising
+from utils.out_of_memory import advising, half
 from utils.overrides import typed_override
 from utils.perf.clocks import StepClock, TimeShare
 from utils.perf.ranks import RankSampler
 from utils.perf.trace import StepProfiler
 from utils.ranks.replicas import require_same_replicas
-from utils.ranks.world import World, local_part
+from utils.ranks.world import World
 from utils.run.folder import mark_stopped
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
@@ -259,18 +258,10 @@ class Session:
         return Evaluation(row, is_done=True, is_best=self.plan.update_best(metrics, progress))
 
     def _smaller_evaluation(self) -> str:
-        """Return the batch size with which an evaluation fits beside the state of this rank."""
         config, test = self.config, self._data.test
         assert test is not None
-        return smaller_evaluation(
-            "eval_batch_size",
-            config.eval_batch_size or config.global_batch_size,
-            config.arch,
-            self._data.sizes,
-            num_examples=max(test.num_examples(config.eval_max_examples).values()),
-            num_held=sum(local_part(tensor).nbytes for tensor in self.state.own_tensors()),
-            world=self._world,
-        )
+        most = max(test.num_examples(config.eval_max_examples).values())
+        return half("eval_batch_size", min(config.eval_batch_size or config.global_batch_size, most))
 
     def _announce_evaluation(self, test: AnySplit) -> None:
         """Say that an evaluation begins, unless the last one was short. A silent run looks hung."""

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from dataset.evaluators import EvaluatorName
-from models.model import Model
 from training.config import PretrainConfig
 from training.kinds import kind_of_arch
-from training.less_memory import smaller_evaluation
 from training.results import folder_for_other_data
 from training.splits import open_own
 from training.trained import Trained
 from utils.errors import UserError
+from utils.out_of_memory import half
 from utils.ranks.world import World
 
 
@@ -59,17 +58,9 @@ class Target:
         evaluators = of_run.evaluators or [] if of_run is not None else []
         return Target(trained, split, batch_size, out, evaluators)
 
-    def less_memory(self, model: Model, batch_size: int, max_examples: int | None, world: World) -> str:
-        """Return the batch size with which the evaluation fits."""
-        return smaller_evaluation(
-            "batch_size",
-            batch_size,
-            self.trained.arch,
-            self.trained.sizes,
-            num_examples=max(self.split.num_examples(max_examples).values()),
-            num_held=sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
-            world=world,
-        )
+    def less_memory(self, batch_size: int, max_examples: int | None) -> str:
+        """Return the advice for an evaluation that did not fit into memory."""
+        return half("batch_size", min(batch_size, max(self.split.num_examples(max_examples).values())))
 
 
 def is_own(data_path: str, of_run: PretrainConfig) -> bool:
