@@ -254,7 +254,7 @@ def train(start: Start, data: Data, state: TrainState, stop: StopSignal, lock: R
             if start.checkpoint is not None and start.branches_off:
                 raise UserError(
                     f"{start.checkpoint.path} has done {progress.step} steps, so a branch of {plan.last_step} steps "
-                    f"has nothing to do; give {plan.what_allows_more(progress.step)} for the branch"
+                    "has nothing to do; give a larger epochs or max_steps for the branch"
                 )
             if world.is_main:
                 run_path = start.config.run_path
@@ -304,7 +304,7 @@ class StepSettings:
     def at(step: int, plan: Plan, world: World) -> "StepSettings":
         config, multiplier = plan.config, plan.lr_multiplier(step)
         return StepSettings(
-            objective=plan.objective_settings(step, world),
+            objective=plan.kind.settings(config, step, plan.last_step, world),
             lr_factor=multiplier * plan.lr_scale,
             puzzle_emb_lr=config.puzzle_emb_lr * multiplier,
             puzzle_emb_weight_decay=config.puzzle_emb_weight_decay,

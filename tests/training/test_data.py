@@ -67,7 +67,7 @@ def test_weighted_ranks_have_slots_in_proportion() -> None:
 
 def test_a_rank_without_a_slot_is_refused() -> None:
     config, world = _config("global_batch_size=4", "dist.rank_weights=[0.1,9]"), _weighted(0.1, 9)
-    with pytest.raises(ValueError, match="leaves rank 0 none of the 4 slots; take other weights"):
+    with pytest.raises(ValueError, match="leaves a rank none of the 4 slots; take other weights"):
         require_whole_shares(config, world)
 
 
