@@ -38,8 +38,7 @@ from training.arch_of_recipe import note_on_arch
 from training.attention_kernel import require_attention_kernel
 from training.compiling import with_compile
 from training.data import Data
-from training.dry_run import dry_run
-from training.less_memory import smaller_step
+from training.dry_run import dry_run, smaller_step
 from training.number_watch import NumberWatch
 from training.plan import Plan
 from training.precision import require_fp8_products, with_forward_dtype
@@ -87,11 +86,7 @@ and for data that are not there seq_len, vocab_size and num_puzzle_identifiers, 
 
 
 def main(world: World) -> None:
-    """Train from a fresh state or from a checkpoint. Every rank.
-
-    If a step goes wrong, the run ends with an error; with on_nonfinite=rewind it starts again from
-    the last good checkpoint, without the batch of that step.
-    """
+    """Train from a fresh state or from a checkpoint. Every rank."""
     overrides = read_overrides(sys.argv[1:], world)
     if overrides is None:
         return
@@ -105,8 +100,8 @@ def main(world: World) -> None:
             start.notes.extend(note_on_arch(overrides, start.config, data.sizes))
         recovery = Recovery(start, world)
         while not recovery.is_done:
-            # If a step goes wrong, the context catches its error, and the next start follows.
-            # If memory runs out, the run ends with the smallest change that fits.
+            # With on_nonfinite=rewind, the context catches the error of a step that went wrong, and
+            # the next start follows.
             with recovery.next_start() as start, advising(partial(smaller_step, start, data, world)):
                 state = recovery.with_history(build_state(start, data, world))
                 train(start, data, state, stop, lock, world)
@@ -114,13 +109,8 @@ def main(world: World) -> None:
 
 
 def read_overrides(argv: list[str], world: World) -> list[str] | None:
-    """Return the overrides of the command line. Every rank.
-
-    Returns:
-        None if the command line asks for a page (--help, --cfg job, --dry-run), which is printed.
-
-    Raises:
-        UserError: The command line is wrong.
+    """Return the overrides of the command line; None if it asks for a page (--help, --cfg job,
+    --dry-run), which is printed. Every rank.
     """
     overrides: list[str] | None = None
     with world.shared_errors():
@@ -139,11 +129,7 @@ def read_overrides(argv: list[str], world: World) -> list[str] | None:
 def read_config_and_checkpoint(overrides: list[str], lock: RunLock, world: World) -> Start:
     """Read the config on rank 0, find the checkpoint to go on from, and broadcast both. Every rank.
 
-    training/resume.py decides whether there is a checkpoint to go on from. A restart by torchrun,
-    which `world.launch` tells, resumes without being asked to.
-
-    Raises:
-        UserError: An override, the YAML or the checkpoint is wrong.
+    A restart by torchrun, which `world.launch` tells, resumes without being asked to.
     """
     start: Start | None = None
     with world.shared_errors():
@@ -178,9 +164,6 @@ def build_state(start: Start, data: Data, world: World) -> TrainState:
 
     Args:
         start: its config gets what depends on the size of the model.
-
-    Raises:
-        UserError: The checkpoint is of other data, another architecture or another optimizer.
     """
     config, checkpoint = start.config, start.checkpoint
     with world.shared_errors():  # shapes only: no rank needs memory for the whole model
@@ -244,8 +227,6 @@ def train(start: Start, data: Data, state: TrainState, stop: StopSignal, lock: R
 
     Raises:
         BadStep: A step went wrong. Its metrics and checkpoints are on the disk.
-        UserError: The data do not give what the config asks for, or the disk fails, or a branch has
-            no step to do.
     """
     progress = state.progress
     plan = Plan.make(start.config, data, progress, world)
@@ -276,11 +257,7 @@ def train(start: Start, data: Data, state: TrainState, stop: StopSignal, lock: R
 
 
 def take_step(session: Session, batch: Batch | TextBatch, world: World) -> Row:
-    """Train on a batch, and return the row of the step, which is empty if none is due. Every rank.
-
-    Raises:
-        BadStep: A step since the last row went wrong.
-    """
+    """Train on a batch, and return the row of the step, empty if none is due. Every rank."""
     state, progress = session.state, session.state.progress
     if progress.step not in progress.skipped_steps:
         with session.measuring_communication():
@@ -336,13 +313,6 @@ def train_step(state: TrainState, batch: Batch | TextBatch, settings: StepSettin
 
     The host does not wait for the device. Only float16 makes it wait, because there the gradients
     decide whether the step is taken.
-
-    Args:
-        state: its weights, optimizers, average, loss scale and carry change.
-        batch: the next example for each slot of this rank, or its rows of text.
-
-    Raises:
-        UserError: A weight that is to be trained has no gradient in the first step.
     """
     layout, loss_scale = state.layout, state.loss_scale
     scale = 1.0 if loss_scale is None else loss_scale.factor
@@ -391,15 +361,8 @@ def train_step(state: TrainState, batch: Batch | TextBatch, settings: StepSettin
 def after_step(session: Session, row: Row) -> bool:
     """Evaluate, log, save and stop, whatever is due after the step. Every rank.
 
-    Args:
-        row: what is to be logged of the step; empty for nothing.
-
     Returns:
         Whether the run was asked to stop, or is out of patience.
-
-    Raises:
-        BadStep: A step since the last log, evaluation or save went wrong.
-        UserError: The data or the disk failed. Nothing that was computed is lost.
     """
     plan, progress = session.plan, session.state.progress
     was_pending = progress.pending_row is not None

@@ -23,13 +23,10 @@ _OVERHEAD = 1.5
 
 
 def advice(plan: Plan, flops: FlopsOfRun, model: Model, first_step: int, world: World) -> list[str]:
-    """Return lines for the log. Those with a way out begin with `warning: `.
+    """Return lines for the log of rank 0. Those with a way out begin with `warning: `.
 
     Args:
         first_step: the next step.
-
-    Returns:
-        No lines on ranks other than 0.
     """
     config, last_step, lines = plan.config, plan.last_step, list[str]()
     if not world.is_main:
@@ -68,12 +65,7 @@ def advice(plan: Plan, flops: FlopsOfRun, model: Model, first_step: int, world: 
 
 
 def products_per_s(size: int, dtype: torch.dtype, world: World) -> float:
-    """Measure for a moment how many operations of matrix products this rank does in a second.
-
-    Args:
-        size: the hidden size of the model whose products are meant.
-        dtype: that of the forward pass.
-    """
+    """Measure for a moment how many operations of matrix products this rank does in a second."""
     rows = torch.ones(1024, size, dtype=dtype, device=world.device)
     weight = torch.ones(size, 4 * size, dtype=dtype, device=world.device)
     rows[:8] @ weight  # what only the first product needs

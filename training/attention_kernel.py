@@ -12,11 +12,7 @@ from utils.text import one_line
 
 
 def require_attention_kernel(model: Model, world: World) -> None:
-    """Check that arch.attention_kernel can train a model of text on these devices. Every rank.
-
-    Raises:
-        UserError: The device of a rank, its dtype or its version of PyTorch lacks the kernel.
-    """
+    """Check that arch.attention_kernel can train a model of text on these devices. Every rank."""
     if not isinstance(model, TextModel) or model.config.attention_kernel == "sdpa":
         return
     with world.shared_errors():

@@ -27,17 +27,12 @@ def with_compile(
 ) -> tuple[PretrainConfig, list[str]]:
     """Replace compile=auto by true or false, and check that the ranks can compile. Every rank.
 
-    Rank 0 decides, so that all ranks do the same.
-
     Args:
         before: what the checkpoint says that the run goes on from. The run keeps it, because
             compiled blocks round otherwise than eager ones.
 
     Returns:
         The config, and lines for the log.
-
-    Raises:
-        UserError: compile is true, and a rank can't compile.
     """
     is_auto, notes = config.compile == "auto", list[str]()
     chosen, why = config.compile is True, ""
@@ -96,8 +91,7 @@ def estimated_flops(config: PretrainConfig, model: Model, data: Data) -> float:
 def estimated_flops_of_step(config: PretrainConfig, model: RecursiveModel) -> float:
     """Return about how many floating-point operations a step of puzzles has, over all ranks.
 
-    Each weight of a called network meets each position with two operations, forward, and with four
-    more backward. Attention scores, embeddings and heads are left out.
+    Attention scores, embeddings and heads are left out.
     """
     arch = config.puzzle_arch
     weights = sum(weight.numel() for weight in model.block_weights()) / max(1, len(model.levels()))

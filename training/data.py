@@ -104,12 +104,7 @@ class Data:
 
 
 def require_whole_shares(config: PretrainConfig, world: World) -> None:
-    """Check that each rank has slots of the global batch, which split into microbatches.
-
-    Raises:
-        UserError: Ranks would hold different numbers of slots although rank_weights is not given,
-            or a rank would hold none, or the microbatches would differ in size.
-    """
+    """Check that each rank has slots of the global batch, which split into microbatches."""
     batch_size, num_ranks = config.num_slots, world.data_size
     key, slots_name = config.slots_key
     if batch_size % num_ranks and not config.dist.rank_weights:
@@ -135,10 +130,6 @@ def with_tokens_of(sizes: TextSizes, found: TextSizes, data: str | Path, trained
     """Return the sizes of a model, with the tokenizer of data if the model does not name its own.
 
     Published models do not. Data with as many tokens are then taken for theirs.
-
-    Args:
-        found: of the data.
-        data, trained_on: name the data and those of the training in messages.
     """
     if sizes.tokenizer == UNKNOWN and found.vocab_size == sizes.vocab_size:
         sizes = replace(sizes, tokenizer=found.tokenizer, special_tokens=found.special_tokens)
@@ -153,11 +144,7 @@ def with_tokens_of(sizes: TextSizes, found: TextSizes, data: str | Path, trained
 
 
 def require_same_sizes(sizes: Sizes, other: Split, arch: CommonConfig, trained_on: str) -> None:
-    """Raise UserError if a model that was built for `sizes` cannot read another split.
-
-    Args:
-        trained_on: the training data of the model, for the message.
-    """
+    """Raise UserError if a model that was built for `sizes` cannot read another split."""
     theirs = Sizes.of(other)
     if (theirs.seq_len, theirs.vocab_size) != (sizes.seq_len, sizes.vocab_size):
         raise UserError(

@@ -46,12 +46,6 @@ def flops_until(run: Path, steps: list[int]) -> list[float]:
 
     The count follows the config with which the run was started last. Steps that a rewind left out
     do not count.
-
-    Args:
-        steps: ascending numbers of steps, from 0.
-
-    Raises:
-        UserError: The config, the sizes of the data or the planned last step are not there to read.
     """
     config = validate(PretrainConfig, completed(read_run_config(run)))
     folders, launched = step_folders(run), Launched.read(run)
@@ -117,17 +111,16 @@ UNCOUNTED_S = 10.0
 
 
 class FlopsGauge:
-    """Measures how many useful operations a run does in a second, over all ranks together.
+    """Measures how many of these operations a run does in a second, over all ranks together.
 
-    Only what flops_of_step counts is useful. Rank 0 counts; rows of other ranks are empty.
+    Rank 0 counts; rows of other ranks are empty.
     """
 
     def __init__(self, flops: FlopsOfRun, dtype: torch.dtype, step: int, world: World) -> None:
         """Prepare the count. Every rank.
 
         Args:
-            dtype: that of the forward pass, in which the devices' peak speed counts, also where
-                arch.fp8_no_grad computes products in FP8.
+            dtype: of the forward pass, in which the devices' peak speed counts.
             step: the last step that was done before.
         """
         self._flops, self._step, self._is_main = flops, step, world.is_main
@@ -135,12 +128,7 @@ class FlopsGauge:
         self._counts_from = time.monotonic() + UNCOUNTED_S
 
     def row(self, step: int, skipped_steps: list[int], step_ms: float) -> dict[str, float]:
-        """Return perf/model_tflops, and perf/mfu if the peak is known, since the last call.
-
-        Args:
-            step: the last step that was done.
-            step_ms: the mean time of the steps since the last call.
-        """
+        """Return perf/model_tflops, and perf/mfu if the peak is known, since the last call."""
         before, self._step = self._step, step
         if not self._is_main or time.monotonic() < self._counts_from:
             return {}

@@ -47,16 +47,10 @@ _MOST_UNITS = 2**15
 
 @dataclass(frozen=True)
 class Footprint:
-    """The memory of a rank, in bytes.
+    """The memory of a rank, in bytes."""
 
-    Attributes:
-        parts: by the names of PARTS. Activations are the most that the forward and the backward
-            pass take at a time, with what operators need for a moment.
-        on_host: what parallel.cpu_offload keeps in the host's memory. It is in no part.
-    """
-
-    parts: dict[str, int]
-    on_host: int
+    parts: dict[str, int]  # by the names of PARTS
+    on_host: int  # what parallel.cpu_offload keeps in the host's memory, which is in no part
 
     @property
     def peak(self) -> int:
@@ -65,11 +59,7 @@ class Footprint:
 
 
 def imagined_world(config: PretrainConfig, num_ranks: int) -> World:
-    """Return ranks that nobody started, of which only their number and their shares are known.
-
-    Raises:
-        UserError: The strategy can't lay the ranks out, or they can't share the batch.
-    """
+    """Return ranks that nobody started, of which only their number and their shares are known."""
     axes = config.parallel.axes(num_ranks) or Axes()
     num_shares = axes.replicate * axes.shard
     weights = pick_weights(config.dist.rank_weights, num_shares)
@@ -91,11 +81,8 @@ class Footprints:
         In a pipeline it is the first rank, which has the most microbatches under way.
 
         Args:
-            config: its forward_dtype is chosen already. Variants of a run may differ in parallel,
-                grad_accumulation and activation_checkpointing.
-
-        Raises:
-            UserError: The strategy can't work with this model, or the ranks can't share the batch.
+            config: differs from that of other calls only in parallel, grad_accumulation and
+                activation_checkpointing.
         """
         parallel = config.parallel
         world, axes = imagined_world(config, self._num_ranks), parallel.axes(self._num_ranks) or Axes()
@@ -118,8 +105,7 @@ class Footprints:
         """Run the forward and the backward pass of some slots, where gradients are there before.
 
         Returns:
-            An array of three numbers of bytes: the most at a time; what the pass leaves, such as
-            the next carry; and carry and batch.
+            Bytes: the most at a time; what the pass leaves; and carry and batch.
         """
         parallel = config.parallel
         degree = 1 if isinstance(parallel, PipelineConfig) else axes.model
@@ -170,14 +156,7 @@ def _under_way(parallel: PipelineConfig, length: int) -> float:
 
 
 def _held(config: PretrainConfig, sizes: AnySizes, world: World, axes: Axes) -> tuple[dict[str, int], int, int]:
-    """Return what a rank holds of the model beside a step.
-
-    Returns:
-        The bytes by part, those of the update beside the parts, and those on the host.
-
-    Raises:
-        UserError: The strategy can't work with this model.
-    """
+    """Return the bytes of the model on a rank by part, of the update, and on the host."""
     model, parallel = model_on_meta(config, sizes), config.parallel
     is_pipeline = isinstance(parallel, PipelineConfig)
     offloads = isinstance(parallel, ShardingConfig) and parallel.cpu_offload
@@ -190,7 +169,7 @@ def _held(config: PretrainConfig, sizes: AnySizes, world: World, axes: Axes) -> 
     num_shards = axes.shard * axes.model if is_pipeline else axes.shard
 
     def own(tensors: Iterable[Tensor]) -> int:
-        """Return the bytes that the rank has of some weights. The ends of a pipeline are whole."""
+        # The ends of a pipeline are whole.
         return sum(t.nbytes // (1 if is_pipeline and id(t) not in in_blocks else num_shards) for t in tensors)
 
     weights, trained, gradients = list(model.parameters()), _trained(model), _gradients(model)
@@ -248,16 +227,10 @@ def _gathered(model: Model, config: PretrainConfig, axes: Axes) -> tuple[int, in
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made inside, as long as they live.
-
-    Tensors that share a storage count once.
+    """Counts the bytes of all storages that are made inside, as long as they live.
 
     Args:
         known: tensors that were there before and live on. They do not count.
-
-    Attributes:
-        live: the bytes that are alive.
-        peak: the most bytes that were alive at a time.
     """
 
     def __init__(self, known: Iterable[Tensor]) -> None:

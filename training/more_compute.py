@@ -53,10 +53,7 @@ class MoreCompute(StrictModel):
             raise UserError(f"seed={self.seed} is that of the noise, but there is no noise; leave it out")
 
     def require_different_passes(self, model: RecursiveModel) -> None:
-        """Raise UserError if several passes would be the same.
-
-        Passes differ by their noise, and by their initial state if the model has several.
-        """
+        """Raise UserError if several passes would be the same."""
         num_states = model.config.num_states
         for key, count in (("trajectories", self.trajectories), ("restarts", self.restarts + 1)):
             if count > num_states and not self.noise:
@@ -96,16 +93,11 @@ def has_state(model: RecursiveModel) -> bool:
 
 @dataclass(frozen=True)
 class Cost:
-    """A row of the table of accuracy against compute.
-
-    Attributes:
-        method: the keys that ask for it, such as "trajectories=8 noise=0.5".
-        segments: the mean number of segments that an example took.
-    """
+    """A row of the table of accuracy against compute."""
 
     set_name: str
-    method: str
-    segments: float
+    method: str  # the keys that ask for it, such as "trajectories=8 noise=0.5"
+    segments: float  # the mean of an example
     exact_accuracy: float
 
 
@@ -113,7 +105,6 @@ def costs(config: MoreCompute, metrics: Mapping[str, float], set_name: str, trai
     """Return the accuracy of a set against compute for the single pass and whatever was asked for.
 
     Args:
-        metrics: of `evaluate`, `evaluate_trajectories` and `evaluate_votes`.
         trained_steps: the segments of an example in training.
     """
     of_set = f"eval/{set_name}"
@@ -266,7 +257,6 @@ class _Race:
         self._flags_RKC[places] = flags_NC.cpu().numpy()
 
     def metrics(self, *, one_by_one: bool) -> dict[str, float]:
-        """Return what `evaluate_trajectories` returns for the set. Every rank."""
         num_trajectories = self._trajectories.count
         flags_RC, q_halt_R = self._answers(num_trajectories, one_by_one=one_by_one)
         labelled_R = flags_RC[:, 0]
@@ -288,7 +278,7 @@ class _Race:
         return row | {"calibration_error": reliability(total[len(sums) :].view(3, -1).tolist())["calibration_error"]}
 
     def _answers(self, k: int, *, one_by_one: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return the flags and q_halt of the answers that the first k trajectories give."""
+        """Return flags and q_halt of the answers that the first k trajectories give."""
         ranks_RK = _ranks(torch.from_numpy(self._q_halt_RK[:, :k])).numpy()
         if one_by_one:
             ranks_RK = np.where(self._settled_RK[:, :k], np.inf, ranks_RK)
@@ -320,7 +310,7 @@ def trace_with_more(
         rows_B: the numbers of the puzzles, on which noise and symmetries depend.
 
     Returns:
-        The trace of the pass whose answer won; of votes, the first such variation, turned back.
+        The pass whose answer won; of votes, the first such variation, turned back.
     """
     if variations is not None:
         return _trace_of_votes(model, batch, rows_B, config.num_steps, variations)

@@ -51,12 +51,7 @@ class NumberWatch:
         self._first_bad_step = torch.zeros((), dtype=torch.int32, device=world.device)
 
     def add(self, step: int, divisor: int, metric_sums: Tensor, grad_norm: Tensor) -> None:
-        """Note a step.
-
-        Args:
-            divisor: what the losses of the step are divided by, over all ranks.
-            metric_sums: this rank's sums in the order of `SumsSpec.names`.
-        """
+        """Note a step, whose losses are divided by `divisor` over all ranks."""
         bad = (self._first_bad_step == 0) & ~grad_norm.isfinite()
         self._first_bad_step = torch.where(bad, step, self._first_bad_step)
         if self._loss_spike is not None:
@@ -66,7 +61,7 @@ class NumberWatch:
         """Wait for the device and raise BadStep, on every rank, if a step went wrong. Every rank.
 
         Args:
-            last_good: says where the run can be taken up again; called only if a step went wrong.
+            last_good: says where the run can be taken up again.
         """
         self._world.await_peers()
         found = self._first_spike()
@@ -79,10 +74,7 @@ class NumberWatch:
             raise BadStep(step, what, last_good())
 
     def _first_spike(self) -> list[tuple[int, str]]:
-        """Look at the steps since the last look, up to a spike of the loss. Every rank.
-
-        All ranks look at the same steps, and the verdict on a step is the same whenever they do.
-        """
+        """Look at the steps since the last look, up to a spike of the loss. Every rank."""
         if not self._unread or self._loss_spike is None:
             return []
         steps, shares = zip(*self._unread, strict=True)
@@ -97,13 +89,9 @@ class NumberWatch:
         return []
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return, for a checkpoint, the losses that later ones are compared with.
-
-        After `require_no_bad_step`.
-        """
+        """Return the losses that later ones are compared with, after `require_no_bad_step`."""
         return {"losses": torch.tensor(self._losses, dtype=torch.float64)} if self._losses else {}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the losses of a checkpoint, where it holds any."""
         if "losses" in tensors:
             self._losses.extend(tensors["losses"].tolist())

@@ -17,8 +17,6 @@ A = TypeVar("A", bound=ArchBase)
 def with_forward_dtype(arch: A, world: World, *, before: str | None = None) -> A:
     """Replace forward_dtype=auto by the dtype that suits the device of rank 0. Every rank.
 
-    All ranks compute in one dtype, whatever their devices are.
-
     Args:
         before: the dtype of the checkpoint that the run goes on from. The run keeps it, so that a
             resumed run on another machine ends with the same bits.
@@ -41,12 +39,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def require_fp8_products(model: Model, world: World) -> list[str]:
-    """Return lines for the log, which name the products that arch.fp8_no_grad computes in FP8.
-    Every rank.
-
-    Raises:
-        UserError: FP8 fits no product of the blocks, or the device of a rank can't multiply in it.
-    """
+    """Return lines that name the products that arch.fp8_no_grad computes in FP8. Every rank."""
     if not isinstance(model, RecursiveModel) or not model.config.fp8_no_grad:
         return []
     modules = dict(named for block in model.blocks() for named in block.named_modules())

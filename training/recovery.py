@@ -37,9 +37,6 @@ class Recovery:
 
         With on_nonfinite=rewind, a step that went wrong does not end the run: the caller asks for
         the next start until `is_done`.
-
-        Raises:
-            UserError: A step went wrong, and on_nonfinite=stop or there were max_rewinds before it.
         """
         gc.collect()  # frees the tensors of the last start before this one takes as much memory
         try:

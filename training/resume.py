@@ -56,15 +56,10 @@ class Start:
 
 @dataclass(frozen=True)
 class _Resumed(Origin):
-    """Where the config of a resumed run comes from: its stored config, and overrides.
+    """Where the config of a resumed run comes from: its stored config, and overrides."""
 
-    Attributes:
-        file: config.yaml, or a state.json, which has the keys below `config`.
-        changed: the keys and groups that the overrides change.
-    """
-
-    file: Path = Path()
-    changed: Set[str] = frozenset()
+    file: Path = Path()  # config.yaml, or a state.json, which has the keys below `config`
+    changed: Set[str] = frozenset()  # the keys and groups that the overrides change
 
     def place_of(self, key: str) -> Place | None:
         if any(key == each or key.startswith(f"{each}.") for each in self.changed):
@@ -79,9 +74,6 @@ def read_start(overrides: list[str], lock: RunLock, launch: Launch) -> Start:
     """Compose the config, name the run, lock its folder and find its checkpoint. For rank 0.
 
     A resumed run has the stored config, and only the overrides change it.
-
-    Raises:
-        UserError: The config is wrong, or the run can't begin or resume there.
     """
     notes: list[str] = []
     checkpoint: Checkpoint | None
@@ -211,10 +203,6 @@ def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
 
     A typed checkpoint_path, or another project_name or run_name than that of the run at PATH, means
     a new run, which branches off into a folder of its own.
-
-    Raises:
-        UserError: The config of the run at PATH can't be read, its names can't name folders, or
-            there are weights alone.
     """
     assert where.resume is not None
     if kind_of(where.resume) == "weights":
@@ -264,10 +252,7 @@ def _merged(stored: Container, overrides: list[str]) -> tuple[Container, Contain
 
 
 def _changes(stored: Container, now: Container) -> list[str]:
-    """Return a line for each thing that a resumed run does differently.
-
-    Another choice in a group, such as another strategy, is one line, whatever options it changes.
-    """
+    """Return a line for each key, and each choice in a group, that a resumed run has otherwise."""
     chosen = {
         group: f"{group}: {before} -> {after}"
         for group, _ in default_groups("pretrain")
@@ -318,13 +303,9 @@ def _named_checkpoint(where: RunConfig, launch: Launch, lock: RunLock, notes: li
 
 @file_errors()
 def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
-    """Lock the run's folder, if it exists, before anything in it is read or put in order.
-
-    Raises:
-        UserError: The folder holds a link, which could lead the writes of a run from elsewhere
-            anywhere, or another process holds the lock.
-    """
+    """Lock the run's folder, if it exists, before anything in it is read or put in order."""
     if run.is_dir():
+        # A link could lead the writes of a run from elsewhere anywhere.
         written = [run / name for name in ("eval_outputs", "tensorboard", "profile")]
         refuse_links([*run.iterdir(), *(file for folder in written for file in folder.rglob("*"))])
         lock.take(run, notes.append)
@@ -335,9 +316,6 @@ def prepare(start: Start, lock: RunLock, launch: Launch) -> None:
     """Create and lock the run's folder, write config.yaml, and clear the marker of a graceful stop.
 
     A run that branches off starts with a copy of the other run's metrics.
-
-    Raises:
-        UserError: The folder can't be written or is in use, or a new run finds checkpoints there.
     """
     run = start.config.run_path
     try:

@@ -16,12 +16,9 @@ _PAUSE_S = 10.0
 class Saves:
     """The saves of a run.
 
-    With on_save_error=stop, a failed save ends the run. With on_save_error=continue, the run goes
-    on until max_failed_saves saves in a row have failed. All ranks see the same failures, so that
-    they agree.
-
-    Attributes:
-        may_fail: whether the run goes on after a failed save.
+    With on_save_error=stop, a failed save ends the run. With on_save_error=continue (`may_fail`),
+    the run goes on until max_failed_saves saves in a row have failed. All ranks see the same
+    failures. Every method is for every rank.
     """
 
     def __init__(
@@ -38,64 +35,48 @@ class Saves:
     def begin(
         self, snapshot: Snapshot, *, is_best: bool, first: Callable[[], None], then: Callable[[Path], None]
     ) -> None:
-        """Begin a save, after `finish`. Every rank. See Checkpointer.save."""
+        """Begin a save, after `finish`. See Checkpointer.save."""
         self._checkpointer.save(snapshot, is_best=is_best, first=first, then=then)
         self._is_under_way, self._best_under_way = True, snapshot.state.best if is_best else None
 
     def look(self) -> None:
-        """Count and report a failure of the save if it has ended already. Every rank.
+        """Count and report a failure of the save if it has ended already.
 
-        This does not end the run: the caller does not know yet whether the last save comes next.
-
-        Raises:
-            UserError: The save failed, and on_save_error=stop.
+        This does not end a run that may go on: the last save may come next.
         """
         if not self._checkpointer.is_under_way():
             self._wait()
 
     def finish(self, *, last_comes: bool = False) -> None:
-        """Wait for the save that is under way. Every rank.
+        """Wait for the save that is under way.
 
         Args:
             last_comes: the next save is the last of the run, which is tried however many saves have
                 failed before it.
-
-        Raises:
-            UserError: The save failed, and that ends the run.
         """
         self._wait()
         if not last_comes:
             self.require_attempts_left()
 
     def require_attempts_left(self) -> None:
-        """Raise UserError if max_failed_saves saves in a row have failed. Every rank.
+        """Raise UserError if max_failed_saves saves in a row have failed.
 
-        Call this only where no last save follows, because the last save has attempts of its own. A
-        save that is under way does not count yet.
+        Call this only where no last save follows, because the last save has attempts of its own.
         """
         if len(self._in_a_row) >= self._most:
             self._give_up(self._in_a_row[-1])
 
     def last_good(self) -> str:
-        """Return a phrase that names the checkpoint to go on from. Every rank.
+        """Return a phrase that names the checkpoint to go on from, when a step went wrong.
 
-        It names the step that is being saved, unless that save fails.
-
-        Raises:
-            UserError: The save failed, and that ends the run. Without on_nonfinite=rewind, too many
-                failures are no error here: the caller ends the run, and says what went wrong.
+        Without on_nonfinite=rewind, too many failed saves are no error here: the caller ends the
+        run, and says what went wrong.
         """
         self.finish(last_comes=not self._rewinds)
         return self._checkpointer.last_good
 
     def finish_last(self) -> None:
-        """Wait for the last save of the run. Every rank.
-
-        With on_save_error=continue, the save is tried again if it fails.
-
-        Raises:
-            UserError: The save failed max_failed_saves times, or once with on_save_error=stop.
-        """
+        """Wait for the last save of the run, and try it again if it may fail."""
         for attempt in range(1, self._most + 1):
             try:
                 self._checkpointer.wait()
@@ -113,7 +94,6 @@ class Saves:
                 self._checkpointer.try_again()
 
     def _wait(self) -> None:
-        """Wait for the save that is under way, and count and report its failure. Every rank."""
         best, self._best_under_way = self._best_under_way, None
         was_under_way, self._is_under_way = self._is_under_way, False
         try:

@@ -132,10 +132,7 @@ class TrainState:
         return {f"{group}.{name}": local_part(named[group][name]) for group in named for name in named[group]}
 
     def host_copy(self, config: PretrainConfig, world: World) -> HostCopy:
-        """Return a copy of everything that a step of this rank changes. Every rank.
-
-        Call it when no step has gone wrong unnoticed, such as after a step was logged.
-        """
+        """Return a copy of everything that a step of this rank changes. Every rank."""
         shared = self.sums.tensors() | self.watch.tensors()
         tensors = self._local_tensors() | {f"shared.{name}": tensor for name, tensor in shared.items()}
         return HostCopy(
@@ -147,9 +144,6 @@ class TrainState:
     @torch.no_grad()
     def take_host_copy(self, copy: HostCopy, config: PretrainConfig, world: World) -> None:
         """Go on where another state was when `copy` was made, bit for bit. Every rank.
-
-        The other state must have had as many ranks, the same strategy and the same slots. It may
-        have had another learning rate.
 
         Raises:
             UserError: The copy is of another model, optimizer, strategy or number of ranks.
@@ -183,8 +177,7 @@ def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data)
     """Return what a person should know about the data of a run that goes on from a checkpoint.
 
     Raises:
-        UserError: The data are others, or text is packed into other rows, or the run was to begin
-            from other weights.
+        UserError: The data, the rows of text or the first weights are others.
     """
     saved, stored = checkpoint.state, checkpoint.state.config
     sources = filter(None, (stored["init_from"], stored["load_checkpoint"]))

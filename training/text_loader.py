@@ -47,7 +47,6 @@ class TextLoader:
         return arriving()
 
     def next_mistake(self) -> UserError | None:
-        """As Prefetcher.next_mistake."""
         return self._ahead.next_mistake()
 
     def _host_part(self, step: int) -> TextBatch:

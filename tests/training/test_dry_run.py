@@ -1,16 +1,19 @@
 """The page of --dry-run says what a run takes, what would fit, and what it lacks to say so."""
 
 import itertools
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.runs import command
+from tests.in_process import SINGLE, begin
+from tests.runs import command, settings
 from training import dry_run as of_dry_run
 from training.config import PretrainConfig
 from training.data import AnySizes, Sizes, TextSizes
 from training.dry_run import Variants
+from training.footprint import Footprints
 from utils.command_line import read_config, validate
 from utils.errors import UserError
 
@@ -71,7 +74,7 @@ def test_the_smallest_change_keeps_what_was_asked_for() -> None:
     variants = _variants(typed, Sizes(81, 11, 1001), 2)
     variants.limit = variants.asked().peak - 1
     best = variants.smallest_change(variants.row("ddp"))
-    assert best is not None and variants.overrides(best.config) == ["grad_accumulation=2"]
+    assert best is not None and best.typed == ["grad_accumulation=2"]
 
 
 def test_other_degrees_are_tried_where_the_defaults_do_not_suit_the_model() -> None:
@@ -79,11 +82,11 @@ def test_other_degrees_are_tried_where_the_defaults_do_not_suit_the_model() -> N
     typed = ["debug=tiny_text", "arch=hrm_text", "arch.hidden_size=48", "arch.num_heads=6", "arch.num_layers=2"]
     sizes = TextSizes(256, 64, 64, "unknown", {})
     variants = _variants([*typed, "rows_per_step=8", "global_batch_size=512"], sizes, 8)
-    assert variants.overrides(variants.row("fsdp_tp")[-1].config)[-1] == "parallel.tensor=2"
+    assert "parallel.tensor=2" in variants.row("fsdp_tp")[-1].typed
     with pytest.raises(UserError, match="needs a stack that is gone through once"):
         variants.row("pipeline")
     variants = _variants([*typed, "arch=gpt", "rows_per_step=64", "global_batch_size=512"], sizes, 8)
-    assert variants.overrides(variants.row("pipeline")[-1].config)[-1] == "parallel.stages=2"
+    assert "parallel.stages=2" in variants.row("pipeline")[-1].typed
 
 
 def test_the_sizes_are_those_of_the_data_if_they_are_there(data: Path, tmp_path: Path) -> None:
@@ -136,3 +139,25 @@ def test_the_command_prints_the_page_and_leaves_nothing_behind(tmp_path: Path) -
     assert done.status == 0, done.stderr
     assert "on 2 ranks" in done.stdout and not done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 2.0, 1e-6])
+def test_the_named_change_of_a_step_fits(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    begun = begin(settings(data, tmp_path / "run", global_batch_size=1024, epochs=100_000))
+    config, of_data = begun.start.config, begun.data
+    footprints = Footprints(of_data.sizes, 1)
+    asked = footprints.of(config).peak
+    monkeypatch.setattr(of_dry_run, "room_for", lambda world: share * asked / of_dry_run._USABLE_SHARES["cpu"])
+    said = of_dry_run.smaller_step(begun.start, of_data, SINGLE)
+    if share < 0.01:
+        assert f"arch.hidden_size={config.arch.hidden_size // 2}" in said and "parallel=fsdp" in said
+        return
+    parts = re.search(r"grad_accumulation=(\d+)", said)
+    checkpointing = re.search(r"arch.activation_checkpointing=(\w+)", said)
+    assert parts or checkpointing, said
+    kept = checkpointing[1] if checkpointing else "none"
+    arch = config.arch.model_copy(update={"activation_checkpointing": kept})
+    changed = config.model_copy(update={"arch": arch, "grad_accumulation": int(parts[1]) if parts else 1})
+    assert footprints.of(changed).peak <= min(share, 0.5) * asked, said
