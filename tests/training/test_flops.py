@@ -87,25 +87,6 @@ def test_an_hrm() -> None:
     assert of_part == {FORWARD: with_gradient, BACKWARD: 2 * with_gradient, NO_GRAD: expected - 3 * with_gradient}
 
 
-def test_a_trm() -> None:
-    """Gradient flows through the whole last H cycle; there is no target of q_continue."""
-    layers = 2
-    call = layers * _block()
-    expected = 2 * (3 + 1) * call + _heads() + 2 * ((3 + 1) * call + _heads())
-    assert _count("arch=trm", f"arch.L_layers={layers}", "arch.puzzle_emb_len=0") == expected
-
-
-def test_mixing_of_positions() -> None:
-    """The MLP over the 17 positions has one row for each of the hidden components."""
-    rows, width = BATCH * HIDDEN, 256  # 256: 2/3 of 4 * 17, rounded up
-    over_positions = _linear(rows, POSITIONS, 2 * width) + _linear(rows, width, POSITIONS)
-    rows = BATCH * POSITIONS
-    block = over_positions + _linear(rows, HIDDEN, 2 * WIDTH) + _linear(rows, WIDTH, HIDDEN)
-    calls = 2 * (3 + 1)
-    expected = calls * block + _heads() + 2 * (4 * block + _heads())
-    assert _count("arch=trm", "arch.L_layers=1", "arch.puzzle_emb_len=0", "arch.mlp_t=true") == expected
-
-
 # The transformer refuses cycles where it has no recursion.
 TYPED = {"transformer": ["transformer arch.H_cycles=1 arch.L_cycles=1", "transformer arch.recurrent=true"]}
 SE_RRM = ["se_rrm", "se_rrm arch.dropout=0.1 arch.add_tokens=2", "se_rrm arch.equivariant_symbols=false"]

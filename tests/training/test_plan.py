@@ -100,15 +100,6 @@ def test_the_next_row_is_the_first_that_is_due() -> None:
         assert plan.next_row(step) == next((each for each in range(step, 24) if plan.log_due(each)), 23)
 
 
-@pytest.mark.parametrize("leave_out", [0, 1, 3])
-@pytest.mark.parametrize("every", [1, 2, 5, 7])
-def test_evaluations_by_steps(every: int, leave_out: int) -> None:
-    for last_step in (1, 4, 10, 23):
-        plan = _plan(last_step=last_step, eval_interval=None, eval_every_n_steps=every, min_eval_interval=leave_out)
-        found = [step for step in range(1, last_step + 1) if plan.evaluation_due(step)]
-        assert found == sorted({*_evaluations_by_steps(every, leave_out, last_step), last_step})
-
-
 @given(
     epoch=st.integers(1, 9),
     epochs=st.integers(1, 12),
