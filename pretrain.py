@@ -30,7 +30,6 @@ from models.carry import Outputs
 from models.metric_sums import OpenSums
 from models.parallel import parallelize
 from models.text.objective import TextBatch, TextSettings
-from optim.build import build_optimizers
 from optim.ema import EMA
 from optim.loss_scale import LossScale
 from optim.sparse_sign_sgd import sparse_sign_sgd_
@@ -46,7 +45,7 @@ from training.recovery import Recovery
 from training.resume import Start, read_start
 from training.session import Session
 from training.splits import open_data
-from training.state import TrainState, require_same_run
+from training.state import TrainState, optimizers_of, require_same_run
 from training.trained import initial_weights, require_tokens_of, weights_from, weights_of
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
@@ -192,19 +191,11 @@ def build_state(start: Start, data: Data, world: World) -> TrainState:
         model, config.parallel, world, num_microbatches=config.grad_accumulation, compile=config.compile is True
     )
     layout.load(weights)
-    optimizers = build_optimizers(
-        model,
-        model.block_weights(),
-        config.optim,
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        weight_decay=config.weight_decay,
-    )
     slots = world.slice_of(config.num_slots)
     fresh = Progress(wandb_run_id=world.broadcast_object(uuid.uuid4().hex[:8]))
     state = TrainState(
         layout,
-        optimizers,
+        optimizers_of(config, model),
         ema=EMA(model.trained_tensors()) if config.ema else None,
         loss_scale=LossScale() if config.arch.forward_dtype == "float16" else None,
         carry=layout.objective.fresh_carry(slots.stop - slots.start, world.device),

@@ -26,11 +26,11 @@ from models.parallel.fsdp import ShardingConfig
 from models.parallel.layout import Layout
 from models.parallel.pipeline import PipelineConfig
 from models.parallel.tensor import take_shapes
-from optim.build import build_optimizers
 from training.config import PretrainConfig
 from training.data import AnySizes, require_whole_shares, slots_of_ranks
 from training.kinds import kind_of_arch
 from training.meta_model import model_on_meta
+from training.state import optimizers_of
 from utils.ranks.config import Axes
 from utils.ranks.setup import pick_weights
 from utils.ranks.world import World
@@ -173,14 +173,7 @@ def _held(config: PretrainConfig, sizes: AnySizes, world: World, axes: Axes) -> 
         return sum(t.nbytes // (1 if is_pipeline and id(t) not in in_blocks else num_shards) for t in tensors)
 
     weights, trained, gradients = list(model.parameters()), _trained(model), _gradients(model)
-    optimizers = build_optimizers(
-        model,
-        model.block_weights(),
-        config.optim,
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        weight_decay=config.weight_decay,
-    )
+    optimizers = optimizers_of(config, model)
     moments = list(optimizers.export_state(model).values())
     with (allocations := Allocations([*weights, *gradients, *moments])).counting():
         optimizers.step(1.0)

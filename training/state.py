@@ -12,7 +12,7 @@ from models.carry import Carry
 from models.metric_sums import OpenSums
 from models.model import Model
 from models.parallel.layout import Layout
-from optim.build import Optimizers, require_same_state
+from optim.build import Optimizers, build_optimizers, require_same_state
 from optim.ema import EMA, require_same_average
 from optim.loss_scale import LossScale
 from training.config import PretrainConfig
@@ -171,6 +171,14 @@ class TrainState:
         for name, value in copy.progress.model_copy(deep=True):
             if name not in of_folder:
                 setattr(self.progress, name, value)
+
+
+def optimizers_of(config: PretrainConfig, model: Model) -> Optimizers:
+    """Build the optimizers of a run."""
+    betas = (config.beta1, config.beta2)
+    return build_optimizers(
+        model, model.block_weights(), config.optim, lr=config.lr, betas=betas, weight_decay=config.weight_decay
+    )
 
 
 def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data) -> list[str]:
