@@ -182,7 +182,8 @@ class OurTrainer:
 
         One more step is trained.
         """
-        state, own = self._state, self._state.own_tensors()
+        state = self._state
+        own = [*state.model.parameters(), *state.replicated_tensors().values()]  # with as many gradients as weights
         assert state.carry is not None
         kept = dict[int, torch.UntypedStorage]()  # what autograd keeps for the backward pass
         with saved_tensors_hooks(lambda tensor: _keep(tensor, kept), lambda tensor: tensor):
