@@ -30,7 +30,7 @@ def why_varlen_fails(device: torch.device, dtype: torch.dtype, shape: StackShape
     The function tries both passes with a short row, because support differs by GPU, dtype, heads
     and version of PyTorch.
     """
-    num_tokens, generator, found = 14, torch.Generator().manual_seed(0), []
+    num_tokens, generator, found = 14, torch.Generator().manual_seed(0), list[list[torch.Tensor]]()
     q_NAH, k_NGH, v_NGH = (
         torch.randn(num_tokens, heads, shape.head_dim, generator=generator).to(device, dtype)
         for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)

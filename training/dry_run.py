@@ -96,7 +96,7 @@ class Variants:
         Raises:
             UserError: The strategy can't work with this model or these ranks.
         """
-        options, mistakes = [[f"parallel={name}"]], []
+        options, mistakes = [[f"parallel={name}"]], list[UserError]()
         if name == self.config.parallel.name:
             options = [[]]
         elif key := _DEGREES.get(name):

@@ -77,10 +77,8 @@ class FlopsOfRun:
     def __init__(self, config: PretrainConfig, sizes: AnySizes, last_step: int) -> None:
         arch, self._last_step = config.arch, last_step
         self._of_depth = cache(lambda depth: flops_of_step(config, sizes, depth))
-        self._ends_of_stages: list[float] = []
         if isinstance(arch, CommonConfig):
             self._depth_at: Any = arch.depth_at
-            self._ends_of_stages = [stage.until for stage in arch.depth_curriculum]
             self.depth_changes = bool(arch.depth_curriculum or arch.backprop_warmup_steps)
         else:
             self._depth_at = arch.grad_calls_at
@@ -91,18 +89,9 @@ class FlopsOfRun:
 
     def of_steps(self, first: int, last: int) -> int:
         """Return the operations of the steps from first to last together."""
-        planned = range(1, self._last_step + 1)
-        ends = {bisect_right(planned, until, key=lambda step: step / self._last_step) for until in self._ends_of_stages}
-        cuts = sorted({first - 1, last, *(end for end in ends if first <= end < last)})
-        return sum(self._of_stage(before + 1, end) for before, end in pairwise(cuts))
-
-    def _of_stage(self, first: int, last: int) -> int:
-        # Only a warm-up changes the depth within a stage, in one direction. So all steps between
-        # two of the same depth have this depth.
-        if self.of(first) == self.of(last):
+        if not self.depth_changes:
             return (last - first + 1) * self.of(first)
-        middle = (first + last) // 2
-        return self._of_stage(first, middle) + self._of_stage(middle + 1, last)
+        return sum(map(self.of, range(first, last + 1)))
 
 
 # In this time from its start a run does not count its operations, which takes up to a second. A run

@@ -117,7 +117,7 @@ def costs(config: MoreCompute, metrics: Mapping[str, float], set_name: str, trai
         found.append((f"single pass of {trained_steps} steps", segments, accuracy))
     single = metrics[f"{of_set}/steps"], metrics[f"{of_set}/exact_accuracy"]
     found.append((f"single pass of {num_steps} steps", *single))
-    methods = []
+    methods = list[tuple[str, str, str]]()
     noise = f" noise={config.noise}" if config.noise else ""
     for name, count in (("trajectories", config.trajectories), ("restarts", config.restarts + 1)):
         less = 0 if name == "trajectories" else 1  # the first pass is no restart

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from training.config import PretrainConfig
 from utils.checkpoint.format import Progress
@@ -118,7 +119,7 @@ class Saves:
                 self._in_a_row.clear()
                 self._best_on_disk = self._best_on_disk if best is None else best
 
-    def _give_up(self, failed: FailedSave) -> None:
+    def _give_up(self, failed: FailedSave) -> NoReturn:
         raise UserError(
             f"{failed.what}; {self._most} saves in a row failed (max_failed_saves); {failed.last_good}; "
             "free the disk, then resume"
