@@ -16,9 +16,10 @@ class Interrupts:
     Attributes:
         lockstep: a forward pass of this model is a collective, so that a rank without examples of
             its own computes along.
-        stop: asked between forward passes.
+        stop: asked between forward passes. If any rank was asked to stop, the evaluation is
+            abandoned.
         deadline: of rank 0. A batch then counts whole or not at all, because the sequences that
-            halt early are the easy ones.
+            halt early are the easy ones. Examples for which no time is left are evenly spread.
     """
 
     lockstep: bool = False
@@ -38,6 +39,7 @@ def run_lap(
     """Make all forward passes of a lap. Every rank.
 
     Args:
+        deadline: that of this part of the evaluation.
         is_busy: whether a forward pass of this rank is left.
         advance: makes the next one.
         idle: makes one without examples.
