@@ -141,17 +141,6 @@ def test_the_speed_counts_the_steps_since_the_last_row() -> None:
     assert gauge.row(12, [10, 9, 8], 250.0)["perf/model_tflops"] == pytest.approx(2 * tflops)
 
 
-def test_the_speed_follows_the_depth() -> None:
-    """Half of the steps have half of the cycles."""
-    config = _config("arch=trm", "arch.depth_curriculum=[{until: 0.5, H_cycles: 1, L_cycles: 3}]")
-    of = [flops_of_step(config, SIZES, config.puzzle_arch.depth_at(step, 10)) for step in range(1, 11)]
-    assert of[4] < of[5]
-    gauge = _gauge(config, step=0, last_step=10)
-    for first, last in ((1, 3), (4, 7), (8, 10)):
-        expected = sum(of[first - 1 : last]) / (last - first + 1) / 1e12
-        assert gauge.row(last, [], 1000.0)["perf/model_tflops"] == pytest.approx(expected)
-
-
 def test_the_first_seconds_and_other_ranks_count_nothing_and_no_peak_gives_no_share() -> None:
     gauge = FlopsGauge(FlopsOfRun(_config("arch=trm"), SIZES, 9), torch.float32, 0, World.single())
     assert gauge.row(1, [], 1.0) == {}, "the count would take a large share of the time of a short run"

@@ -177,11 +177,6 @@ def test_a_graceful_stop_tries_its_save_again(
         assert not (run / "stopped").exists() and runs.latest(run) == 2
 
 
-def test_stop_is_the_default_and_tries_nothing_again(data: Path, tmp_path: Path, log: Path) -> None:
-    done = train(settings(data, tmp_path / "run"), log, hook=with_arguments(runs.full_disk, 12, 100, [0]))
-    assert "the checkpoint of step 12 could not be written" in done.error() and "WARNING" not in done.output
-
-
 # ---- going back --------------------------------------------------------------------------------
 
 
