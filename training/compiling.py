@@ -78,7 +78,7 @@ def _decide(config: PretrainConfig, model: Model, data: Data, world: World) -> t
 def estimated_flops(config: PretrainConfig, model: Model, data: Data) -> float:
     """Return about how many floating-point operations a whole run has.
 
-    training/flops.py counts those of puzzles exactly, but takes a second for it.
+    Counting those of puzzles exactly would take a second.
     """
     num_steps = config.epochs * kind_of_arch(config.arch).size_of_epoch(data.train) / config.global_batch_size
     num_steps = min(num_steps, config.max_steps or num_steps)

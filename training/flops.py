@@ -68,11 +68,7 @@ def flops_until(run: Path, steps: list[int]) -> list[float]:
 
 
 class FlopsOfRun:
-    """Counts the operations of the steps of a run. Each depth is counted once.
-
-    Args:
-        last_step: the planned last step of the run, on which schedules of the depth depend.
-    """
+    """Counts the operations of the steps of a run, whose depth may follow the planned last step."""
 
     def __init__(self, config: PretrainConfig, sizes: AnySizes, last_step: int) -> None:
         arch, self._last_step = config.arch, last_step
@@ -100,18 +96,10 @@ UNCOUNTED_S = 10.0
 
 
 class FlopsGauge:
-    """Measures how many of these operations a run does in a second, over all ranks together.
-
-    Rank 0 counts; rows of other ranks are empty.
-    """
+    """Measures on rank 0 how many operations a run does in a second, over all ranks together."""
 
     def __init__(self, flops: FlopsOfRun, dtype: torch.dtype, step: int, world: World) -> None:
-        """Prepare the count. Every rank.
-
-        Args:
-            dtype: of the forward pass, in which the devices' peak speed counts.
-            step: the last step that was done before.
-        """
+        """Prepare the count after a step. Every rank."""
         self._flops, self._step, self._is_main = flops, step, world.is_main
         self._peak_tflops = peak_tflops(world, dtype)
         self._counts_from = time.monotonic() + UNCOUNTED_S
@@ -132,9 +120,8 @@ class FlopsGauge:
 def flops_of_step(config: PretrainConfig, sizes: AnySizes, depth: Depth | CallCounts) -> int:
     """Return the operations of one training step with this depth, over all ranks together.
 
-    A step of puzzles is one segment of every slot of the global batch with its backward pass and,
-    where q_continue has a target, one more segment without gradient. What activation_checkpointing
-    computes a second time is not counted: it saves memory, and adds nothing to the result.
+    What activation_checkpointing computes a second time is not counted: it adds nothing to the
+    result.
     """
     return sum(flops_of_parts(config, sizes, depth).values())
 

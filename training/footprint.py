@@ -235,8 +235,7 @@ class Allocations(TorchDispatchMode):
     def counting(self) -> Iterator[None]:
         """Make new tensors on the meta device, and count them.
 
-        Attention takes a fused kernel, as devices do. By itself the meta device takes a formula
-        that keeps all scores.
+        Attention takes a fused kernel, as devices do, which keeps no scores.
         """
         own = F.scaled_dot_product_attention
         # A mode can't replace the kernel: modes are off where the backward pass computes

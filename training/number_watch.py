@@ -37,9 +37,7 @@ class NumberWatch:
     unless its own memory fails; for that case the ranks agree on the first step that went wrong.
 
     Args:
-        spec: what the sums of a step are.
-        loss_spike: how many times the median of the steps before it the loss of a step may be;
-            None: losses are not watched.
+        loss_spike: how many times the median of the steps before it the loss of a step may be.
     """
 
     def __init__(self, spec: SumsSpec, world: World, loss_spike: float | None = None) -> None:

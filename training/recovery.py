@@ -52,9 +52,7 @@ class Recovery:
             raise
 
     def with_history(self, state: TrainState) -> TrainState:
-        """Add to a new state what is known since its checkpoint (skipped steps, failed saves, the
-        W&B run), and return it.
-        """
+        """Add to a new state what is known since its checkpoint, and return it."""
         self._state, progress = weakref.ref(state), state.progress
         progress.skipped_steps = sorted({*progress.skipped_steps, *self._skipped})
         progress.failed_saves = max(progress.failed_saves, self._failed_saves)
