@@ -31,15 +31,13 @@ from models.metric_sums import OpenSums
 from models.parallel import parallelize
 from models.puzzle_embedding import PUZZLE_TABLE
 from models.text.objective import TextBatch, TextSettings
-from optim.build import build_optimizers
 from optim.ema import EMA
 from optim.loss_scale import LossScale
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from training.attention_kernel import require_attention_kernel
 from training.compiling import with_compile
 from training.data import Data
-from training.dry_run import dry_run
-from training.less_memory import smaller_step
+from training.dry_run import dry_run, smaller_step
 from training.number_watch import NumberWatch
 from training.plan import Plan
 from training.precision import require_fp8_products, with_forward_dtype
@@ -47,7 +45,7 @@ from training.recovery import Recovery
 from training.resume import Start, read_start
 from training.session import Session
 from training.splits import open_data
-from training.state import TrainState, require_same_run
+from training.state import TrainState, optimizers_of, require_same_run
 from training.trained import initial_weights, require_tokens_of, weights_from, weights_of
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
@@ -87,11 +85,7 @@ and for data that are not there seq_len, vocab_size and num_puzzle_identifiers, 
 
 
 def main(world: World) -> None:
-    """Train from a fresh state or from a checkpoint. Every rank.
-
-    If a step goes wrong, the run ends with an error; with on_nonfinite=rewind it starts again from
-    the last good checkpoint, without the batch of that step.
-    """
+    """Train from a fresh state or from a checkpoint. Every rank."""
     overrides = read_overrides(sys.argv[1:], world)
     if overrides is None:
         return
@@ -103,8 +97,8 @@ def main(world: World) -> None:
         start.notes[:0] = heading(sys.argv, start.config.run_path, world)
         recovery = Recovery(start, world)
         while not recovery.is_done:
-            # If a step goes wrong, the context catches its error, and the next start follows.
-            # If memory runs out, the run ends with the smallest change that fits.
+            # With on_nonfinite=rewind, the context catches the error of a step that went wrong, and
+            # the next start follows.
             with recovery.next_start() as start, advising(partial(smaller_step, start, data, world)):
                 state = recovery.with_history(build_state(start, data, world))
                 train(start, data, state, stop, lock, world)
@@ -112,13 +106,8 @@ def main(world: World) -> None:
 
 
 def read_overrides(argv: list[str], world: World) -> list[str] | None:
-    """Return the overrides of the command line. Every rank.
-
-    Returns:
-        None if the command line asks for a page (--help, --cfg job, --dry-run), which is printed.
-
-    Raises:
-        UserError: The command line is wrong.
+    """Return the overrides of the command line; None if it asks for a page (--help, --cfg job,
+    --dry-run), which is printed. Every rank.
     """
     overrides: list[str] | None = None
     with world.shared_errors():
@@ -137,11 +126,7 @@ def read_overrides(argv: list[str], world: World) -> list[str] | None:
 def read_config_and_checkpoint(overrides: list[str], lock: RunLock, world: World) -> Start:
     """Read the config on rank 0, find the checkpoint to go on from, and broadcast both. Every rank.
 
-    training/resume.py decides whether there is a checkpoint to go on from. A restart by torchrun,
-    which `world.launch` tells, resumes without being asked to.
-
-    Raises:
-        UserError: An override, the YAML or the checkpoint is wrong.
+    A restart by torchrun, which `world.launch` tells, resumes without being asked to.
     """
     start: Start | None = None
     with world.shared_errors():
@@ -176,9 +161,6 @@ def build_state(start: Start, data: Data, world: World) -> TrainState:
 
     Args:
         start: its config gets what depends on the size of the model.
-
-    Raises:
-        UserError: The checkpoint is of other data, another architecture or another optimizer.
     """
     config, checkpoint = start.config, start.checkpoint
     with world.shared_errors():  # shapes only: no rank needs memory for the whole model
@@ -207,19 +189,11 @@ def build_state(start: Start, data: Data, world: World) -> TrainState:
         model, config.parallel, world, num_microbatches=config.grad_accumulation, compile=config.compile is True
     )
     layout.load(weights)
-    optimizers = build_optimizers(
-        model,
-        model.block_weights(),
-        config.optim,
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        weight_decay=config.weight_decay,
-    )
     slots = world.slice_of(config.num_slots)
     fresh = Progress(wandb_run_id=world.broadcast_object(uuid.uuid4().hex[:8]))
     state = TrainState(
         layout,
-        optimizers,
+        optimizers_of(config, model),
         ema=EMA(model.trained_tensors()) if config.ema else None,
         loss_scale=LossScale() if config.arch.forward_dtype == "float16" else None,
         carry=layout.objective.fresh_carry(slots.stop - slots.start, world.device),
@@ -242,8 +216,6 @@ def train(start: Start, data: Data, state: TrainState, stop: StopSignal, lock: R
 
     Raises:
         BadStep: A step went wrong. Its metrics and checkpoints are on the disk.
-        UserError: The data do not give what the config asks for, or the disk fails, or a branch has
-            no step to do.
     """
     progress = state.progress
     plan = Plan.make(start.config, data, progress, world)
@@ -252,7 +224,7 @@ def train(start: Start, data: Data, state: TrainState, stop: StopSignal, lock: R
             if start.checkpoint is not None and start.branches_off:
                 raise UserError(
                     f"{start.checkpoint.path} has done {progress.step} steps, so a branch of {plan.last_step} steps "
-                    f"has nothing to do; give {plan.what_allows_more(progress.step)} for the branch"
+                    "has nothing to do; give a larger epochs or max_steps for the branch"
                 )
             if world.is_main:
                 run_path = start.config.run_path
@@ -274,11 +246,7 @@ def train(start: Start, data: Data, state: TrainState, stop: StopSignal, lock: R
 
 
 def take_step(session: Session, batch: Batch | TextBatch, world: World) -> Row:
-    """Train on a batch, and return the row of the step, which is empty if none is due. Every rank.
-
-    Raises:
-        BadStep: A step since the last row went wrong.
-    """
+    """Train on a batch, and return the row of the step, empty if none is due. Every rank."""
     state, progress = session.state, session.state.progress
     if progress.step not in progress.skipped_steps:
         with session.measuring_communication():
@@ -302,7 +270,7 @@ class StepSettings:
     def at(step: int, plan: Plan, world: World) -> "StepSettings":
         config, multiplier = plan.config, plan.lr_multiplier(step)
         return StepSettings(
-            objective=plan.objective_settings(step, world),
+            objective=plan.kind.settings(config, step, plan.last_step, world),
             lr_factor=multiplier * plan.lr_scale,
             puzzle_emb_lr=config.puzzle_emb_lr * multiplier,
             puzzle_emb_weight_decay=config.puzzle_emb_weight_decay,
@@ -334,13 +302,6 @@ def train_step(state: TrainState, batch: Batch | TextBatch, settings: StepSettin
 
     The host does not wait for the device. Only float16 makes it wait, because there the gradients
     decide whether the step is taken.
-
-    Args:
-        state: its weights, optimizers, average, loss scale and carry change.
-        batch: the next example for each slot of this rank, or its rows of text.
-
-    Raises:
-        UserError: A weight that is to be trained has no gradient in the first step.
     """
     layout, loss_scale = state.layout, state.loss_scale
     scale = 1.0 if loss_scale is None else loss_scale.factor
@@ -389,15 +350,8 @@ def train_step(state: TrainState, batch: Batch | TextBatch, settings: StepSettin
 def after_step(session: Session, row: Row) -> bool:
     """Evaluate, log, save and stop, whatever is due after the step. Every rank.
 
-    Args:
-        row: what is to be logged of the step; empty for nothing.
-
     Returns:
         Whether the run was asked to stop, or is out of patience.
-
-    Raises:
-        BadStep: A step since the last log, evaluation or save went wrong.
-        UserError: The data or the disk failed. Nothing that was computed is lost.
     """
     plan, progress = session.plan, session.state.progress
     was_pending = progress.pending_row is not None

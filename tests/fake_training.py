@@ -11,13 +11,12 @@ from models.base import RecursiveModel
 from models.losses import ACT_SUMS
 from models.metric_sums import OpenSums
 from models.parallel.layout import Layout
-from optim.build import build_optimizers
 from optim.ema import EMA
 from pretrain import StepSettings, train_step
 from training.config import PretrainConfig
 from training.data import Sizes
 from training.number_watch import NumberWatch
-from training.state import TrainState
+from training.state import TrainState, optimizers_of
 from utils.batch import Batch
 from utils.checkpoint.format import Progress
 from utils.command_line import read_config, validate
@@ -43,17 +42,9 @@ class FakeTraining:
         assert isinstance(model, RecursiveModel)
         self.model = model
         self.batch: Batch = empty_batch(config.global_batch_size, sizes.seq_len, device)
-        optimizers = build_optimizers(
-            self.model,
-            self.model.block_weights(),
-            config.optim,
-            lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            weight_decay=config.weight_decay,
-        )
         self.state = TrainState(
             Layout(self.model, self.world, num_microbatches=config.grad_accumulation),
-            optimizers,
+            optimizers_of(config, self.model),
             EMA(self.model.trained_tensors()) if config.ema else None,
             None,
             initial_carry(self.model, self.batch),

@@ -46,11 +46,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "trm_mlp, whose backward pass grows": ("trm_mlp", {"backprop_warmup_steps": 3}),
     "trm, which keeps inputs of blocks": ("trm", {"activation_checkpointing": "block"}),
     "trm, which keeps inputs of calls": ("trm", {"activation_checkpointing": "cycle"}),
-    "trm_conv": ("trm_conv", {}),
     "trm with three starts": ("trm", {"num_states": 3}),
     "se_rrm": ("se_rrm", {}),
     "se_mixer that is told the units": ("se_mixer", {"symbols": "side"}),
-    "se_mixer with an MLP over cells": ("se_mixer", {"symbols": "side", "cells": "mlp"}),
 }
 if WHY_NO_FP8 is None:
     MODELS |= {f"{name} in FP8": (name, {"fp8_no_grad": True}) for name in ("hrm", "trm_mlp")}

@@ -21,7 +21,7 @@ from search.sweep import Sweep
 from tests.pages import PAGES, scripts, words_of
 from tests.runs import REPOSITORY
 from training.config import PretrainConfig
-from training.dry_run import _OWN_KEYS
+from training.dry_run import OwnKeys
 from utils.command_line import CommandLine, read_config, validate
 from utils.programs import COMMANDS
 
@@ -43,7 +43,9 @@ def _composed(name: str, config: type[BaseModel], words: list[str]) -> object:
 
 
 def _pretrain(words: list[str]) -> object:
-    return _composed("pretrain", PretrainConfig, [word for word in words if word.split("=")[0] not in _OWN_KEYS])
+    return _composed(
+        "pretrain", PretrainConfig, [word for word in words if word.split("=")[0] not in OwnKeys.model_fields]
+    )
 
 
 def _sweep(words: list[str]) -> None:

@@ -225,18 +225,10 @@ def test_resuming_with_another_optimizer_is_refused(copied: Path) -> None:
 # ---- what is kept ------------------------------------------------------------------------------
 
 
-def test_no_checkpoint_at_evaluations(data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    changes = {"checkpoint_every_eval": "false", "checkpoint_every_n_steps": 7, "best_metric": None}
-    train_here(settings(data, run, **changes))
-    assert sorted(path.name[-2:] for path in run.glob("step_*")) == ["07", "12"]
-    assert [row["step"] for row in rows(run)] == [1, 5, 10, 12] and not (run / "best").exists()
-
-
 # ---- what was pending, with another config -----------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{"eval_every_n_steps": None}, {"global_batch_size": 8}, {"eval_max_share": 1e-9}])
+@pytest.mark.parametrize("changes", [{"eval_every_n_steps": None}, {"eval_max_share": 1e-9}])
 def test_a_pending_evaluation_is_logged_after_a_resume_with_changes(
     data: Path, tmp_path: Path, log: Path, changes: dict[str, object]
 ) -> None:

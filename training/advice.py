@@ -5,7 +5,6 @@ import time
 import torch
 
 from models.model import Model
-from training.config import PretrainConfig
 from training.flops import FlopsOfRun
 from training.plan import Plan
 from training.precision import multiplies_bfloat16
@@ -24,75 +23,49 @@ _OVERHEAD = 1.5
 
 
 def advice(plan: Plan, flops: FlopsOfRun, model: Model, first_step: int, world: World) -> list[str]:
-    """Return lines for the log. Those with a way out begin with `warning: `.
+    """Return lines for the log of rank 0. Those with a way out begin with `warning: `.
 
     Args:
         first_step: the next step.
-
-    Returns:
-        No lines on ranks other than 0.
     """
+    config, last_step, lines = plan.config, plan.last_step, list[str]()
     if not world.is_main:
         return []
-    lines = [_on_warmup(plan.config, plan.last_step), _on_dtype(model.dtype, world.device)]
-    # Every weight meets every position, forward and twice backward.
-    at_least = 6 * sum(weight.numel() for weight in model.parameters()) * plan.positions_per_step(model)
-    is_small = at_least / world.size < _SMALL_STEP
-    # A GPU's first row comes within seconds, and tells the time that is left.
-    if not is_small and world.device.type != "cuda":
-        per_s = world.size * products_per_s(plan.config.arch.hidden_size, model.dtype, world) / _OVERHEAD
-        lines.append(_on_time(plan, flops, first_step, per_s))
-    return [line for line in lines if line]
-
-
-def _on_warmup(config: PretrainConfig, last_step: int) -> str:
-    if config.lr_warmup_steps < max(last_step, 1) or config.lr == 0:
-        return ""
-    return (
-        f"warning: the warm-up (lr_warmup_steps={config.lr_warmup_steps}) is as long as the run of {last_step} steps "
-        f"or longer, so that the learning rate stays below lr={config.lr:g}; set lr_warmup_steps={last_step // 10}"
-    )
-
-
-def _on_dtype(dtype: torch.dtype, device: torch.device) -> str:
-    if dtype != torch.bfloat16 or device.type != "cpu" or multiplies_bfloat16(device):
-        return ""
-    return "warning: this CPU emulates bfloat16, which takes many times as long; set arch.forward_dtype=float32"
-
-
-def _on_time(plan: Plan, flops: FlopsOfRun, first_step: int, per_s: float) -> str:
-    """Return how long the steps will take.
-
-    Args:
-        per_s: the operations in a second, over all ranks together.
-    """
-    if first_step > plan.last_step:  # only an interrupted evaluation is left
-        return ""
-    step_s = flops.of(first_step) / per_s
-    run_s = flops.of_steps(first_step, plan.last_step) / per_s
-    row_s = flops.of_steps(first_step, plan.next_row(first_step)) / per_s
-    steps = f"{plan.last_step - first_step + 1:,} steps of about {_about(step_s)}"
-    if run_s > _LONG_RUN_S:
-        return (
-            f"warning: this run needs about {_about(run_s)} on this device ({steps}, the first row after about "
-            f"{_about(row_s)}); try experiment=demo, which trains a small model in a minute"
+    if config.lr_warmup_steps >= last_step and config.lr:
+        lines.append(
+            f"warning: the warm-up (lr_warmup_steps={config.lr_warmup_steps}) is as long as the run of {last_step} "
+            f"steps or longer, so that the learning rate stays below lr={config.lr:g}; set "
+            f"lr_warmup_steps={last_step // 10}"
         )
-    if step_s > _LONG_STEP_S:
-        return f"{steps}: the first row comes after about {_about(row_s)}, the end after about {_about(run_s)}"
-    return ""
-
-
-def _about(seconds: float) -> str:
-    return in_words(max(1.0, seconds))
+    if model.dtype == torch.bfloat16 and world.device.type == "cpu" and not multiplies_bfloat16(world.device):
+        lines.append(
+            "warning: this CPU emulates bfloat16, which takes many times as long; set arch.forward_dtype=float32"
+        )
+    # Every weight meets every position, forward and twice backward.
+    at_least = 6 * sum(weight.numel() for weight in model.parameters())
+    at_least *= config.global_batch_size * model.positions_per_slot
+    # A GPU's first row comes within seconds, and tells the time that is left.
+    if at_least / world.size < _SMALL_STEP or world.device.type == "cuda" or first_step > last_step:
+        return lines
+    per_s = world.size * products_per_s(config.arch.hidden_size, model.dtype, world) / _OVERHEAD
+    run_s = flops.of_steps(first_step, last_step) / per_s
+    step, run, row = (
+        in_words(max(1.0, flops.of_steps(first_step, last) / per_s))
+        for last in (first_step, last_step, plan.next_row(first_step))
+    )
+    steps = f"{last_step - first_step + 1:,} steps of about {step}"
+    if run_s > _LONG_RUN_S:
+        lines.append(
+            f"warning: this run needs about {run} on this device ({steps}, the first row after about {row}); try "
+            "experiment=demo, which trains a small model in a minute"
+        )
+    elif flops.of(first_step) / per_s > _LONG_STEP_S:
+        lines.append(f"{steps}: the first row comes after about {row}, the end after about {run}")
+    return lines
 
 
 def products_per_s(size: int, dtype: torch.dtype, world: World) -> float:
-    """Measure for a moment how many operations of matrix products this rank does in a second.
-
-    Args:
-        size: the hidden size of the model whose products are meant.
-        dtype: that of the forward pass.
-    """
+    """Measure for a moment how many operations of matrix products this rank does in a second."""
     rows = torch.ones(1024, size, dtype=dtype, device=world.device)
     weight = torch.ones(size, 4 * size, dtype=dtype, device=world.device)
     rows[:8] @ weight  # what only the first product needs

@@ -12,11 +12,7 @@ from utils.text import one_line
 
 
 def require_attention_kernel(model: Model, world: World) -> None:
-    """Check that arch.attention_kernel can train a model of text on these devices. Every rank.
-
-    Raises:
-        UserError: The device of a rank, its dtype or its version of PyTorch lacks the kernel.
-    """
+    """Check that arch.attention_kernel can train a model of text on these devices. Every rank."""
     if not isinstance(model, TextModel) or model.config.attention_kernel == "sdpa":
         return
     with world.shared_errors():
@@ -34,17 +30,16 @@ def why_varlen_fails(device: torch.device, dtype: torch.dtype, shape: StackShape
     The function tries both passes with a short row, because support differs by GPU, dtype, heads
     and version of PyTorch.
     """
-    sequences, num_tokens = [(3, 2), (1, 4), (2, 0)], 14
-    generator = torch.Generator().manual_seed(0)
+    num_tokens, generator, found = 14, torch.Generator().manual_seed(0), list[list[torch.Tensor]]()
     q_NAH, k_NGH, v_NGH = (
         torch.randn(num_tokens, heads, shape.head_dim, generator=generator).to(device, dtype)
         for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     )
-    found = []
     try:
         for kernel in ("varlen", "sdpa"):
             q, k, v = (each.clone().requires_grad_() for each in (q_NAH, k_NGH, v_NGH))
-            y = Packing(sequences, num_tokens, device, kernel=kernel).attend(q, k, v, shape.mask)
+            packing = Packing([(3, 2), (1, 4), (2, 0)], num_tokens, device, kernel=kernel)
+            y = packing.attend(q, k, v, shape.mask)
             y.float().square().sum().backward()
             found.append([each.detach().float().cpu() for each in (y, q.grad, k.grad, v.grad) if each is not None])
     except (ImportError, RuntimeError, TypeError, ValueError) as error:  # it differs by what is missing

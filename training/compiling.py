@@ -27,28 +27,21 @@ def with_compile(
 ) -> tuple[PretrainConfig, list[str]]:
     """Replace compile=auto by true or false, and check that the ranks can compile. Every rank.
 
-    Rank 0 decides, so that all ranks do the same.
-
     Args:
         before: what the checkpoint says that the run goes on from. The run keeps it, because
             compiled blocks round otherwise than eager ones.
 
     Returns:
         The config, and lines for the log.
-
-    Raises:
-        UserError: compile is true, and a rank can't compile.
     """
-    is_auto = config.compile == "auto"
-    notes: list[str] = []
-    chosen = config.compile is True
+    is_auto, notes = config.compile == "auto", list[str]()
+    chosen, why = config.compile is True, ""
     if is_auto and before is not None:
-        chosen = before
-        notes.append(f"compile=auto: {_on(before)}, as before in this run")
+        chosen, why = before, "as before in this run"
     elif is_auto:
         chosen, why = world.broadcast_object(_decide(config, model, data, world))
-        if why:  # nobody waits for a line about a small run
-            notes.append(f"compile=auto: {_on(chosen)}, because {why}")
+    if why:  # nobody waits for a line about a small run
+        notes.append(f"compile=auto: {'on' if chosen else 'off'}, {why}")
     if chosen:
         keep_compiled_code()
         failures = [why for why in world.gather_objects(why_compiling_fails(world.device)) if why]
@@ -60,13 +53,9 @@ def with_compile(
                     f"this run is compiled (compile=true), but PyTorch can't compile here: {failures[0]}; mend that, "
                     "or give compile=false"
                 )
-    if chosen:
-        notes.append("the first step compiles: a minute or more, or seconds if an earlier run left the same code")
+        else:
+            notes.append("the first step compiles: a minute or more, or seconds if an earlier run left the same code")
     return config.model_copy(update={"compile": chosen}), notes
-
-
-def _on(compiled: bool) -> str:
-    return "on" if compiled else "off"
 
 
 def _decide(config: PretrainConfig, model: Model, data: Data, world: World) -> tuple[bool, str]:
@@ -78,18 +67,18 @@ def _decide(config: PretrainConfig, model: Model, data: Data, world: World) -> t
     if flops < least:
         return False, ""
     if device not in LEAST_FLOPS:
-        return False, f"compiling was never tried on {device}"
+        return False, f"because compiling was never tried on {device}"
     if config.deterministic:
-        return False, "deterministic=true, and a compiler may choose other kernels at the next start"
+        return False, "because deterministic=true, and a compiler may choose other kernels at the next start"
     if strategy not in _TESTED_STRATEGIES:
-        return False, f"compiling was never tested with parallel={strategy}"
-    return True, f"{flops:.0e} operations for each {unit} are more than the {least:.0e} from which compiling pays"
+        return False, f"because compiling was never tested with parallel={strategy}"
+    return True, f"because {flops:.0e} operations for each {unit} are more than the {least:.0e} where compiling pays"
 
 
 def estimated_flops(config: PretrainConfig, model: Model, data: Data) -> float:
     """Return about how many floating-point operations a whole run has.
 
-    training/flops.py counts those of puzzles exactly, but takes a second for it.
+    Counting those of puzzles exactly would take a second.
     """
     num_steps = config.epochs * kind_of_arch(config.arch).size_of_epoch(data.train) / config.global_batch_size
     num_steps = min(num_steps, config.max_steps or num_steps)
@@ -102,12 +91,10 @@ def estimated_flops(config: PretrainConfig, model: Model, data: Data) -> float:
 def estimated_flops_of_step(config: PretrainConfig, model: RecursiveModel) -> float:
     """Return about how many floating-point operations a step of puzzles has, over all ranks.
 
-    Each weight of a called network meets each position with two operations, forward, and with four
-    more backward. Attention scores, embeddings and heads are left out.
+    Attention scores, embeddings and heads are left out.
     """
     arch = config.puzzle_arch
-    num_levels = max(1, len(model.levels()))
-    weights = sum(weight.numel() for weight in model.block_weights()) / num_levels
+    weights = sum(weight.numel() for weight in model.block_weights()) / max(1, len(model.levels()))
     passes = 2 if arch.values_going_on else 1  # q_continue needs a segment more
     calls = passes * arch.depth.num_calls + 2 * arch.depth.num_grad_calls
     return 2.0 * weights * model.positions_per_slot * config.global_batch_size * calls

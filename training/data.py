@@ -30,13 +30,11 @@ class Sizes:
         metadata = split.metadata
         return Sizes(metadata.seq_len, metadata.vocab_size, metadata.num_puzzle_identifiers)
 
-    def of_model(self) -> dict[str, int]:
-        """Return the sizes that `build_arch` takes."""
-        return asdict(self)
-
     def as_dict(self) -> dict[str, Any]:
         """Return what a checkpoint stores."""
         return asdict(self)
+
+    of_model = as_dict  # what `build_arch` takes
 
     def __str__(self) -> str:
         return ", ".join(f"{key} {value:,}" for key, value in asdict(self).items())
@@ -106,14 +104,7 @@ class Data:
 
 
 def require_whole_shares(config: PretrainConfig, world: World) -> None:
-    """Check that each rank has a part of the global batch, which splits into microbatches.
-
-    The ranks share the slots of puzzles, or the rows of text.
-
-    Raises:
-        UserError: Ranks would hold different numbers of slots although rank_weights is not given,
-            or a rank would hold none, or the microbatches would differ in size.
-    """
+    """Check that each rank has slots of the global batch, which split into microbatches."""
     batch_size, num_ranks = config.num_slots, world.data_size
     key, slots_name = config.slots_key
     if batch_size % num_ranks and not config.dist.rank_weights:
@@ -121,15 +112,13 @@ def require_whole_shares(config: PretrainConfig, world: World) -> None:
             f"{key}={batch_size} can't be split over {num_ranks} ranks; "
             f"take {-(-batch_size // num_ranks) * num_ranks}, or another number of ranks"
         )
-    slots = world.slice_of(batch_size)
-    if slots.start == slots.stop:
+    held = slots_of_ranks(config, world)
+    if not min(held):
         raise UserError(
-            f"dist.rank_weights={config.dist.rank_weights} leaves rank {world.rank} none of the {batch_size} "
-            f"{slots_name}; take other weights, or a larger {key}"
+            f"dist.rank_weights={config.dist.rank_weights} leaves a rank none of the {batch_size} {slots_name}; take "
+            f"other weights, or a larger {key}"
         )
-    config.parallel.require_parts(
-        math.gcd(*slots_of_ranks(config, world)), config.grad_accumulation, key=key, slots=slots_name
-    )
+    config.parallel.require_parts(math.gcd(*held), config.grad_accumulation, key=key, slots=slots_name)
 
 
 def slots_of_ranks(config: PretrainConfig, world: World) -> list[int]:
@@ -141,13 +130,6 @@ def with_tokens_of(sizes: TextSizes, found: TextSizes, data: str | Path, trained
     """Return the sizes of a model, with the tokenizer of data if the model does not name its own.
 
     Published models do not. Data with as many tokens are then taken for theirs.
-
-    Args:
-        found: of the data.
-        data, trained_on: name the data and those of the training in messages.
-
-    Raises:
-        UserError: A token of the data means something else to the model.
     """
     if sizes.tokenizer == UNKNOWN and found.vocab_size == sizes.vocab_size:
         sizes = replace(sizes, tokenizer=found.tokenizer, special_tokens=found.special_tokens)
@@ -162,11 +144,7 @@ def with_tokens_of(sizes: TextSizes, found: TextSizes, data: str | Path, trained
 
 
 def require_same_sizes(sizes: Sizes, other: Split, arch: CommonConfig, trained_on: str) -> None:
-    """Raise UserError if a model that was built for `sizes` cannot read another split.
-
-    Args:
-        trained_on: the training data of the model, for the message.
-    """
+    """Raise UserError if a model that was built for `sizes` cannot read another split."""
     theirs = Sizes.of(other)
     if (theirs.seq_len, theirs.vocab_size) != (sizes.seq_len, sizes.vocab_size):
         raise UserError(

@@ -3,111 +3,171 @@
 Nothing is allocated and no other rank is started. A laptop can ask about 64 GPUs.
 """
 
-import difflib
 import math
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
 
+from pydantic import Field
+
 from models.model import Checkpointing
-from models.parallel import ParallelConfig
 from training.config import PretrainConfig
-from training.data import AnySizes, slots_of_ranks
+from training.data import AnySizes, Data, slots_of_ranks
 from training.flops import flops_of_parts
-from training.footprint import PARTS, Footprint, Footprints, ImaginedWorld
+from training.footprint import PARTS, Footprint, Footprints, imagined_world
 from training.kinds import kind_of_arch
 from training.meta_model import model_on_meta, num_parameters
 from training.precision import with_forward_dtype
+from training.resume import Start
 from training.splits import open_own
 from training.trained import read_config_of_new_run
-from utils.command_line import read_config, validate
+from utils.command_line import read_config, typed_values, validate
 from utils.composing import compose
+from utils.config import Float, Int, StrictModel
 from utils.config_files import choices
 from utils.errors import UserError
+from utils.perf.devices import room_for
 from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
 from utils.ranks.world import World
 
-# What --dry-run takes beside the keys of a run. The sizes are of data, which tell them if they are
-# there.
-_SIZES = ("seq_len", "vocab_size", "num_puzzle_identifiers")
-_FRACTIONS = ("memory_gb", "tflops")
-_OWN_KEYS = ("ranks", *_FRACTIONS, *_SIZES)
 # The share of a device's memory that stays free: for the driver, for other libraries, and for the
 # gaps between allocations.
 FREE_SHARE = 0.1
+# The share of the memory that the calculation may fill where memory ran out. Gaps in the heap of
+# the host (glibc) may take more than the tensors of small microbatches: 2.9 GB in all, where 1.3
+# were calculated.
+_USABLE_SHARES = {"cuda": 1 - FREE_SHARE, "cpu": 0.25}
 _CHECKPOINTINGS: tuple[Checkpointing, ...] = get_args(Checkpointing)
 # The degree to change where the defaults of a strategy don't suit the model.
 _DEGREES = {"fsdp_tp": "tensor", "pipeline": "stages"}
 
 
-@dataclass(frozen=True)
-class Question:
-    """What a dry run is asked.
+class OwnKeys(StrictModel):
+    """What --dry-run takes beside the keys of a run.
 
-    Attributes:
-        config: of the run.
-        sizes: of its data.
-        memory: of a device, in bytes.
-        rate: floating-point operations that a rank computes in a second, if they were typed.
+    The sizes are of data, which tell them if they are there.
     """
 
+    ranks: Int = Field(1, ge=1, lt=10**9)
+    memory_gb: Float = Field(80.0, gt=0)
+    tflops: Float | None = Field(None, gt=0)
+    seq_len: Int | None = Field(None, ge=1, lt=10**9)
+    vocab_size: Int | None = Field(None, ge=1, lt=10**9)
+    num_puzzle_identifiers: Int | None = Field(None, ge=1, lt=10**9)
+
+
+# ---- what would fit ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to lay a run out, what to type for it, and what it takes."""
+
     config: PretrainConfig
-    sizes: AnySizes
-    num_ranks: int
-    memory: float
-    rate: float | None = None
-    overrides: tuple[str, ...] = ()
+    typed: list[str]
+    footprint: Footprint
 
-    @staticmethod
-    def read(typed: list[str], num_ranks: int) -> "Question":
-        """Read a command line.
 
-        Args:
-            typed: overrides, with ranks, memory_gb, tflops and sizes of data among them.
-            num_ranks: how many ranks there are if the command line does not say it.
+class Variants:
+    """Tries strategies, activation checkpointing and gradient accumulation for a run.
+
+    Attributes:
+        limit: the bytes of a device that a variant may take.
+    """
+
+    def __init__(self, config: PretrainConfig, sizes: AnySizes, num_ranks: int, limit: float) -> None:
+        self.config, self.limit, self._num_ranks = config, limit, num_ranks
+        self._footprints = Footprints(sizes, num_ranks)
+
+    def asked(self, checkpointing: Checkpointing | None = None) -> Footprint:
+        """Return what the run takes as it was asked for."""
+        arch = self.config.arch
+        arch = arch.model_copy(update={"activation_checkpointing": checkpointing or arch.activation_checkpointing})
+        return self._footprints.of(self.config.model_copy(update={"arch": arch}))
+
+    def row(self, name: str) -> list[Variant]:
+        """Return the leanest variants of a strategy, one for each activation checkpointing.
+
+        The run's own strategy has the options of the run. Another strategy has its defaults, or
+        other degrees if these don't suit the model's heads or blocks.
 
         Raises:
-            UserError: A key or a value is wrong, or the sizes of the data are not known.
+            UserError: The strategy can't work with this model or these ranks.
         """
-        words = [(each, *each.partition("=")[::2]) for each in typed]
-        own = {key: _number(key, value) for _, key, value in words if key in _OWN_KEYS}
-        overrides = [each for each, key, _ in words if key not in _OWN_KEYS]
-        for _, key, _ in words:
-            if key not in {*PretrainConfig.model_fields, *own} and (
-                close := difflib.get_close_matches(key, _OWN_KEYS, 1, 0.8)
-            ):
-                raise UserError(f"unknown key {key!r}; did you mean {close[0]}?")
-        config = validate(PretrainConfig, read_config_of_new_run(overrides), lambda: compose("pretrain", overrides))
-        if config.resume is not None:
-            raise UserError(f"resume={config.resume}: --dry-run tells of a new run; leave resume out")
-        arch = config.arch
-        if arch.forward_dtype == "auto" and config.device != "cpu":
-            arch = arch.model_copy(update={"forward_dtype": "bfloat16"})
-        config = config.model_copy(update={"arch": with_forward_dtype(arch, World.single())})
-        return Question(
-            config,
-            _sizes(config, {key: int(own[key]) for key in _SIZES if key in own}),
-            int(own.get("ranks", num_ranks)),
-            own.get("memory_gb", 80.0) * 1e9,
-            own["tflops"] * 1e12 if "tflops" in own else None,
-            tuple(overrides),
-        )
+        options, mistakes = [[f"parallel={name}"]], list[UserError]()
+        if name == self.config.parallel.name:
+            options = [[]]
+        elif key := _DEGREES.get(name):
+            degrees = [n for n in range(self._num_ranks, 1, -1) if self._num_ranks % n == 0]
+            options += [[f"parallel={name}", f"parallel.{key}={degree}"] for degree in degrees]
+        for typed in options:
+            try:
+                return [self._leanest(typed, each) for each in _CHECKPOINTINGS]
+            except UserError as error:
+                mistakes.append(error)
+        raise mistakes[0]
 
-    @property
-    def limit(self) -> float:
-        return (1 - FREE_SHARE) * self.memory
+    def _leanest(self, typed: list[str], checkpointing: Checkpointing) -> Variant:
+        """Return the variant with the fewest microbatches that fits, else the leanest one."""
+        config, arch = self.config, self.config.arch
+        parallel = validate(PretrainConfig, read_config("pretrain", typed)).parallel if typed else config.parallel
+        least = 1 if typed else config.grad_accumulation
+        if checkpointing != arch.activation_checkpointing:
+            typed = [*typed, f"arch.activation_checkpointing={checkpointing}"]
+            arch = arch.model_copy(update={"activation_checkpointing": checkpointing})
+        config = config.model_copy(update={"arch": arch, "parallel": parallel, "grad_accumulation": 1})
+        slots = math.gcd(*slots_of_ranks(config, imagined_world(config, self._num_ranks)))
+        pieces = slots // parallel.num_microbatches(1)
+        variants = []
+        for number in (n for n in range(least, pieces + 1) if pieces % n == 0):
+            config = config.model_copy(update={"grad_accumulation": number})
+            more = [f"grad_accumulation={number}"] if number != self.config.grad_accumulation else []
+            variants.append(Variant(config, [*typed, *more], self._footprints.of(config)))
+            if variants[-1].footprint.peak <= self.limit:
+                return variants[-1]
+        return min(variants, key=lambda variant: variant.footprint.peak)
+
+    def smallest_change(self, variants: list[Variant]) -> Variant | None:
+        """Return the variant that fits with few overrides, and with little more work for a step.
+
+        With FSDP more microbatches send more. Therefore they come after activation checkpointing.
+        """
+
+        def cost(variant: Variant) -> tuple[bool, int, int, int]:
+            config, place = variant.config, _CHECKPOINTINGS.index(variant.config.arch.activation_checkpointing)
+            is_another = config.parallel.name != self.config.parallel.name
+            return is_another, len(variant.typed), config.grad_accumulation, place
+
+        return min((each for each in variants if each.footprint.peak <= self.limit), key=cost, default=None)
 
 
-def _number(key: str, typed: str) -> float:
-    try:
-        number = float(typed)
-    except ValueError:
-        number = math.nan
-    if not (0 < number < 1e15 and (key in _FRACTIONS or number.is_integer())):
-        kind = "a number above 0" if key in _FRACTIONS else "a whole number from 1"
-        raise UserError(f"{key}={typed}: give {kind}")
-    return number
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def dry_run(typed: list[str], num_ranks: int) -> Iterator[str]:
+    """Yield the lines of the page of --dry-run, as soon as they are known.
+
+    Args:
+        typed: overrides of a run, with those of OwnKeys among them.
+        num_ranks: how many ranks there are if the command line does not say it.
+    """
+    own = validate(OwnKeys, {"ranks": num_ranks} | typed_values(typed, list(OwnKeys.model_fields)))
+    overrides = [each for each in typed if each.partition("=")[0] not in OwnKeys.model_fields]
+    config = validate(PretrainConfig, read_config_of_new_run(overrides), lambda: compose("pretrain", overrides))
+    if config.resume is not None:
+        raise UserError(f"resume={config.resume}: --dry-run tells of a new run; leave resume out")
+    arch = config.arch
+    if arch.forward_dtype == "auto" and config.device != "cpu":
+        arch = arch.model_copy(update={"forward_dtype": "bfloat16"})
+    config = config.model_copy(update={"arch": with_forward_dtype(arch, World.single())})
+    sizes = _sizes(config, own.model_dump(exclude={"ranks", "memory_gb", "tflops"}, exclude_none=True))
+    yield from _of_model(config, sizes, own, overrides)
+    yield ""
+    variants = Variants(config, sizes, own.ranks, (1 - FREE_SHARE) * own.memory_gb * 1e9)
+    yield from _of_rank(variants)
+    yield ""
+    yield from _of_fits(variants, own.memory_gb)
 
 
 def _sizes(config: PretrainConfig, typed: dict[str, int]) -> AnySizes:
@@ -126,186 +186,48 @@ def _sizes(config: PretrainConfig, typed: dict[str, int]) -> AnySizes:
     return sizes
 
 
-# ---- what would fit ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A way to lay the run out, and what it takes."""
-
-    parallel: ParallelConfig
-    checkpointing: Checkpointing
-    grad_accumulation: int
-    footprint: Footprint
-
-
-class Variants:
-    """Tries strategies, activation checkpointing and gradient accumulation."""
-
-    def __init__(self, question: Question) -> None:
-        self._question = question
-        self._footprints = Footprints(question.config, question.sizes, question.num_ranks)
-
-    def asked(self, checkpointing: Checkpointing | None = None) -> Footprint:
-        """Return what the run takes as it was asked for."""
-        return self._footprints.of(checkpointing=checkpointing)
-
-    def row(self, name: str) -> list[Variant]:
-        """Return the leanest variants of a strategy, one for each activation checkpointing.
-
-        The first of `_degrees` that works is taken.
-
-        Raises:
-            UserError: The strategy can't work with this model or these ranks.
-        """
-        mistake: UserError | None = None
-        for parallel in self._degrees(name):
-            try:
-                return [self._leanest(parallel, each) for each in _CHECKPOINTINGS]
-            except UserError as error:
-                mistake = mistake or error
-        assert mistake is not None
-        raise mistake
-
-    def _degrees(self, name: str) -> Iterator[ParallelConfig]:
-        """Yield the options of a strategy that are worth a try.
-
-        The run's own strategy has those of the run. Another strategy has its defaults, and then
-        other degrees, because the default degrees may not suit the model's heads or blocks.
-        """
-        if name == self._question.config.parallel.name:
-            yield self._question.config.parallel
-            return
-        num_ranks, key = self._question.num_ranks, _DEGREES.get(name)
-        others = [n for n in range(num_ranks, 1, -1) if num_ranks % n == 0] if key else []
-        for degree in (None, *others):
-            typed = [f"parallel={name}", *([f"parallel.{key}={degree}"] if degree else [])]
-            yield validate(PretrainConfig, read_config("pretrain", typed)).parallel
-
-    def _leanest(self, parallel: ParallelConfig, checkpointing: Checkpointing) -> Variant:
-        """Return the variant with the fewest microbatches that fits, else the one that needs least.
-
-        Raises:
-            UserError: The strategy can't work with this model or these ranks.
-        """
-        config = self._question.config.model_copy(update={"parallel": parallel, "grad_accumulation": 1})
-        slots = math.gcd(*slots_of_ranks(config, ImaginedWorld.of(config, self._question.num_ranks)))
-        pieces = slots // parallel.num_microbatches(1)
-        least = self._question.config.grad_accumulation if parallel == self._question.config.parallel else 1
-        variants = []
-        for number in (n for n in range(least, pieces + 1) if pieces % n == 0):
-            footprint = self._footprints.of(parallel, checkpointing, number)
-            variants.append(Variant(parallel, checkpointing, number, footprint))
-            if footprint.peak <= self._question.limit:
-                return variants[-1]
-        return min(variants, key=lambda variant: variant.footprint.peak)
-
-
-def smallest_change(variants: list[Variant], question: Question) -> Variant | None:
-    """Return the variant that fits with few overrides, and with little more work for a step.
-
-    With FSDP more microbatches send more. Therefore they come after activation checkpointing.
-    """
-
-    def cost(variant: Variant) -> tuple[bool, int, int, int]:
-        is_another = variant.parallel.name != question.config.parallel.name
-        place = _CHECKPOINTINGS.index(variant.checkpointing)
-        return is_another, len(overrides_of(variant, question)), variant.grad_accumulation, place
-
-    return min((each for each in variants if each.footprint.peak <= question.limit), key=cost, default=None)
-
-
-def overrides_of(variant: Variant, question: Question) -> list[str]:
-    """Return what to type so that the run becomes the variant."""
-    config = question.config
-    of_keys = {
-        "parallel": (variant.parallel.name, config.parallel.name),
-        "arch.activation_checkpointing": (variant.checkpointing, config.arch.activation_checkpointing),
-        "grad_accumulation": (variant.grad_accumulation, config.grad_accumulation),
-    }
-    changed = [f"{key}={new}" for key, (new, old) in of_keys.items() if new != old]
-    return changed + [f"parallel.{each}" for each in _degree(variant.parallel, question)]
-
-
-def _degree(parallel: ParallelConfig, question: Question) -> list[str]:
-    """Return the degree that another strategy than that of the run needs beside its defaults."""
-    key = _DEGREES.get(parallel.name)
-    value = getattr(parallel, key) if key and parallel.name != question.config.parallel.name else None
-    return [] if value is None else [f"{key}={value}"]
-
-
-# ---- the page ------------------------------------------------------------------------------------
-
-
-def dry_run(typed: list[str], num_ranks: int) -> Iterator[str]:
-    """Yield the lines of the page of --dry-run, as soon as they are known.
-
-    Args:
-        typed: as for Question.read.
-
-    Raises:
-        UserError: As Question.read does; or the run as asked for can't be laid out.
-    """
-    question = Question.read(typed, num_ranks)
-    variants = Variants(question)
-    yield from of_model(question)
-    yield ""
-    yield from _of_rank(question, variants)
-    yield ""
-    yield from _of_fits(question, variants)
-
-
-def of_model(question: Question) -> Iterator[str]:
-    """Yield the lines about the model: its size, and its operations."""
-    config, sizes, num_ranks = question.config, question.sizes, question.num_ranks
-    model = model_on_meta(config, sizes)
-    own = max(slots_of_ranks(config, ImaginedWorld.of(config, num_ranks)))
+def _of_model(config: PretrainConfig, sizes: AnySizes, own: OwnKeys, overrides: list[str]) -> Iterator[str]:
+    """Yield the lines on the model and on a step, and if a rate was typed the time."""
+    model, kind = model_on_meta(config, sizes), kind_of_arch(config.arch)
+    of_rank = max(slots_of_ranks(config, imagined_world(config, own.ranks)))
     slots = f"{config.num_slots:,} {config.slots_key[1]}"
     if config.units_per_slot > 1:
-        slots = f"{config.global_batch_size:,} {kind_of_arch(config.arch).unit} in {slots}"
-    ranks = f"{num_ranks} rank{'s' * (num_ranks != 1)}"
-    yield f"arch={config.arch.name} parallel={config.parallel.name} on {ranks}, {slots}, {own:,} on a rank"
+        slots = f"{config.global_batch_size:,} {kind.unit} in {slots}"
+    ranks = f"{own.ranks} rank{'s' * (own.ranks != 1)}"
+    yield f"arch={config.arch.name} parallel={config.parallel.name} on {ranks}, {slots}, {of_rank:,} on a rank"
     yield f"sizes of the data: {sizes}"
     in_blocks = sum(weight.numel() for weight in model.block_weights())
     rows = f"; {model.puzzle_embedding.weight.numel():,} in the puzzle table" if model.puzzle_embedding else ""
     yield f"parameters: {num_parameters(config, sizes):,}, of which {in_blocks:,} in blocks{rows}"
-    yield from _flops(question)
-
-
-def _flops(question: Question) -> Iterator[str]:
-    """Yield the line on operations, at the end of a run, and if a rate was typed the time."""
-    config, sizes = question.config, question.sizes
-    kind = kind_of_arch(config.arch)
     of_part = flops_of_parts(config, sizes, kind.usual_depth(config))
     flops = sum(of_part.values())
     each = ", ".join(f"{_si(flops / number)} for {what}" for what, number in kind.parts_of_batch(config, sizes).items())
     names = {FORWARD: "forward", BACKWARD: "backward", NO_GRAD: "without gradient"}
-    shares = ", ".join(f"{names[part]} {n / sum(of_part.values()):.0%}" for part, n in of_part.items() if n)
+    shares = ", ".join(f"{names[part]} {n / flops:.0%}" for part, n in of_part.items() if n)
     yield f"FLOPs: {each} ({shares}); {_si(flops)} for a step"
-    if question.rate:
-        seconds, num_steps = flops / question.rate / question.num_ranks, config.max_steps or 1000
+    if own.tflops is not None:
+        seconds, num_steps = flops / own.tflops / 1e12 / own.ranks, config.max_steps or 1000
         hours = num_steps * seconds / 3600
         yield f"time: {seconds:.3g} s for a step, {hours:.3g} hours for {num_steps:,} steps without evaluations"
 
 
-def _of_rank(question: Question, variants: Variants) -> Iterator[str]:
-    """Yield the memory of a rank by part, a column for each kind of activation checkpointing."""
-    own = question.config.arch.activation_checkpointing
+def _of_rank(variants: Variants) -> Iterator[str]:
+    config = variants.config
     footprints = [variants.asked(each) for each in _CHECKPOINTINGS]
-    yield f"memory of a rank in GB (10^9 bytes), with grad_accumulation={question.config.grad_accumulation}:"
-    yield _row("  arch.activation_checkpointing=", [f"{each}{' *' * (each == own)}" for each in _CHECKPOINTINGS])
+    yield f"memory of a rank in GB (10^9 bytes), with grad_accumulation={config.grad_accumulation}:"
+    asked = [f"{each}{' *' * (each == config.arch.activation_checkpointing)}" for each in _CHECKPOINTINGS]
+    yield _row("  arch.activation_checkpointing=", asked)
     for part in PARTS:
         if any(values := [footprint.parts[part] for footprint in footprints]):
-            yield _row(f"  {part}", [gb(value) for value in values])
+            yield _row(f"  {part}", [_gb(value) for value in values])
     if footprints[0].on_host:
-        yield _row("  beside it, on the host", [gb(footprint.on_host) for footprint in footprints])
-    yield _row("  most at a time", [gb(footprint.peak) for footprint in footprints])
+        yield _row("  beside it, on the host", [_gb(footprint.on_host) for footprint in footprints])
+    yield _row("  most at a time", [_gb(footprint.peak) for footprint in footprints])
 
 
-def _of_fits(question: Question, variants: Variants) -> Iterator[str]:
-    """Yield what would fit, and the smallest change that makes the run fit."""
-    own, memory, tried = question.config.parallel.name, f"{question.memory / 1e9:g} GB", list[Variant]()
-    yield f"what fits into {memory}, of which a tenth stays free (/4: with grad_accumulation=4; in brackets: too much)"
+def _of_fits(variants: Variants, memory_gb: float) -> Iterator[str]:
+    own, tried = variants.config.parallel.name, list[Variant]()
+    yield f"what fits into {memory_gb:g} GB, of which a tenth stays free (in brackets: too much)"
     yield _row("  parallel=", list(_CHECKPOINTINGS))
     for name in sorted(choices("parallel"), key=lambda name: name != own):
         try:
@@ -314,36 +236,56 @@ def _of_fits(question: Question, variants: Variants) -> Iterator[str]:
             yield textwrap.fill(f"  {name}: no; {error}", 118, subsequent_indent=" " * (len(name) + 4))
             continue
         tried += row
-        head = " ".join([name, *_degree(row[0].parallel, question), *(["*"] if name == own else [])])
-        yield _row(f"  {head}", [_cell(each, question.limit) for each in row])
-    yield "* as asked"
-    peak = variants.asked().peak
-    if peak <= question.limit:
-        yield f"the run fits: {gb(peak)} of {memory}"
-    elif best := smallest_change(tried, question):
-        yield f"the run does not fit: {gb(peak)} of {memory}; it would with {' '.join(overrides_of(best, question))}"
+        cells = []
+        for variant in row:
+            size, number = _gb(variant.footprint.peak), variant.config.grad_accumulation
+            fitting = size if number == 1 else f"{size} /{number:<3}"
+            cells.append(fitting if variant.footprint.peak <= variants.limit else f"({size})")
+        degree = [each.removeprefix("parallel.") for each in row[0].typed if each.startswith("parallel.")]
+        yield _row(" ".join([f"  {name}", *degree, *["*"] * (name == own)]), cells)
+    yield "* as asked; /4: with grad_accumulation=4"
+    asked = f"{_gb(variants.asked().peak)} of {memory_gb:g} GB"
+    if variants.asked().peak <= variants.limit:
+        yield f"the run fits: {asked}"
+    elif best := variants.smallest_change(tried):
+        yield f"the run does not fit: {asked}; it would with {' '.join(best.typed)}"
     else:
-        yield f"the run does not fit: {gb(peak)} of {memory}; take more ranks, or a smaller batch or model"
+        yield f"the run does not fit: {asked}; take more ranks, or a smaller batch or model"
     yield "not counted: what CUDA and NCCL take for themselves, and data that data_on keeps on the device"
 
 
-def _cell(variant: Variant, limit: float) -> str:
-    value = gb(variant.footprint.peak)
-    if variant.footprint.peak > limit:
-        return f"({value})"
-    return value if variant.grad_accumulation == 1 else f"{value} /{variant.grad_accumulation:<3}"
+def smaller_step(start: Start, data: Data, world: World) -> str:
+    """Return the overrides with which a step of training fits where memory ran out.
+
+    The strategy stays, and so does what the run learns.
+    """
+    config = start.config
+    limit = _USABLE_SHARES["cuda" if world.device.type == "cuda" else "cpu"] * room_for(world)
+    variants = Variants(config, data.sizes, world.size, limit)
+    asked = variants.asked().peak
+    if asked <= limit:  # something that is not counted did not fit beside it
+        variants.limit = asked / 2
+    possible = variants.row(config.parallel.name)
+    if best := variants.smallest_change(possible):
+        return (
+            f"it should fit with {' '.join(best.typed)}: {_gb(best.footprint.peak)} GB instead of {_gb(asked)} by "
+            "calculation, and the same result"
+        )
+    least = min(variant.footprint.peak for variant in possible)
+    return (
+        f"no grad_accumulation and no activation_checkpointing is enough ({_gb(least)} GB by calculation); take more "
+        f"ranks with parallel=fsdp, or a smaller model, such as arch.hidden_size={config.arch.hidden_size // 2}"
+    )
 
 
 def _row(head: str, cells: list[str]) -> str:
     return f"{head:<32}" + "".join(f"{cell:>14}" for cell in cells)
 
 
-def gb(number: float) -> str:
-    """Return bytes as GB, with three digits if they are few."""
+def _gb(number: float) -> str:
     return f"{number / 1e9:,.{2 if number >= 1e8 else 3}f}"
 
 
 def _si(number: float) -> str:
-    """Return a number with three digits and a unit, such as 36.7 G."""
     power = max(0, min(5, int(math.log10(number)) // 3)) if number >= 1 else 0
     return f"{number / 1000**power:.3g} {' kMGTP'[power]}".rstrip()

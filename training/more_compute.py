@@ -40,8 +40,7 @@ class MoreCompute(StrictModel):
 
     @model_validator(mode="after")
     def _noise_needs_several_passes(self) -> "MoreCompute":
-        several = self.trajectories > 1 or self.restarts > 0
-        if self.noise and not several:
+        if self.noise and self.trajectories == 1 and not self.restarts:
             raise ValueError(
                 f"noise={self.noise} moves every trajectory but the first, and there is only one; give trajectories=8, "
                 "restarts=8, or leave noise out"
@@ -54,19 +53,14 @@ class MoreCompute(StrictModel):
             raise UserError(f"seed={self.seed} is that of the noise, but there is no noise; leave it out")
 
     def require_different_passes(self, model: RecursiveModel) -> None:
-        """Raise UserError if several passes would be the same.
-
-        Passes differ by their noise, and by their initial state if the model has several.
-        """
+        """Raise UserError if several passes would be the same."""
         num_states = model.config.num_states
-        passes = {
-            f"trajectories={self.trajectories}": self.trajectories,
-            f"restarts={self.restarts}": self.restarts + 1,
-        }
-        for given, count in passes.items():
+        for key, count in (("trajectories", self.trajectories), ("restarts", self.restarts + 1)):
             if count > num_states and not self.noise:
                 has = f", as the model has {num_states} initial states" if num_states > 1 else ""
-                raise UserError(f"{given} without noise repeats the same pass{has}; give noise=0.5 as well")
+                raise UserError(
+                    f"{key}={getattr(self, key)} without noise repeats the same pass{has}; give noise=0.5 as well"
+                )
         if self.noise and not has_state(model):
             raise UserError(
                 f"noise={self.noise} moves the recurrent state, but arch={model.config.name} has none; leave it out"
@@ -78,17 +72,17 @@ class MoreCompute(StrictModel):
 
     @property
     def side_by_side(self) -> Trajectories | None:
-        """Return the trajectories of which the most confident one answers; None: only one pass."""
+        """The trajectories of which the most confident one answers; None: only one pass."""
         return Trajectories(self.trajectories, self.noise, self.seed) if self.trajectories > 1 else None
 
     @property
     def one_by_one(self) -> Trajectories | None:
-        """Return the trajectories of which the first that settles answers; None: no restarts."""
+        """The trajectories of which the first that settles answers; None: no restarts."""
         return Trajectories(self.restarts + 1, self.noise, self.seed) if self.restarts else None
 
     @property
     def num_passes(self) -> int:
-        """Return the most passes over a puzzle that run side by side."""
+        """The most passes over a puzzle that run side by side."""
         return self.tta or self.trajectories
 
 
@@ -99,16 +93,11 @@ def has_state(model: RecursiveModel) -> bool:
 
 @dataclass(frozen=True)
 class Cost:
-    """A row of the table of accuracy against compute.
-
-    Attributes:
-        method: the keys that ask for it, such as "trajectories=8 noise=0.5".
-        segments: the mean number of segments that an example took.
-    """
+    """A row of the table of accuracy against compute."""
 
     set_name: str
-    method: str
-    segments: float
+    method: str  # the keys that ask for it, such as "trajectories=8 noise=0.5"
+    segments: float  # the mean of an example
     exact_accuracy: float
 
 
@@ -116,38 +105,35 @@ def costs(config: MoreCompute, metrics: Mapping[str, float], set_name: str, trai
     """Return the accuracy of a set against compute for the single pass and whatever was asked for.
 
     Args:
-        metrics: of `evaluate`, `evaluate_trajectories` and `evaluate_votes`.
         trained_steps: the segments of an example in training.
     """
-
-    def cost(method: str, prefix: str, suffix: str = "") -> Cost:
-        segments, accuracy = (
-            metrics[f"eval/{set_name}/{prefix}{name}{suffix}"] for name in ("segments", "exact_accuracy")
-        )
-        return Cost(set_name, method, segments, accuracy)
-
-    if f"eval/{set_name}/exact_accuracy" not in metrics:  # no labels
+    of_set = f"eval/{set_name}"
+    if f"{of_set}/exact_accuracy" not in metrics:  # no labels
         return []
-    num_steps = config.num_steps or trained_steps
-    found = []
-    if num_steps > trained_steps and f"eval/{set_name}/running/1" in metrics:
-        steps = range(1, trained_steps + 1)
-        segments = sum(metrics.get(f"eval/{set_name}/running/{n}", 0.0) for n in steps)
-        accuracy = metrics[f"eval/{set_name}/exact_accuracy_at_step/{trained_steps}"]
-        found.append(Cost(set_name, f"single pass of {trained_steps} steps", segments, accuracy))
-    single = metrics[f"eval/{set_name}/steps"], metrics[f"eval/{set_name}/exact_accuracy"]
-    found.append(Cost(set_name, f"single pass of {num_steps} steps", *single))
+    num_steps, found = config.num_steps or trained_steps, list[tuple[str, float, float]]()
+    if num_steps > trained_steps and f"{of_set}/running/1" in metrics:
+        segments = sum(metrics.get(f"{of_set}/running/{n}", 0.0) for n in range(1, trained_steps + 1))
+        accuracy = metrics[f"{of_set}/exact_accuracy_at_step/{trained_steps}"]
+        found.append((f"single pass of {trained_steps} steps", segments, accuracy))
+    single = metrics[f"{of_set}/steps"], metrics[f"{of_set}/exact_accuracy"]
+    found.append((f"single pass of {num_steps} steps", *single))
+    methods = list[tuple[str, str, str]]()
     noise = f" noise={config.noise}" if config.noise else ""
-    for count, name in ((config.trajectories, "trajectories"), (config.restarts + 1, "restarts")):
+    for name, count in (("trajectories", config.trajectories), ("restarts", config.restarts + 1)):
+        less = 0 if name == "trajectories" else 1  # the first pass is no restart
+        methods += [(f"{name}={k - less}{noise}", name, f"_of/{k}") for k in _powers_below(count) if k > 1]
         if count > 1:
-            less = 0 if name == "trajectories" else 1  # the first pass is no restart
-            for k in (2**power for power in range(1, count.bit_length())):
-                if k < count:
-                    found.append(cost(f"{name}={k - less}{noise}", f"{name}/", f"_of/{k}"))
-            found.append(cost(f"{name}={count - less}{noise}", f"{name}/"))
+            methods.append((f"{name}={count - less}{noise}", name, ""))
     if config.tta is not None:
-        found.append(cost(f"tta={config.tta}", "tta/"))
-    return found
+        methods.append((f"tta={config.tta}", "tta", ""))
+    for method, name, suffix in methods:
+        segments, accuracy = (metrics[f"{of_set}/{name}/{each}{suffix}"] for each in ("segments", "exact_accuracy"))
+        found.append((method, segments, accuracy))
+    return [Cost(set_name, *each) for each in found]
+
+
+def _powers_below(count: int) -> list[int]:
+    return [2**power for power in range(count.bit_length()) if 2**power < count]
 
 
 def evaluate_more(
@@ -198,14 +184,14 @@ def evaluate_trajectories(
         one trajectory solves. exact_accuracy_of/<k> and segments_of/<k> are those of the first
         k = 1, 2, 4, ... trajectories alone.
     """
-    prefix = "restarts" if one_by_one else "trajectories"
+    prefix, count = "restarts" if one_by_one else "trajectories", trajectories.count
     metrics: dict[str, float] = {}
     for set_name in split.sets:
-        race = _Race(model, split, set_name, world, options, evaluators, trajectories, one_by_one=one_by_one)
-        rounds = [range(k, k + 1) for k in range(trajectories.count)] if one_by_one else [range(trajectories.count)]
-        for chosen in rounds:
+        race = _Race(model, split, set_name, world, options, evaluators, trajectories)
+        for chosen in [range(k, k + 1) for k in range(count)] if one_by_one else [range(count)]:
             race.run(chosen)
-        metrics |= {f"eval/{set_name}/{prefix}/{name}": value for name, value in race.metrics().items()}
+        found = race.metrics(one_by_one=one_by_one)
+        metrics |= {f"eval/{set_name}/{prefix}/{name}": value for name, value in found.items()}
     return metrics
 
 
@@ -226,11 +212,9 @@ class _Race:
         options: EvalOptions,
         evaluators: Evaluators,
         trajectories: Trajectories,
-        *,
-        one_by_one: bool,
     ) -> None:
         self._model, self._world, self._options = model, world, options
-        self._evaluators, self._trajectories, self._one_by_one = evaluators, trajectories, one_by_one
+        self._evaluators, self._trajectories = evaluators, trajectories
         self._set_name, self._corner = set_name, split.sets[set_name].corner
         self._loader = EvalLoader(split, set_name, options.batch_size, options.max_examples)
         self._rows_R = np.concatenate([np.zeros(0, np.int64), *self._loader.shares(world)])
@@ -254,8 +238,7 @@ class _Race:
             trajectories=self._trajectories,
         )
         while any(world.any_of(slots.busy)):  # together, so that no rank waits longer than its groups allow
-            done = slots.advance().finished if slots.busy else None
-            if done is not None:
+            if slots.busy and (done := slots.advance().finished) is not None:
                 self._note(done)
         with world.shared_errors():
             self._loader.require_all_read()
@@ -273,16 +256,18 @@ class _Race:
         self._q_halt_RK[places] = done.outputs.q_halt_B.float().cpu().numpy()
         self._flags_RKC[places] = flags_NC.cpu().numpy()
 
-    def metrics(self) -> dict[str, float]:
-        """Return what `evaluate_trajectories` returns for the set. Every rank."""
+    def metrics(self, *, one_by_one: bool) -> dict[str, float]:
         num_trajectories = self._trajectories.count
-        flags_RC, q_halt_R = self._answers(num_trajectories)
+        flags_RC, q_halt_R = self._answers(num_trajectories, one_by_one=one_by_one)
         labelled_R = flags_RC[:, 0]
-        sums = {"count": labelled_R.sum()} | self._compute(num_trajectories)
+        sums = {"count": labelled_R.sum()}
+        for k in (num_trajectories, *_powers_below(num_trajectories)):
+            suffix = "" if k == num_trajectories else f"_of/{k}"
+            right_R = self._answers(k, one_by_one=one_by_one)[0][:, 1]
+            sums[f"exact_accuracy{suffix}"] = (labelled_R & right_R).sum()
+            sums[f"segments{suffix}"] = self._steps_RK[labelled_R, :k].sum()
         sums["any_exact_accuracy"] = (labelled_R & self._flags_RKC[:, :, 1].any(1)).sum()
         sums |= {name: (labelled_R & flags_RC[:, 2 + n]).sum() for n, name in enumerate(self._evaluators.checks)}
-        for k in (2**power for power in range(num_trajectories.bit_length())):
-            sums |= {f"{name}_of/{k}": value for name, value in self._compute(k).items() if k < num_trajectories}
         bins = reliability_sums(torch.from_numpy(q_halt_R), *map(torch.from_numpy, (flags_RC[:, 1], labelled_R)))
         mine = torch.cat([torch.tensor([float(value) for value in sums.values()], dtype=bins.dtype), bins.flatten()])
         total = self._world.sum_(mine.to(self._world.device, widest_float(self._world.device)))
@@ -292,19 +277,10 @@ class _Race:
         row = {name: value / count for name, value in zip(list(sums)[1:], values, strict=True)}
         return row | {"calibration_error": reliability(total[len(sums) :].view(3, -1).tolist())["calibration_error"]}
 
-    def _compute(self, k: int) -> dict[str, int]:
-        """Return how many examples the first k trajectories answer rightly, and their segments."""
-        flags_RC, _ = self._answers(k)
-        labelled_R = flags_RC[:, 0]
-        return {
-            "exact_accuracy": int((labelled_R & flags_RC[:, 1]).sum()),
-            "segments": int(self._steps_RK[labelled_R, :k].sum()),
-        }
-
-    def _answers(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the flags and q_halt of the answers that the first k trajectories give."""
+    def _answers(self, k: int, *, one_by_one: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return flags and q_halt of the answers that the first k trajectories give."""
         ranks_RK = _ranks(torch.from_numpy(self._q_halt_RK[:, :k])).numpy()
-        if self._one_by_one:
+        if one_by_one:
             ranks_RK = np.where(self._settled_RK[:, :k], np.inf, ranks_RK)
         winner_R1 = ranks_RK.argmax(1)[:, None]
         flags_RC = np.take_along_axis(self._flags_RKC[:, :k], winner_R1[..., None], 1)[:, 0]
@@ -334,42 +310,35 @@ def trace_with_more(
         rows_B: the numbers of the puzzles, on which noise and symmetries depend.
 
     Returns:
-        The trace of the pass whose answer won; of votes, the first such variation, turned back.
+        The pass whose answer won; of votes, the first such variation, turned back.
     """
     if variations is not None:
         return _trace_of_votes(model, batch, rows_B, config.num_steps, variations)
-    if (side_by_side := config.side_by_side) is not None:
-        seen = _trace_of(model, batch, rows_B, config.num_steps, side_by_side, range(side_by_side.count))
+    trajectories = config.side_by_side or config.one_by_one
+    if trajectories is None:
+        return trace(model, batch, config.num_steps)
+
+    def traced(batch: Batch, rows: np.ndarray, chosen: range) -> Trace:
+        ((numbers_N, spread),) = trajectories.spread(iter([(rows, batch)]), chosen)
+        return trace(model, spread, config.num_steps, trajectories=trajectories, numbers_N=numbers_N)
+
+    if config.side_by_side is not None:
+        seen = traced(batch, rows_B, range(trajectories.count))
         last_BK = _ranks(seen.q_halt_TN[-1]).view(len(rows_B), -1)
         return _chosen(seen, torch.arange(len(rows_B), device=last_BK.device) * last_BK.shape[1] + last_BK.argmax(1))
-    one_by_one = config.one_by_one
-    if one_by_one is None:
-        return trace(model, batch, config.num_steps)
-    best = _trace_of(model, batch, rows_B, config.num_steps, one_by_one, range(1))
-    for k in range(1, one_by_one.count):
+    best = traced(batch, rows_B, range(1))
+    for k in range(1, trajectories.count):
         open_N = (~best.settled_N).nonzero()[:, 0]
         if not len(open_N):
             break
         rest = {name: tensor[open_N] for name, tensor in batch.items()}
-        seen = _trace_of(model, rest, rows_B[open_N.cpu().numpy()], config.num_steps, one_by_one, range(k, k + 1))
+        seen = traced(rest, rows_B[open_N.cpu().numpy()], range(k, k + 1))
         surer_N = _ranks(seen.q_halt_TN[-1]) > _ranks(best.q_halt_TN[-1, open_N])
         better = (seen.settled_N | surer_N).nonzero()[:, 0]
-        places_B = torch.arange(len(rows_B), device=better.device)
-        places_B[open_N[better]] = len(rows_B) + better
-        best = _chosen(_joined(best, seen), places_B)
+        places, seen = open_N[better], _chosen(seen, better)
+        best.predictions_TNS[:, places], best.q_halt_TN[:, places] = seen.predictions_TNS, seen.q_halt_TN
+        best.settled_at_N[places], best.settled_N[places] = seen.settled_at_N, seen.settled_N
     return best
-
-
-def _trace_of(
-    model: RecursiveModel,
-    batch: Batch,
-    rows_B: np.ndarray,
-    num_steps: int | None,
-    trajectories: Trajectories,
-    chosen: range,
-) -> Trace:
-    ((numbers_N, spread),) = trajectories.spread(iter([(rows_B, batch)]), chosen)
-    return trace(model, spread, num_steps, trajectories=trajectories, numbers_N=numbers_N)
 
 
 def _trace_of_votes(
@@ -394,13 +363,4 @@ def _chosen(seen: Trace, places: torch.Tensor) -> Trace:
         seen.q_halt_TN[:, places],
         seen.settled_at_N[places],
         seen.settled_N[places],
-    )
-
-
-def _joined(one: Trace, other: Trace) -> Trace:
-    return Trace(
-        torch.cat([one.predictions_TNS, other.predictions_TNS], 1),
-        torch.cat([one.q_halt_TN, other.q_halt_TN], 1),
-        torch.cat([one.settled_at_N, other.settled_at_N]),
-        torch.cat([one.settled_N, other.settled_N]),
     )

@@ -35,15 +35,12 @@ class NumberWatch:
 
     Gradients are summed over ranks before their norm is taken. So every rank holds the same norm,
     unless its own memory fails; for that case the ranks agree on the first step that went wrong.
+
+    Args:
+        loss_spike: how many times the median of the steps before it the loss of a step may be.
     """
 
     def __init__(self, spec: SumsSpec, world: World, loss_spike: float | None = None) -> None:
-        """Watch the gradients and, where `loss_spike` is given, the loss.
-
-        Args:
-            spec: what the sums of a step are.
-            loss_spike: how many times the median of the steps before it the loss of a step may be.
-        """
         self._world, self._loss_spike = world, loss_spike
         self._loss, self._loss_index = spec.losses[0], spec.names.index(spec.losses[0])
         # Steps whose loss nobody has looked at yet: this rank's share of the mean.
@@ -52,13 +49,7 @@ class NumberWatch:
         self._first_bad_step = torch.zeros((), dtype=torch.int32, device=world.device)
 
     def add(self, step: int, divisor: int, metric_sums: Tensor, grad_norm: Tensor) -> None:
-        """Note a step.
-
-        Args:
-            divisor: what the losses of the step are divided by, over all ranks.
-            metric_sums: this rank's sums in the order of `SumsSpec.names`.
-            grad_norm: the norm of the gradients.
-        """
+        """Note a step, whose losses are divided by `divisor` over all ranks."""
         bad = (self._first_bad_step == 0) & ~grad_norm.isfinite()
         self._first_bad_step = torch.where(bad, step, self._first_bad_step)
         if self._loss_spike is not None:
@@ -68,14 +59,10 @@ class NumberWatch:
         """Wait for the device and raise BadStep, on every rank, if a step went wrong. Every rank.
 
         Args:
-            last_good: says where the run can be taken up again; called only if a step went wrong.
+            last_good: says where the run can be taken up again.
         """
         self._world.await_peers()
-        found = list[tuple[int, str]]()
-        if (spike := self._first_spike()) is not None:
-            step, loss, usual = spike
-            many = f"{loss / usual:.3g} times the {usual:.4g} of the steps before it (loss_spike={self._loss_spike:g})"
-            found.append((step, f"{self._loss} is {loss:.4g} at step {step}, {many}"))
+        found = self._first_spike()
         if step := int(self._first_bad_step):
             found.append((step, f"the gradients are not finite (NaN or infinite) since step {step}"))
         if self._world.any(bool(found)):
@@ -84,34 +71,25 @@ class NumberWatch:
             step, what = min(bad for of_rank in self._world.gather_objects(found) for bad in of_rank)
             raise BadStep(step, what, last_good())
 
-    def _first_spike(self) -> tuple[int, float, float] | None:
-        """Look at the steps since the last look for a spike of the loss. Every rank.
-
-        All ranks look at the same steps, and the verdict on a step is the same whenever they do.
-
-        Returns:
-            The step, its loss and the median of the steps before it; None without a spike.
-        """
+    def _first_spike(self) -> list[tuple[int, str]]:
+        """Look at the steps since the last look, up to a spike of the loss. Every rank."""
         if not self._unread or self._loss_spike is None:
-            return None
+            return []
         steps, shares = zip(*self._unread, strict=True)
         self._unread = []
         for step, loss in zip(steps, self._world.sum_(torch.stack(shares)).tolist(), strict=True):
             if not math.isfinite(loss):  # of a float16 step that was not taken; elsewhere the gradients tell
                 continue
             if len(self._losses) >= _SPIKE_LEAST and loss > self._loss_spike * (usual := median(self._losses)):
-                return step, loss, usual
+                times = f"{loss / usual:.3g} times the {usual:.4g} of the steps before it"
+                return [(step, f"{self._loss} is {loss:.4g} at step {step}, {times} (loss_spike={self._loss_spike:g})")]
             self._losses.append(loss)
-        return None
+        return []
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return, for a checkpoint, the losses that later ones are compared with.
-
-        After `require_no_bad_step`.
-        """
+        """Return the losses that later ones are compared with, after `require_no_bad_step`."""
         return {"losses": torch.tensor(self._losses, dtype=torch.float64)} if self._losses else {}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the losses of a checkpoint, where it holds any."""
         if "losses" in tensors:
             self._losses.extend(tensors["losses"].tolist())

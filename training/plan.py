@@ -1,16 +1,12 @@
 """The plan of a run: what is known before its first step, and what is due after each."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from dataset.evaluators import NO_EVALUATORS, Evaluators
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
 from dataset.schema import Split
 from dataset.text.sampler import TextSampler
-from models.act import ActSettings
-from models.model import Model
-from models.text.objective import TextSettings
 from optim.schedule import batch_scale, lr_multiplier
 from training.config import PretrainConfig
 from training.data import Data
@@ -24,10 +20,7 @@ _LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")  # of text
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will do, and what is due after each of its steps.
-
-    The plan itself never changes. What changes is in the Progress that some methods are given.
-    """
+    """What a run will do, and what is due after each of its steps. It never changes."""
 
     config: PretrainConfig
     sampler: Sampler | TextSampler
@@ -62,8 +55,7 @@ class Plan:
 
     def lr_multiplier(self, step: int) -> float:
         """Return what the schedule makes of every learning rate at a step, counted from 1."""
-        config = self.config
-        counted = step - 1 + config.first_lr_step
+        config, counted = self.config, step - 1 + self.config.first_lr_step
         return lr_multiplier(counted, self.last_step, config.lr_warmup_steps, config.lr_min_ratio)
 
     @property
@@ -73,24 +65,13 @@ class Plan:
         return batch_scale(config.lr_scaling, config.global_batch_size, config.lr_scaling_reference)
 
     def ema_rate(self, step: int) -> float:
-        """Return the rate of the moving average.
-
-        It is 0, a copy of the weights, until ema_start of the run.
-        """
+        """Return the rate of the moving average: 0, a copy of the weights, until ema_start."""
         return self.config.ema_rate if step / self.last_step > self.config.ema_start else 0.0
 
     @property
     def kind(self) -> Kind:
         """What differs between puzzles and text."""
         return kind_of_arch(self.config.arch)
-
-    def objective_settings(self, step: int, world: World) -> ActSettings | TextSettings:
-        """Return what the objective of the model needs to know at a step."""
-        return self.kind.settings(self.config, step, self.last_step, world)
-
-    def positions_per_step(self, model: Model) -> int:
-        """Return how many positions the blocks compute in a step, over all ranks together."""
-        return self.config.global_batch_size * model.positions_per_slot
 
     # ---- what is due after a step ----
 
@@ -127,21 +108,19 @@ class Plan:
 
     # ---- the best evaluation ----
 
-    @property
-    def best_mode(self) -> Literal["max", "min"]:
-        if self.config.best_mode != "auto":
-            return self.config.best_mode
-        return "min" if self.best_metric.rpartition("/")[2] in _LOWER_IS_BETTER else "max"
-
     def update_best(self, metrics: dict[str, float], progress: Progress) -> bool:
-        """Note in the progress whether an evaluation is the best so far, and return that."""
-        value = metrics.get(self.best_metric)
-        is_best = improves(value, progress.best, self.best_mode)
-        if is_best:
-            progress.best, progress.evaluations_since_best = value, 0
-        else:
+        """Note in the progress whether an evaluation is the best so far, and return that.
+
+        An evaluation of examples without labels is not.
+        """
+        value, best, mode = metrics.get(self.best_metric), progress.best, self.config.best_mode
+        if mode == "auto":
+            mode = "min" if self.best_metric.rpartition("/")[2] in _LOWER_IS_BETTER else "max"
+        if value is None or (best is not None and (value <= best if mode == "max" else value >= best)):
             progress.evaluations_since_best += 1
-        return is_best
+            return False
+        progress.best, progress.evaluations_since_best = value, 0
+        return True
 
     def out_of_patience(self, progress: Progress) -> bool:
         patience = self.config.early_stop_patience
@@ -152,28 +131,11 @@ class Plan:
         ended = progress.step >= self.last_step or self.out_of_patience(progress)
         return ended and progress.pending_row is None
 
-    def what_allows_more(self, step: int) -> str:
-        """Return a phrase that names the keys that must grow before a step can follow this one."""
-        config, phrases = self.config, []
-        if config.max_steps is not None and config.max_steps <= step:
-            phrases.append(f"max_steps=... above {step}")
-        if self.sampler.last_step <= step:
-            phrases.append(f"epochs=... above {config.epochs}")
-        return " and ".join(phrases)
-
-
-def improves(value: float | None, best: float | None, mode: Literal["max", "min"]) -> bool:
-    """Return whether a value is the best so far. None, of examples without labels, is not."""
-    if value is None or best is None:
-        return value is not None
-    return value > best if mode == "max" else value < best
-
 
 def full_best_metric(config: PretrainConfig, data: Data, evaluators: Evaluators) -> str:
     """Return the metric that `best` follows, with its set. It is empty if the run follows none.
 
-    A name without a set means the first set. The metric "auto" is the accuracy of whole answers or,
-    if there are none, the loss.
+    The metric "auto" is the accuracy of whole answers or, if there are none, the loss.
 
     Raises:
         UserError: Evaluation never gives such a metric.
@@ -194,12 +156,7 @@ def full_best_metric(config: PretrainConfig, data: Data, evaluators: Evaluators)
 
 
 def online_augmentation(config: PretrainConfig, data: Data, world: World) -> OnlineAugmentation | None:
-    """Return the augmentation of this rank's slots that the config asks for; None for none.
-
-    Raises:
-        UserError: The symmetries of the task are not known, or its boards have no blank cells for
-            augment_clues.
-    """
+    """Return the augmentation of this rank's slots that the config asks for; None for none."""
     if config.augment == "none" or not isinstance(data.train, Split):
         return None
     return OnlineAugmentation(

@@ -17,8 +17,6 @@ A = TypeVar("A", bound=ArchBase)
 def with_forward_dtype(arch: A, world: World, *, before: str | None = None) -> A:
     """Replace forward_dtype=auto by the dtype that suits the device of rank 0. Every rank.
 
-    All ranks compute in one dtype, whatever their devices are.
-
     Args:
         before: the dtype of the checkpoint that the run goes on from. The run keeps it, so that a
             resumed run on another machine ends with the same bits.
@@ -30,10 +28,7 @@ def with_forward_dtype(arch: A, world: World, *, before: str | None = None) -> A
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Return whether a device multiplies bfloat16 in hardware.
-
-    A CPU that emulates it takes many times as long.
-    """
+    """Return whether a device multiplies bfloat16 in hardware, which is many times as fast."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu":
@@ -44,23 +39,11 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def require_fp8_products(model: Model, world: World) -> list[str]:
-    """Check that arch.fp8_no_grad can do something for a model on these devices. Every rank.
-
-    Args:
-        model: whole, and on any device.
-
-    Returns:
-        Lines for the log, which name the products that are computed in FP8. None if the option is
-        off.
-
-    Raises:
-        UserError: FP8 fits no product of the blocks, or the device of a rank can't multiply in it.
-    """
+    """Return lines that name the products that arch.fp8_no_grad computes in FP8. Every rank."""
     if not isinstance(model, RecursiveModel) or not model.config.fp8_no_grad:
         return []
-    products = {
-        name: each for block in model.blocks() for name, each in block.named_modules() if isinstance(each, Linear)
-    }
+    modules = dict(named for block in model.blocks() for named in block.named_modules())
+    products = {name: each for name, each in modules.items() if isinstance(each, Linear)}
     fitting = [name for name, linear in products.items() if linear.fits_fp8]
     with world.shared_errors():
         if not fitting:

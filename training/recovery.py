@@ -37,9 +37,6 @@ class Recovery:
 
         With on_nonfinite=rewind, a step that went wrong does not end the run: the caller asks for
         the next start until `is_done`.
-
-        Raises:
-            UserError: A step went wrong, and on_nonfinite=stop or there were max_rewinds before it.
         """
         gc.collect()  # frees the tensors of the last start before this one takes as much memory
         try:
@@ -48,48 +45,36 @@ class Recovery:
         except BadStep as bad:
             if self._config.on_nonfinite == "stop":
                 raise
-            self._leave_out(bad)
-            self._go_back(bad.what)
+            self._go_back(bad)
         except Exception as error:
             if is_of_compiler(error):
                 error.add_note("torch.compile failed; compile=false trains without it, also from a checkpoint")
             raise
 
     def with_history(self, state: TrainState) -> TrainState:
-        """Add to a new state what is known since its checkpoint (skipped steps, failed saves, the
-        W&B run), and return it.
-        """
+        """Add to a new state what is known since its checkpoint, and return it."""
         self._state, progress = weakref.ref(state), state.progress
         progress.skipped_steps = sorted({*progress.skipped_steps, *self._skipped})
         progress.failed_saves = max(progress.failed_saves, self._failed_saves)
         progress.wandb_run_id = self._wandb_run_id = self._wandb_run_id or progress.wandb_run_id
         return state
 
-    def _leave_out(self, bad: BadStep) -> None:
+    def _go_back(self, bad: BadStep) -> None:
+        """Find the last good checkpoint, and leave the step out. Every rank."""
         state = self._state() if self._state is not None else None
         assert state is not None, "its step went wrong, so there is a state"
-        before = state.progress.skipped_steps
-        self._skipped = sorted({*before, bad.step})
-        self._failed_saves = state.progress.failed_saves
-        if len(self._skipped) > self._config.max_rewinds:
+        before, start, most = state.progress.skipped_steps, self._start, self._config.max_rewinds
+        self._failed_saves, self._skipped = state.progress.failed_saves, sorted({*before, bad.step})
+        if len(self._skipped) > most:
             raise UserError(
-                f"{bad.what}; steps {_listed(before)} were left out already (max_rewinds={self._config.max_rewinds}); "
-                f"{bad.last_good}; go on with a lower lr or more lr_warmup_steps"
+                f"{bad.what}; steps {str(before)[1:-1]} were left out already (max_rewinds={most}); {bad.last_good}; "
+                "go on with a lower lr or more lr_warmup_steps"
             ) from bad
-
-    def _go_back(self, what: str) -> None:
-        """Find the last good checkpoint. Every rank."""
-        start = self._start
         with self._world.shared_errors():
             if self._world.is_main:
-                num, most = len(self._skipped), self._config.max_rewinds
-                notes = [f"{what}: going back (rewind {num} of {most} at most)"]
+                notes = [f"{bad.what}: going back (rewind {len(self._skipped)} of {most} at most)"]
                 checkpoint = find_checkpoint(self._config.run_path, notes.append) or start.checkpoint
                 where = f"{checkpoint.path} at step {checkpoint.state.step}" if checkpoint else "the start"
-                notes.append(f"going on from {where}, without the batch of step {_listed(self._skipped)}")
+                notes.append(f"going on from {where}, without the batch of step {str(self._skipped)[1:-1]}")
                 start = Start(self._config, checkpoint, notes)
         self._start = self._world.broadcast_object(start)
-
-
-def _listed(steps: list[int]) -> str:
-    return ", ".join(map(str, steps))

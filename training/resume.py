@@ -57,16 +57,12 @@ def read_start(overrides: list[str], lock: RunLock, launch: Launch) -> Start:
     """Compose the config, name the run, lock its folder and find its checkpoint. For rank 0.
 
     A resumed run has the stored config, and only the overrides change it.
-
-    Raises:
-        UserError: The config is wrong, or the run can't begin or resume there.
     """
     notes: list[str] = []
     checkpoint: Checkpoint | None
     where = place_of_run(overrides)
     if where.resume not in (None, "auto"):
         where = place_of_resumed(where, overrides)
-        run_path = where.run_path
         checkpoint = _named_checkpoint(where, launch, lock, notes)
     else:
         if where.resume == "auto" and not (where.checkpoint_path or where.run_name or launch.identity):
@@ -74,31 +70,35 @@ def read_start(overrides: list[str], lock: RunLock, launch: Launch) -> Start:
                 "resume=auto finds a run by its folder; give checkpoint_path=checkpoints/<project>/<run> as well"
             )
         where = with_names(where, launch)
-        run_path = where.run_path
         if where.resume == "auto":
-            refuse_folder_of_runs(run_path)
-        _take(run_path, lock, notes)
-        if where.resume is None and not Launched.began(run_path, launch):
+            refuse_folder_of_runs(where.run_path)
+        _take(where.run_path, lock, notes)
+        if where.resume is None and not Launched.began(where.run_path, launch):
             start = _new_run(overrides, where, notes)
-            claim_fresh(run_path)
+            claim_fresh(where.run_path)
             return start
-        checkpoint = find_checkpoint(run_path, notes.append)
+        checkpoint = find_checkpoint(where.run_path, notes.append)
 
+    run_path = where.run_path
     stored = _config_of(run_path) if checkpoint is None else checkpoint.state.config
-    if stored is None:
-        if where.resume == "auto" and not run_path.exists():
-            tell(_afresh(run_path))  # at once: the defaults may fail on missing data, which would hide the reason
-        else:
-            notes.append(f"resume=auto: no checkpoint in {run_path}, starting afresh")
-        return _new_run(overrides, where, notes)
-    return _resumed(stored, checkpoint, overrides, where, launch, notes)
+    if stored is not None:
+        return _resumed(stored, checkpoint, overrides, where, launch, notes)
+    if where.resume == "auto" and not run_path.exists():
+        similar = f" (did you mean {nearest}?)" if (nearest := nearest_run(run_path)) else ""
+        # Told at once: the defaults may fail on missing data, which would hide the reason.
+        tell(
+            f"warning: resume=auto finds no folder {run_path}{similar}, so a new run is starting afresh there. To go "
+            "on with an older run, check checkpoint_path, project_name and run_name"
+        )
+    else:
+        notes.append(f"resume=auto: no checkpoint in {run_path}, starting afresh")
+    return _new_run(overrides, where, notes)
 
 
 def _new_run(overrides: list[str], where: RunConfig, notes: list[str]) -> Start:
     asked = validate(PretrainConfig, read_config_of_new_run(overrides), lambda: compose("pretrain", overrides))
-    named = {key: getattr(where, key) for key in ("project_name", "run_name", "checkpoint_path")}
-    started_in = {"started_in": asked.started_in or os.getcwd()}
-    return Start(asked.model_copy(update=named | started_in), notes=notes)
+    named = {key: getattr(where, key) for key in (*_NAMES, "checkpoint_path")}
+    return Start(asked.model_copy(update=named | {"started_in": asked.started_in or os.getcwd()}), notes=notes)
 
 
 def _resumed(
@@ -110,8 +110,7 @@ def _resumed(
     notes: list[str],
 ) -> Start:
     """Return the start of a run that has a stored config."""
-    run_path = where.run_path
-    whole = completed(stored)
+    run_path, whole = where.run_path, completed(stored)
     if newer := sorted(whole.keys() - stored.keys() - _OF_THIS_START):
         notes.append(f"not known when the run began: {', '.join(f'{key}={whole[key]}' for key in newer)}")
     if gone := [f"{key}={value}" for key, value in flatten(stored) if key in GONE]:
@@ -124,7 +123,10 @@ def _resumed(
     }
     if where.resume not in (None, "auto"):  # a typed group, such as debug=tiny, gives no new names
         changes |= {key: getattr(where, key) or stored.get(key) for key in _NAMES}
-    changes |= _typed_paths_as_stored(changes, started_in=changes.get("started_in", stored.get("started_in")))
+    if changes.get("started_in", stored.get("started_in")) not in (None, os.getcwd()):
+        # Stored paths are relative to where the run was started, and typed ones to the current
+        # directory.
+        changes |= {key: _absolute(changes[key]) for key in changes.keys() & _PATHS}
     file = run_path / "config.yaml" if checkpoint is None else checkpoint.path / "state.json"
     not_stored = changes.keys() | {key for key in stored if stored[key] != whole[key]}
 
@@ -139,20 +141,6 @@ def _resumed(
 
     named = with_names(validate(PretrainConfig, with_changes(stored, changes), origin), launch)
     config = _with_started_in(named, checkpoint)
-    notes.append(_goes_on(config, stored, checkpoint))
-    if config.started_in != os.getcwd():
-        notes.append(f"the run was started in {config.started_in}, to which its relative paths refer")
-    notes += [f"changed on the command line: {line}" for line in _changes(whole, named.model_dump())]
-    return Start(config, checkpoint, notes)
-
-
-def _goes_on(config: RunConfig, stored: Container, checkpoint: Checkpoint | None) -> str:
-    """Return a line that says from where a run with a stored config goes on.
-
-    Raises:
-        UserError: The run was to branch off, and has no checkpoint yet.
-    """
-    run_path = config.run_path
     if checkpoint is None:
         if stored.get("resume") not in (None, "auto"):
             source = config.located(str(stored["resume"]))
@@ -160,29 +148,22 @@ def _goes_on(config: RunConfig, stored: Container, checkpoint: Checkpoint | None
                 f"{run_path} was to go on from {source} and has no checkpoint of its own yet; "
                 f"give {typed_override('resume', source)} {typed_override('checkpoint_path', str(run_path))} again"
             )
-        return f"resume=auto: no checkpoint in {run_path} yet, starting afresh with its config.yaml"
-    if same_folder(run_path, checkpoint.path.parent):
-        return f"resuming {checkpoint.path} at step {checkpoint.state.step}"
-    return f"branches off {checkpoint.path.parent} at step {checkpoint.state.step} into {run_path}"
+        notes.append(f"resume=auto: no checkpoint in {run_path} yet, starting afresh with its config.yaml")
+    elif same_folder(run_path, checkpoint.path.parent):
+        notes.append(f"resuming {checkpoint.path} at step {checkpoint.state.step}")
+    else:
+        notes.append(f"branches off {checkpoint.path.parent} at step {checkpoint.state.step} into {run_path}")
+    if config.started_in != os.getcwd():
+        notes.append(f"the run was started in {config.started_in}, to which its relative paths refer")
+    notes += [f"changed on the command line: {line}" for line in _changes(whole, named.model_dump())]
+    return Start(config, checkpoint, notes)
 
 
-def _typed_paths_as_stored(changes: Container, started_in: str | None) -> Container:
-    """Return those of the typed changes that are paths, as the run stores them.
-
-    Typed paths are relative to the current directory, and stored paths to where the run was
-    started. If these are different folders, typed paths become absolute.
-    """
-    here = os.getcwd()
-    if started_in in (None, here):
-        return {}
-
-    def absolute(path: Any) -> Any:
-        if isinstance(path, list):
-            return [absolute(each) for each in path]
-        is_path = isinstance(path, str) and path != "auto" and "://" not in path
-        return os.path.join(here, path) if is_path else path
-
-    return {key: absolute(changes[key]) for key in changes.keys() & _PATHS}
+def _absolute(path: Any) -> Any:
+    if isinstance(path, list):
+        return [_absolute(each) for each in path]
+    is_path = isinstance(path, str) and path != "auto" and "://" not in path
+    return os.path.join(os.getcwd(), path) if is_path else path
 
 
 def _with_started_in(config: PretrainConfig, checkpoint: Checkpoint | None) -> PretrainConfig:
@@ -194,8 +175,7 @@ def _with_started_in(config: PretrainConfig, checkpoint: Checkpoint | None) -> P
     train_paths, before = config.data_paths or [config.data_path], config.started_in
     if before is not None:
         are_there = all(os.path.exists(os.path.join(before, path)) for path in train_paths)
-        are_here = all(os.path.exists(path) for path in train_paths)
-        if are_there or not are_here:
+        if are_there or not all(os.path.exists(path) for path in train_paths):
             return config
     # A run with a checkpoint does not read its first weights again.
     others = {"data_paths_test"} if checkpoint is not None else _PATHS - {"data_path", "data_paths", "resume"}
@@ -212,13 +192,6 @@ def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
 
     A typed checkpoint_path, or another project_name or run_name than that of the run at PATH, means
     a new run, which branches off into a folder of its own.
-
-    Args:
-        where: what place_of_run has returned.
-
-    Raises:
-        UserError: The config of the run at PATH can't be read, its names can't name folders, or
-            there are weights alone.
     """
     assert where.resume is not None
     if kind_of(where.resume) == "weights":
@@ -226,35 +199,26 @@ def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
         raise UserError(step_around(where.resume) or f"resume={where.resume} are weights alone, and no run; {start}")
     source = run_folder_of(Path(where.resume))
     # A name that stands in a typed group, such as debug=tiny, does not mean another run.
-    typed = {
-        key: getattr(where, key)
-        for key in typed_keys_and_groups("pretrain", overrides) & {*_NAMES}
-        if getattr(where, key)
-    }
-    path, names = source, typed
+    typed = typed_keys_and_groups("pretrain", overrides)
+    names = {key: value for key in _NAMES if key in typed and (value := getattr(where, key))}
+    path = source
     if where.checkpoint_path is not None:
         path = Path(where.checkpoint_path)
         if not same_folder(path, source):
-            names = {"run_name": path.name} | typed
-    elif typed:
-        own = _names_of(source)
-        if own | typed != own:
-            names = own | typed
-            place = validate(RunConfig, where.model_dump() | names)
-            assert place.project_name is not None and place.run_name is not None
-            path = CHECKPOINTS / place.project_name / place.run_name
+            names = {"run_name": path.name} | names
+    elif names:
+        stored = _config_of(source)
+        if stored is None:  # only steps were copied, or nothing is there
+            steps = step_folders(source)
+            stored = read_state(steps[-1]).config if steps else {}
+        of_folder = {"project_name": source.resolve().parent.name, "run_name": source.resolve().name}
+        own = {key: stored.get(key) or name for key, name in of_folder.items()}
+        if own | names != own:
+            names = own | names
+            validate(RunConfig, where.model_dump() | names)
+            path = CHECKPOINTS / names["project_name"] / names["run_name"]
     path = source if same_folder(path, source) else path
     return where.model_copy(update=dict.fromkeys(_NAMES) | names | {"checkpoint_path": str(path)})
-
-
-def _names_of(run: Path) -> dict[str, Any]:
-    """Return the project_name and the run_name of a run."""
-    stored = _config_of(run)
-    if stored is None:  # only steps were copied, or nothing is there
-        steps = step_folders(run)
-        stored = read_state(steps[-1]).config if steps else {}
-    of_folder = {"project_name": run.resolve().parent.name, "run_name": run.resolve().name}
-    return {key: stored.get(key) or name for key, name in of_folder.items()}
 
 
 def _merged(stored: Container, overrides: list[str]) -> tuple[Container, Container, dict[str, Place]]:
@@ -262,9 +226,6 @@ def _merged(stored: Container, overrides: list[str]) -> tuple[Container, Contain
 
     The overrides are read with the run's own architecture, optimizer and so on. If they choose
     another one, its options replace all stored options of that group.
-
-    Raises:
-        UserError: The overrides are wrong.
     """
     typed = typed_keys_and_groups("pretrain", overrides)
     names = {group: name_in(stored.get(group), group) for group, _ in default_groups("pretrain")}
@@ -280,15 +241,12 @@ def _merged(stored: Container, overrides: list[str]) -> tuple[Container, Contain
 
 
 def _changes(stored: Container, now: Container) -> list[str]:
-    """Return a line for each thing that a resumed run does differently.
-
-    Another choice in a group, such as another strategy, is one line, whatever options it changes.
-    """
-    names = [
-        (group, name_in(stored.get(group), group), name_in(now.get(group), group))
+    """Return a line for each key, and each choice in a group, that a resumed run has otherwise."""
+    chosen = {
+        group: f"{group}: {before} -> {after}"
         for group, _ in default_groups("pretrain")
-    ]
-    chosen = {group: f"{group}: {before} -> {after}" for group, before, after in names if before != after}
+        if (before := name_in(stored.get(group), group)) != (after := name_in(now.get(group), group))
+    }
     # A typed forward_dtype=auto keeps the dtype that the run began with.
     same = _OF_THIS_START | ({"arch.forward_dtype"} if now["arch"]["forward_dtype"] == "auto" else set())
     lines = [line for line in differences(stored, now) if line.split(":")[0] not in same]
@@ -297,21 +255,17 @@ def _changes(stored: Container, now: Container) -> list[str]:
 
 @file_errors()
 def _config_of(run_path: Path) -> Container | None:
-    """Return the stored config of a run without checkpoints; None if no run began there.
-
-    Raises:
-        UserError: config.yaml can't be read.
-    """
+    """Return the stored config of a run without checkpoints; None if no run began there."""
     file = run_path / "config.yaml"
     if not file.is_file():
         return None
     try:
         # Interpolations are not resolved: somebody else's file must not read the environment.
         stored = OmegaConf.to_container(OmegaConf.load(StringIO(read_plain_yaml(file))))
+        if not isinstance(stored, dict):
+            raise ValueError("no config")
     except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{file} can't be read as YAML; remove it to start afresh") from error
-    if not isinstance(stored, dict):
-        raise UserError(f"{file} holds no config; remove it to start afresh")
     return stored  # type: ignore[return-value]
 
 
@@ -336,25 +290,11 @@ def _named_checkpoint(where: RunConfig, launch: Launch, lock: RunLock, notes: li
     return checkpoint
 
 
-def _afresh(run_path: Path) -> str:
-    """Return the warning for resume=auto in a folder that does not exist."""
-    nearest = nearest_run(run_path)
-    similar = f" (did you mean {nearest}?)" if nearest else ""
-    return (
-        f"warning: resume=auto finds no folder {run_path}{similar}, so a new run is starting afresh there. To go on "
-        "with an older run, check checkpoint_path, project_name and run_name"
-    )
-
-
 @file_errors()
 def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
-    """Lock the run's folder, if it exists, before anything in it is read or put in order.
-
-    Raises:
-        UserError: The folder holds a link, which could lead the writes of a run from elsewhere
-            anywhere, or another process holds the lock.
-    """
+    """Lock the run's folder, if it exists, before anything in it is read or put in order."""
     if run.is_dir():
+        # A link could lead the writes of a run from elsewhere anywhere.
         written = [run / name for name in ("eval_outputs", "tensorboard", "profile")]
         refuse_links([*run.iterdir(), *(file for folder in written for file in folder.rglob("*"))])
         lock.take(run, notes.append)
@@ -365,9 +305,6 @@ def prepare(start: Start, lock: RunLock, launch: Launch) -> None:
     """Create and lock the run's folder, write config.yaml, and clear the marker of a graceful stop.
 
     A run that branches off starts with a copy of the other run's metrics.
-
-    Raises:
-        UserError: The folder can't be written or is in use, or a new run finds checkpoints there.
     """
     run = start.config.run_path
     try:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from training.config import PretrainConfig
 from utils.checkpoint.format import Progress
@@ -16,12 +17,9 @@ _PAUSE_S = 10.0
 class Saves:
     """The saves of a run.
 
-    With on_save_error=stop, a failed save ends the run. With on_save_error=continue, the run goes
-    on until max_failed_saves saves in a row have failed. All ranks see the same failures, so that
-    they agree.
-
-    Attributes:
-        may_fail: whether the run goes on after a failed save.
+    With on_save_error=stop, a failed save ends the run. With on_save_error=continue (`may_fail`),
+    the run goes on until max_failed_saves saves in a row have failed. All ranks see the same
+    failures. Every method is for every rank.
     """
 
     def __init__(
@@ -30,8 +28,7 @@ class Saves:
         self._checkpointer, self._progress, self._say = checkpointer, progress, say
         self.may_fail, self._most = config.on_save_error == "continue", config.max_failed_saves
         self._rewinds = config.on_nonfinite == "rewind"
-        self._failed_in_a_row = 0
-        self._last_failure: FailedSave | None = None
+        self._in_a_row: list[FailedSave] = []
         self._is_under_way = False
         self._best_on_disk = progress.best  # the value of the step that `best` names
         self._best_under_way: float | None = None  # the value of the step that is being saved, if it is the best
@@ -39,65 +36,48 @@ class Saves:
     def begin(
         self, snapshot: Snapshot, *, is_best: bool, first: Callable[[], None], then: Callable[[Path], None]
     ) -> None:
-        """Begin a save, after `finish`. Every rank. See Checkpointer.save."""
+        """Begin a save, after `finish`. See Checkpointer.save."""
         self._checkpointer.save(snapshot, is_best=is_best, first=first, then=then)
         self._is_under_way, self._best_under_way = True, snapshot.state.best if is_best else None
 
     def look(self) -> None:
-        """Count and report a failure of the save if it has ended already. Every rank.
+        """Count and report a failure of the save if it has ended already.
 
-        This does not end the run: the caller does not know yet whether the last save comes next.
-
-        Raises:
-            UserError: The save failed, and on_save_error=stop.
+        This does not end a run that may go on: the last save may come next.
         """
         if not self._checkpointer.is_under_way():
             self._wait()
 
     def finish(self, *, last_comes: bool = False) -> None:
-        """Wait for the save that is under way. Every rank.
+        """Wait for the save that is under way.
 
         Args:
             last_comes: the next save is the last of the run, which is tried however many saves have
                 failed before it.
-
-        Raises:
-            UserError: The save failed, and that ends the run.
         """
         self._wait()
         if not last_comes:
             self.require_attempts_left()
 
     def require_attempts_left(self) -> None:
-        """Raise UserError if max_failed_saves saves in a row have failed. Every rank.
+        """Raise UserError if max_failed_saves saves in a row have failed.
 
-        Call this only where no last save follows, because the last save has attempts of its own. A
-        save that is under way does not count yet.
+        Call this only where no last save follows, because the last save has attempts of its own.
         """
-        if self._last_failure is not None and self._failed_in_a_row >= self._most:
-            raise self._out_of_attempts(self._last_failure) from self._last_failure
+        if len(self._in_a_row) >= self._most:
+            self._give_up(self._in_a_row[-1])
 
     def last_good(self) -> str:
-        """Return a phrase that names the checkpoint to go on from. Every rank.
+        """Return a phrase that names the checkpoint to go on from, when a step went wrong.
 
-        It names the step that is being saved, unless that save fails.
-
-        Raises:
-            UserError: The save failed, and that ends the run. Without on_nonfinite=rewind, too many
-                failures are no error here: the caller ends the run, and says what went wrong.
+        Without on_nonfinite=rewind, too many failed saves are no error here: the caller ends the
+        run, and says what went wrong.
         """
-        self._wait()
-        if self._rewinds:
-            self.require_attempts_left()
+        self.finish(last_comes=not self._rewinds)
         return self._checkpointer.last_good
 
     def finish_last(self) -> None:
-        """Wait for the last save of the run. With on_save_error=continue, try it again if it fails.
-        Every rank.
-
-        Raises:
-            UserError: The save failed max_failed_saves times, or once with on_save_error=stop.
-        """
+        """Wait for the last save of the run, and try it again if it may fail."""
         for attempt in range(1, self._most + 1):
             try:
                 self._checkpointer.wait()
@@ -106,7 +86,7 @@ class Saves:
                 if not self.may_fail:
                     raise
                 if attempt == self._most:
-                    raise self._out_of_attempts(failed) from failed
+                    self._give_up(failed)
                 self._say(
                     f"WARNING: {failed.what}; {failed.last_good}; this is the last checkpoint of the run: trying "
                     f"again in {_PAUSE_S:g} s (attempt {attempt + 1} of {self._most}); free the disk"
@@ -115,7 +95,6 @@ class Saves:
                 self._checkpointer.try_again()
 
     def _wait(self) -> None:
-        """Wait for the save that is under way, and count and report its failure. Every rank."""
         best, self._best_under_way = self._best_under_way, None
         was_under_way, self._is_under_way = self._is_under_way, False
         try:
@@ -123,30 +102,25 @@ class Saves:
         except FailedSave as failed:
             if not self.may_fail:
                 raise
-            self._note(failed, is_best=best is not None)
-            return
-        if was_under_way:
-            self._failed_in_a_row, self._last_failure = 0, None
-            self._best_on_disk = best if best is not None else self._best_on_disk
+            self._progress.failed_saves += 1
+            self._in_a_row.append(failed)
+            lost = ""
+            if best is not None:
+                # The weights of this step are lost. A later step that is better than the one on the
+                # disk must become `best`, although it may be worse than the lost one.
+                self._progress.best = self._best_on_disk
+                lost = "; it was the best step, and `best` stays as it is"
+            self._say(
+                f"WARNING: {failed.what}{lost}; {failed.last_good}; training goes on (failed saves in a row: "
+                f"{len(self._in_a_row)}; the run ends at {self._most}); free the disk"
+            )
+        else:
+            if was_under_way:
+                self._in_a_row.clear()
+                self._best_on_disk = self._best_on_disk if best is None else best
 
-    def _note(self, failed: FailedSave, *, is_best: bool) -> None:
-        """Count a failed save, and say so."""
-        self._progress.failed_saves += 1
-        self._failed_in_a_row += 1
-        self._last_failure = failed
-        lost = ""
-        if is_best:
-            # The weights of this step are lost. A later step that is better than the one on the
-            # disk must become `best`, although it may be worse than the lost one.
-            self._progress.best = self._best_on_disk
-            lost = "; it was the best step, and `best` stays as it is"
-        self._say(
-            f"WARNING: {failed.what}{lost}; {failed.last_good}; training goes on (failed saves in a row: "
-            f"{self._failed_in_a_row}; the run ends at {self._most}); free the disk"
-        )
-
-    def _out_of_attempts(self, failed: FailedSave) -> UserError:
-        return UserError(
+    def _give_up(self, failed: FailedSave) -> NoReturn:
+        raise UserError(
             f"{failed.what}; {self._most} saves in a row failed (max_failed_saves); {failed.last_good}; "
             "free the disk, then resume"
-        )
+        ) from failed

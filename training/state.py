@@ -12,7 +12,7 @@ from models.carry import Carry
 from models.metric_sums import OpenSums
 from models.model import Model
 from models.parallel.layout import Layout
-from optim.build import Optimizers, require_same_state
+from optim.build import Optimizers, build_optimizers, require_same_state
 from optim.ema import EMA, require_same_average
 from optim.loss_scale import LossScale
 from training.config import PretrainConfig
@@ -30,15 +30,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class HostCopy:
-    """A copy of one rank's state in host memory, for another process that goes on from there.
-
-    Attributes:
-        place: the rank, the number of ranks and the strategy, for which the tensors are right.
-    """
+    """A copy of one rank's state in host memory, for another process that goes on from there."""
 
     tensors: dict[str, Tensor]
     progress: Progress
-    place: tuple[int, int, str]
+    place: tuple[int, int, str]  # the rank, the number of ranks and the strategy
 
 
 @dataclass
@@ -60,13 +56,6 @@ class TrainState:
     @property
     def model(self) -> Model:
         return self.layout.model
-
-    def own_tensors(self) -> list[Tensor]:
-        """Return what takes memory on this rank: weights, as many gradients, buffers, optimizer
-        state, average.
-        """
-        weights = list(self.model.parameters())
-        return [*weights, *weights, *self.model.buffers(), *(tensor for _, tensor in _live_tensors(self).values())]
 
     def replicated_tensors(self) -> dict[str, Tensor]:
         """Return by name the tensors that ranks with the same part of the model hold alike."""
@@ -126,26 +115,28 @@ class TrainState:
             # With another batch size there are other slots: sequences start anew, and the draws go
             # on.
             if self.carry is not None and saved.config["global_batch_size"] == config.global_batch_size:
-                self.carry = _restored_carry(self.carry, checkpoint, world.slice_of(config.global_batch_size), world)
+                slots, fresh = checkpoint.load_slots(world.slice_of(config.global_batch_size)), self.carry.tensors()
+                found = compare_shapes(shapes_of(slots), shapes_of(fresh))
+                if found.missing or found.reshaped:
+                    raise UserError(
+                        f"{checkpoint.path} holds other slots than this model's; it is damaged or of another version"
+                    )
+                self.carry = Carry.from_tensors(
+                    {name: slots[name].to(world.device, fresh[name].dtype) for name in fresh}
+                )
+
+    def _local_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors on this rank that a step changes, but for open sums and losses."""
+        live = {name: tensor for name, (_, tensor) in _live_tensors(self).items()}
+        named = {"model": self.model.state_dict(), "live": live, "carry": _tensors_of(self.carry)}
+        return {f"{group}.{name}": local_part(named[group][name]) for group in named for name in named[group]}
 
     def host_copy(self, config: PretrainConfig, world: World) -> HostCopy:
-        """Return a copy of everything that a step of this rank changes. Every rank.
-
-        Call it when no step has gone wrong unnoticed, such as after a step was logged.
-        """
+        """Return a copy of everything that a step of this rank changes. Every rank."""
         shared = self.sums.tensors() | self.watch.tensors()
-        named = {
-            "model": self.model.state_dict(),
-            "live": {name: tensor for name, (_, tensor) in _live_tensors(self).items()},
-            "carry": _tensors_of(self.carry),
-            "shared": shared,
-        }
+        tensors = self._local_tensors() | {f"shared.{name}": tensor for name, tensor in shared.items()}
         return HostCopy(
-            {
-                f"{group}.{name}": local_part(tensor).detach().cpu().clone()
-                for group, tensors in named.items()
-                for name, tensor in tensors.items()
-            },
+            {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()},
             self.progress.model_copy(deep=True),
             (world.rank, world.size, config.parallel.name),
         )
@@ -154,33 +145,24 @@ class TrainState:
     def take_host_copy(self, copy: HostCopy, config: PretrainConfig, world: World) -> None:
         """Go on where another state was when `copy` was made, bit for bit. Every rank.
 
-        The other state must have had as many ranks, the same strategy and the same slots. It may
-        have had another learning rate.
-
         Raises:
             UserError: The copy is of another model, optimizer, strategy or number of ranks.
         """
-        live = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        live |= {f"live.{name}": tensor for name, (_, tensor) in _live_tensors(self).items()}
-        carry = _tensors_of(self.carry)
-        own = {name: local_part(tensor) for name, tensor in live.items()}
-        own |= {f"carry.{name}": tensor for name, tensor in carry.items()}
-        given = {name: of for name, of in copy.tensors.items() if name.split(".")[0] in ("model", "live", "carry")}
+        own, shared = self._local_tensors(), _without_prefix("shared.", copy.tensors)
+        given = {name: tensor for name, tensor in copy.tensors.items() if not name.startswith("shared.")}
         place = (world.rank, world.size, config.parallel.name)
         with world.shared_errors():
             if copy.place != place:
                 there, here = ("rank {} of {} with parallel={}".format(*of) for of in (copy.place, place))
                 raise UserError(f"the state is that of {there}, here is {here}; give each rank the state of its own")
             if (name := compare_shapes(shapes_of(given), shapes_of(own)).first) is not None:
-                shapes = [tuple(of[name].shape) if name in of else "absent" for of in (given, own)]
                 raise UserError(
-                    f"the state has {name} as {shapes[0]}, here it is {shapes[1]}; give the state of a run with this "
-                    "model, optimizer, strategy and batch size"
+                    f"the state has another {name} than this run; give the state of a run with this model, optimizer, "
+                    "strategy and batch size"
                 )
         for name, tensor in own.items():
             tensor.copy_(given[name])
         self.layout.values_changed()
-        shared = _without_prefix("shared.", copy.tensors)
         self.sums.restore(shared)
         self.watch = NumberWatch(self.layout.objective.sums, world, config.loss_spike)
         self.watch.restore(shared)
@@ -191,30 +173,33 @@ class TrainState:
                 setattr(self.progress, name, value)
 
 
-def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data) -> list[str]:
-    """Check that a run may go on from a checkpoint.
+def optimizers_of(config: PretrainConfig, model: Model) -> Optimizers:
+    """Build the optimizers of a run."""
+    betas = (config.beta1, config.beta2)
+    return build_optimizers(
+        model, model.block_weights(), config.optim, lr=config.lr, betas=betas, weight_decay=config.weight_decay
+    )
 
-    Returns:
-        What a person should know about the data, a line each.
+
+def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data) -> list[str]:
+    """Return what a person should know about the data of a run that goes on from a checkpoint.
 
     Raises:
-        UserError: The data are others, or text is packed into other rows, or the run was to begin
-            from other weights.
+        UserError: The data, the rows of text or the first weights are others.
     """
-    saved = checkpoint.state
-    sources = filter(None, (saved.config["init_from"], saved.config["load_checkpoint"]))
+    saved, stored = checkpoint.state, checkpoint.state.config
+    sources = filter(None, (stored["init_from"], stored["load_checkpoint"]))
     if config.initial_weights and config.initial_weights not in map(config.located, sources):
         raise UserError(
             f"init_from={config.initial_weights} is where a run begins, but {checkpoint.path} goes on; "
             "give another run_name and no resume to begin there"
         )
-    key, _ = config.slots_key  # only rows of text hold more than one unit of the batch
-    before, now = (of["global_batch_size"] // of[key] for of in (saved.config, config.model_dump()))
-    if before != now:
+    before = stored["global_batch_size"] // stored[config.slots_key[0]]
+    if before != config.units_per_slot:  # only rows of text hold more than one unit of the batch
         raise UserError(
             f"{checkpoint.path} was trained on rows of {before:,} tokens, and global_batch_size="
-            f"{config.global_batch_size} in {config.rows_per_step} rows makes rows of {now:,}, which hold other "
-            f"samples; change both keys alike, such as global_batch_size={before * config.rows_per_step}"
+            f"{config.global_batch_size} in {config.rows_per_step} rows makes rows of {config.units_per_slot:,}, which "
+            f"hold other samples; change both keys alike, such as global_batch_size={before * config.rows_per_step}"
         )
     shared = saved.fingerprint.keys() & data.fingerprint.keys()  # a run that doesn't evaluate opens no test split
     changed = sorted(split for split in shared if saved.fingerprint[split] != data.fingerprint[split])
@@ -232,14 +217,6 @@ def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data)
 
 def _tensors_of(carry: Carry | None) -> dict[str, Tensor]:
     return {} if carry is None else carry.tensors()
-
-
-def _restored_carry(fresh: Carry, checkpoint: Checkpoint, slots: slice, world: World) -> Carry:
-    saved, own = checkpoint.load_slots(slots), fresh.tensors()
-    found = compare_shapes(shapes_of(saved), shapes_of(own))
-    if found.missing or found.reshaped:
-        raise UserError(f"{checkpoint.path} holds other slots than this model's; it is damaged or of another version")
-    return Carry.from_tensors({name: saved[name].to(world.device, own[name].dtype) for name in own})
 
 
 def _live_tensors(state: TrainState) -> dict[str, tuple[str, Tensor]]:

@@ -30,10 +30,6 @@ def seconds_of_step(config: PretrainConfig, sizes: AnySizes, num_ranks: int, wor
 
     A step of one slot is timed first, then steps of more slots, until they are long enough or
     whole.
-
-    Args:
-        num_ranks: how many ranks share the slots.
-        world: one rank, with its device.
     """
     arch = with_forward_dtype(config.arch, world)
     config = config.model_copy(update={"arch": arch})
@@ -60,7 +56,6 @@ def seconds_of_step(config: PretrainConfig, sizes: AnySizes, num_ranks: int, wor
 
 
 def main() -> None:
-    """Time what stdin names. The number of ranks is the argument."""
     num_ranks = int(sys.argv[1])
     for asked in json.load(sys.stdin):
         config = validate(PretrainConfig, asked["config"])

@@ -1,6 +1,6 @@
 """Make batches of packed rows of text, a few steps ahead of the model."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 
 import torch
@@ -36,17 +36,18 @@ class TextLoader:
         self._ahead = Prefetcher(self._host_part, world.enter_thread)
 
     def batches(self, steps: range) -> Iterator[TextBatch]:
-        """Return the batches of these steps, in order. A thread reads them, and begins at once."""
-        return self._arriving(self._ahead.values(steps))
+        """Yield the batches of these steps, in order. A thread reads them, and begins at once."""
+        read = self._ahead.values(steps)
+
+        def arriving() -> Iterator[TextBatch]:
+            with closing(read):
+                for batch in read:
+                    yield batch.apply(lambda tensor: tensor.to(self._device, non_blocking=True))
+
+        return arriving()
 
     def next_mistake(self) -> UserError | None:
-        """As Prefetcher.next_mistake."""
         return self._ahead.next_mistake()
-
-    def _arriving(self, read: Generator[TextBatch, None, None]) -> Iterator[TextBatch]:
-        with closing(read):
-            for batch in read:
-                yield batch.apply(lambda tensor: tensor.to(self._device, non_blocking=True))
 
     def _host_part(self, step: int) -> TextBatch:
         sampler = self._sampler

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from dataset.schema import open_split
 from tests.dataset.shapes import split_of
 from tests.spawn import world_of
 from training.config import PretrainConfig
@@ -26,13 +25,6 @@ def _weighted(*weights: float) -> World:
     return replace(world_of(0, len(weights)), share_weights=tuple(map(Fraction, weights)))
 
 
-def test_sizes_are_those_of_the_dataset(data: Path) -> None:
-    split = open_split(data, "train")
-    metadata = split.metadata
-    expected = {name: getattr(metadata, name) for name in ("seq_len", "vocab_size", "num_puzzle_identifiers")}
-    assert Sizes.of(split).as_dict() == expected
-
-
 def test_a_run_that_does_not_evaluate_opens_no_test_split(data: Path) -> None:
     opened = open_data(_config(f"data_path={data}", "eval_interval=null", "eval_every_n_steps=null"), SINGLE)
     assert opened.test is None and opened.fingerprint.keys() == {"train"}
@@ -45,7 +37,7 @@ def test_a_run_that_does_not_evaluate_opens_no_test_split(data: Path) -> None:
 # ---- slots of ranks ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_ranks", range(1, 9))
+@pytest.mark.parametrize("num_ranks", [1, 3, 8])
 def test_without_weights_the_ranks_must_divide_the_batch(num_ranks: int) -> None:
     for batch_size in range(num_ranks, 25):
         config, world = _config(f"global_batch_size={batch_size}"), world_of(0, num_ranks)
@@ -67,7 +59,7 @@ def test_weighted_ranks_have_slots_in_proportion() -> None:
 
 def test_a_rank_without_a_slot_is_refused() -> None:
     config, world = _config("global_batch_size=4", "dist.rank_weights=[0.1,9]"), _weighted(0.1, 9)
-    with pytest.raises(ValueError, match="leaves rank 0 none of the 4 slots; take other weights"):
+    with pytest.raises(ValueError, match="leaves a rank none of the 4 slots; take other weights"):
         require_whole_shares(config, world)
 
 

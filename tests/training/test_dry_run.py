@@ -1,16 +1,20 @@
 """The page of --dry-run says what a run takes, what would fit, and what it lacks to say so."""
 
+import itertools
+import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from models.parallel.pipeline import PipelineConfig
-from models.parallel.tensor import FSDPTPConfig
-from tests.runs import command
+from tests.in_process import SINGLE, begin
+from tests.runs import command, settings
 from training import dry_run as of_dry_run
-from training.dry_run import Question, Variants, of_model, overrides_of, smallest_change
+from training.config import PretrainConfig
+from training.data import AnySizes, Sizes, TextSizes
+from training.dry_run import Variants
+from training.footprint import Footprints
+from utils.command_line import read_config, validate
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,8 +43,13 @@ def test_the_page_tells_of_64_ranks_that_are_not_there() -> None:
     assert "the run fits: " in page
 
 
+def _of_model(typed: list[str], num_ranks: int = 1) -> list[str]:
+    """Return the lines above the first empty one: what follows takes seconds."""
+    return list(itertools.takewhile(bool, of_dry_run.dry_run(typed, num_ranks)))
+
+
 def test_a_rate_gives_the_hours() -> None:
-    *_, flops, time = of_model(Question.read([*TINY, *SIZES, "tflops=0.5", "max_steps=7200"], 4))
+    *_, flops, time = _of_model([*TINY, *SIZES, "tflops=0.5", "max_steps=7200"], 4)
     assert flops.endswith("; 6.22 G for a step")
     assert time == "time: 0.00311 s for a step, 0.00622 hours for 7,200 steps without evaluations"
 
@@ -55,27 +64,29 @@ def test_the_page_says_what_makes_a_run_fit() -> None:
     assert "the run fits: " in dry_run([*options, *changes])
 
 
+def _variants(typed: list[str], sizes: AnySizes, num_ranks: int) -> Variants:
+    config = validate(PretrainConfig, read_config("pretrain", ["arch.forward_dtype=float32", *typed]))
+    return Variants(config, sizes, num_ranks, 72e9)
+
+
 def test_the_smallest_change_keeps_what_was_asked_for() -> None:
-    typed = [*TINY, *SIZES, "ranks=2", "global_batch_size=32", "arch.activation_checkpointing=block"]
-    question = Question.read(typed, 1)
-    question = replace(question, memory=Variants(question).asked().peak - 1)
-    best = smallest_change(Variants(question).row("ddp"), question)
-    assert best is not None and overrides_of(best, question) == ["grad_accumulation=2"]
+    typed = [*TINY, "global_batch_size=32", "arch.activation_checkpointing=block"]
+    variants = _variants(typed, Sizes(81, 11, 1001), 2)
+    variants.limit = variants.asked().peak - 1
+    best = variants.smallest_change(variants.row("ddp"))
+    assert best is not None and best.typed == ["grad_accumulation=2"]
 
 
 def test_other_degrees_are_tried_where_the_defaults_do_not_suit_the_model() -> None:
     """Tensor parallelism over 4 of 8 ranks does not divide 6 heads, and over 2 it does."""
     typed = ["debug=tiny_text", "arch=hrm_text", "arch.hidden_size=48", "arch.num_heads=6", "arch.num_layers=2"]
-    variants = Variants(Question.read([*typed, "vocab_size=100", "rows_per_step=8", "global_batch_size=512"], 8))
-    (*_, variant) = variants.row("fsdp_tp")
-    assert isinstance(variant.parallel, FSDPTPConfig) and variant.parallel.tensor == 2
+    sizes = TextSizes(256, 64, 64, "unknown", {})
+    variants = _variants([*typed, "rows_per_step=8", "global_batch_size=512"], sizes, 8)
+    assert "parallel.tensor=2" in variants.row("fsdp_tp")[-1].typed
     with pytest.raises(UserError, match="needs a stack that is gone through once"):
         variants.row("pipeline")
-    variants = Variants(
-        Question.read([*typed, "arch=gpt", "vocab_size=100", "rows_per_step=64", "global_batch_size=512"], 8)
-    )
-    (*_, variant) = variants.row("pipeline")
-    assert isinstance(variant.parallel, PipelineConfig) and variant.parallel.stages == 2
+    variants = _variants([*typed, "arch=gpt", "rows_per_step=64", "global_batch_size=512"], sizes, 8)
+    assert "parallel.stages=2" in variants.row("pipeline")[-1].typed
 
 
 def test_the_sizes_are_those_of_the_data_if_they_are_there(data: Path, tmp_path: Path) -> None:
@@ -90,7 +101,7 @@ def test_the_sizes_are_those_of_the_data_if_they_are_there(data: Path, tmp_path:
 
 def test_the_page_counts_tokens_of_text() -> None:
     options = ["parallel=fsdp", "global_batch_size=65536", "rows_per_step=16", "ranks=8", "vocab_size=32000"]
-    lines = "\n".join(of_model(Question.read(["arch=llama2_7b", *options], 1)))
+    lines = "\n".join(_of_model(["arch=llama2_7b", *options]))
     assert lines.startswith("arch=gpt parallel=fsdp on 8 ranks, 65,536 tokens in 16 rows, 2 on a rank\n")
     assert "vocab_size 32,000, sequences of 4,096 tokens" in lines and "parameters: 6,738,415,616" in lines
     # 6 operations for each weight but the embedding's, and attention to 4,096 places in 32 layers.
@@ -111,9 +122,9 @@ def test_the_page_counts_tokens_of_text() -> None:
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["ranks=1.5"], "ranks=1.5: give a whole number"),
-        (["memory_gb=-1"], "memory_gb=-1: give a number"),
-        (["rank=8"], "did you mean ranks?"),
+        (["ranks=1.5"], "ranks.*1.5"),
+        (["memory_gb=-1"], "memory_gb.*-1"),
+        (["no_key=8"], "no_key"),
         (["resume=auto"], "leave resume out"),
         (["ranks=7"], "7 ranks"),
     ],
@@ -128,3 +139,25 @@ def test_the_command_prints_the_page_and_leaves_nothing_behind(tmp_path: Path) -
     assert done.status == 0, done.stderr
     assert "on 2 ranks" in done.stdout and not done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 2.0, 1e-6])
+def test_the_named_change_of_a_step_fits(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    begun = begin(settings(data, tmp_path / "run", global_batch_size=1024, epochs=100_000))
+    config, of_data = begun.start.config, begun.data
+    footprints = Footprints(of_data.sizes, 1)
+    asked = footprints.of(config).peak
+    monkeypatch.setattr(of_dry_run, "room_for", lambda world: share * asked / of_dry_run._USABLE_SHARES["cpu"])
+    said = of_dry_run.smaller_step(begun.start, of_data, SINGLE)
+    if share < 0.01:
+        assert f"arch.hidden_size={config.arch.hidden_size // 2}" in said and "parallel=fsdp" in said
+        return
+    parts = re.search(r"grad_accumulation=(\d+)", said)
+    checkpointing = re.search(r"arch.activation_checkpointing=(\w+)", said)
+    assert parts or checkpointing, said
+    kept = checkpointing[1] if checkpointing else "none"
+    arch = config.arch.model_copy(update={"activation_checkpointing": kept})
+    changed = config.model_copy(update={"arch": arch, "grad_accumulation": int(parts[1]) if parts else 1})
+    assert footprints.of(changed).peak <= min(share, 0.5) * asked, said

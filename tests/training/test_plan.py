@@ -100,15 +100,6 @@ def test_the_next_row_is_the_first_that_is_due() -> None:
         assert plan.next_row(step) == next((each for each in range(step, 24) if plan.log_due(each)), 23)
 
 
-@pytest.mark.parametrize("leave_out", [0, 1, 3])
-@pytest.mark.parametrize("every", [1, 2, 5, 7])
-def test_evaluations_by_steps(every: int, leave_out: int) -> None:
-    for last_step in (1, 4, 10, 23):
-        plan = _plan(last_step=last_step, eval_interval=None, eval_every_n_steps=every, min_eval_interval=leave_out)
-        found = [step for step in range(1, last_step + 1) if plan.evaluation_due(step)]
-        assert found == sorted({*_evaluations_by_steps(every, leave_out, last_step), last_step})
-
-
 @given(
     epoch=st.integers(1, 9),
     epochs=st.integers(1, 12),
@@ -154,12 +145,6 @@ def test_checkpoints_are_due_at_intervals_and_after_evaluations(every: int | Non
         assert plan.checkpoint_due(step, evaluated=evaluated) == expected, (step, evaluated)
 
 
-def test_replicas_are_compared_at_intervals() -> None:
-    assert not any(_plan(check_replicas_every_n_steps=None).replicas_check_due(step) for step in range(1, 30))
-    plan = _plan(check_replicas_every_n_steps=7)
-    assert [step for step in range(1, 30) if plan.replicas_check_due(step)] == [7, 14, 21, 28]
-
-
 # ---- rates -------------------------------------------------------------------------------------
 
 
@@ -200,13 +185,6 @@ def test_of_equal_best_evaluations_the_first_counts(values: list[float | None], 
         assert progress.best == (None if not known else max(known) if mode == "max" else min(known))
         first_of_best = values.index(progress.best) if known else -1
         assert progress.evaluations_since_best == n - first_of_best
-
-
-def test_patience_is_a_number_of_evaluations() -> None:
-    for patience, since_best in itertools.product((None, 1, 2, 5), range(8)):
-        progress = Progress(evaluations_since_best=since_best)
-        expected = patience is not None and since_best in range(patience, 100)
-        assert _plan(early_stop_patience=patience).out_of_patience(progress) == expected
 
 
 def test_a_run_is_finished_at_its_last_step_or_out_of_patience() -> None:
@@ -275,27 +253,10 @@ def test_all_ranks_together_augment_like_one_process(data: Path) -> None:
     assert not torch.equal(drawn(8, 1), whole)
 
 
-def test_the_config_decides_whether_visits_show_further_clues(data: Path) -> None:
-    def description(**changes: object) -> str:
-        config = _small(data, augment="online", **changes)
-        augmentation = online_augmentation(config, open_data(config, SINGLE), SINGLE)
-        assert augmentation is not None
-        return augmentation.description
-
-    assert description() == "symmetries of Sudoku 2x2"
-    assert description(augment_clues=0.4) == "symmetries of Sudoku 2x2 with up to 40% of the blanks as clues"
-
-
 def test_a_run_without_a_step_is_refused(data: Path) -> None:
     config = _small(data, global_batch_size=64, epochs=2)
     with pytest.raises(UserError, match="2 epochs don't fill one global batch of 64 examples"):
         Plan.make(config, open_data(config, SINGLE), Progress(), SINGLE)
-
-
-def test_a_run_without_evaluations_has_no_best(data: Path) -> None:
-    config = _small(data, eval_interval=None, eval_every_n_steps=None)
-    plan = Plan.make(config, open_data(config, SINGLE), Progress(), SINGLE)
-    assert (plan.evaluates, plan.best_metric, plan.evaluators) == (False, "", NO_EVALUATORS)
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from models.losses import ACT_SUMS, METRICS
+from models.losses import METRICS
 from tests import runs
 from tests.in_process import SINGLE, Begun, begin, train_here
 from tests.runs import LAST_STEP, assert_same_run, rows, settings, train, with_arguments
-from tests.spawn import run_ranks
-from training.number_watch import BadStep, NumberWatch
+from training.number_watch import BadStep
 from training.recovery import Recovery
 from training.resume import Start
 from training.state import TrainState
-from utils.checkpoint.reader import Checkpoint
-from utils.ranks.world import World
 
 pytestmark = pytest.mark.faults
 
@@ -178,19 +175,6 @@ def test_a_resumed_run_knows_the_losses_before_it(data: Path, tmp_path: Path, lo
     assert re.search(r"lm_loss is \S+ at step 13, \S+ times the \S+ of the steps before it", done.error())
 
 
-def test_a_loss_that_overflows_is_no_spike() -> None:
-    """In float16 the loss scale skips that step. Otherwise the gradients are not finite either."""
-    watch, values = (
-        NumberWatch(ACT_SUMS, World.single(), loss_spike=2.0),
-        torch.zeros(len(METRICS), dtype=torch.float64),
-    )
-    for step, loss in enumerate([1.0] * 12 + [float("inf"), float("nan"), 1.0, 3.0], start=1):
-        values[METRICS.index("lm_loss")] = loss
-        watch.add(step, 1, values, torch.zeros(()))
-    with pytest.raises(BadStep, match=r"lm_loss is 3 at step 16, 3 times the 1 of the steps before it"):
-        watch.require_no_bad_step(lambda: "nothing")
-
-
 def _a_bit_flips(at_step: int, on_rank: int, rank: int) -> None:
     """Change one bit of a weight on one rank, as failing memory does."""
 
@@ -216,25 +200,6 @@ def test_a_rank_whose_weights_are_others_is_named_before_they_are_saved(
     assert runs.latest(run) == 2, "weights that differ between ranks were saved"
 
 
-def test_ranks_agree_on_the_first_step_that_went_wrong() -> None:
-    """A rank with failing memory may see a bad step before the others do.
-
-    Without an agreement, each rank would leave out another batch.
-    """
-    for said in run_ranks(_finds_a_bad_step_of_its_own, 2):
-        assert re.match(r"the gradients are not finite \(NaN or infinite\) since step 3; nothing", said)
-
-
-def _finds_a_bad_step_of_its_own(world: World) -> str:
-    watch, values = NumberWatch(ACT_SUMS, world), torch.zeros(len(METRICS), dtype=torch.float64)
-    for step in range(1, 5):
-        watch.add(step, 2, values, torch.tensor(1.0 if step < 4 - world.rank else float("inf")))
-    with pytest.raises(BadStep) as caught:
-        watch.require_no_bad_step(lambda: "nothing")
-    assert caught.value.step == 3
-    return str(caught.value)
-
-
 def _a_bit_of_the_optimizer_flips(rank: int) -> None:
     """Change one bit of the optimizer's state, before an update has used it."""
 
@@ -248,17 +213,6 @@ def _a_bit_of_the_optimizer_flips(rank: int) -> None:
     _at_steps(step)
 
 
-def test_a_rank_with_another_optimizer_state_is_named(data: Path, tmp_path: Path, log: Path) -> None:
-    """A checkpoint takes tensors of the optimizer from all ranks in turn."""
-    run = tmp_path / "run"
-    done = train(settings(data, run, global_batch_size=18), log, ranks=3, hook=_a_bit_of_the_optimizer_flips)
-    named = re.search(
-        r"rank 1 \(process \d+ on [^)]+\) differs from the others in optimizer\.\S+ at step 4", done.output
-    )
-    assert done.status == 1 and named, done.output
-    assert runs.latest(run) == 2, "a state that differs between ranks was saved"
-
-
 def _an_average_drifts(rank: int) -> None:
     from optim.ema import EMA
 
@@ -270,13 +224,6 @@ def _an_average_drifts(rank: int) -> None:
             next(iter(average.tensors().values())).add_(1)
 
     EMA.update = update  # type: ignore[method-assign,assignment]
-
-
-def test_a_rank_with_another_average_is_named(data: Path, tmp_path: Path, log: Path) -> None:
-    typed = settings(data, tmp_path / "run", global_batch_size=18, ema="true")
-    done = train(typed, log, ranks=3, hook=_an_average_drifts)
-    named = re.search(r"rank 1 \(process \d+ on [^)]+\) differs from the others in ema\.\S+ at step 2", done.output)
-    assert done.status == 1 and named, done.output
 
 
 def test_the_comparison_of_ranks_can_be_switched_off(data: Path, tmp_path: Path, log: Path) -> None:
@@ -324,14 +271,18 @@ def test_a_rewind_ends_an_unfinished_trace(data: Path, tmp_path: Path, log: Path
     assert len([*run.glob("profile/rank_0.*.pt.trace.json.gz")]) == 1
 
 
-def test_a_rewind_keeps_the_wandb_run(data: Path, tmp_path: Path, log: Path) -> None:
-    run = tmp_path / "run"
-    typed = settings(data, run, on_nonfinite="rewind", wandb__mode="offline", **OFTEN)
-    train(typed, log, hook=with_arguments(_explodes, (1,))).ok()
-    folders = [path.name for path in (run / "wandb").glob("offline-run-*")]
-    # A folder is offline-run-<time>-<id>. A counter follows the id if both folders begin in the
-    # same second.
-    assert len(folders) == 2 and len({name.split("-")[3] for name in folders}) == 1, folders
+@pytest.mark.parametrize(
+    ("hook", "differs"),
+    [(_a_bit_of_the_optimizer_flips, r"optimizer\.\S+ at step 4"), (_an_average_drifts, r"ema\.\S+ at step 2")],
+)
+def test_a_rank_with_another_state_is_named(
+    data: Path, tmp_path: Path, log: Path, hook: Callable[[int], None], differs: str
+) -> None:
+    """A checkpoint takes tensors of the optimizer and of the average from all ranks in turn."""
+    typed = settings(data, tmp_path / "run", global_batch_size=18, ema="true")
+    done = train(typed, log, ranks=3, hook=hook)
+    named = re.search(rf"rank 1 \(process \d+ on [^)]+\) differs from the others in {differs}", done.output)
+    assert done.status == 1 and named, done.output
 
 
 # ---- starts, one by one ------------------------------------------------------------------------
@@ -363,14 +314,6 @@ def _fresh(begun: Begun) -> TrainState:
     return state
 
 
-def test_a_start_that_ends_well_is_the_last(begun: Begun) -> None:
-    recovery = Recovery(begun.start, SINGLE)
-    with recovery.next_start() as start:
-        assert start is begun.start and recovery.with_history(begun.state) is begun.state
-        assert not recovery.is_done
-    assert recovery.is_done
-
-
 def test_the_next_start_knows_all_steps_that_are_left_out(begun: Begun) -> None:
     """The steps are those of the resumed checkpoint and later ones.
 
@@ -383,27 +326,12 @@ def test_the_next_start_knows_all_steps_that_are_left_out(begun: Begun) -> None:
     with recovery.next_start() as start:
         state = recovery.with_history(_fresh(begun))
         assert (state.progress.skipped_steps, state.progress.wandb_run_id) == ([5, 8], "first")
+    assert recovery.is_done
     assert start.checkpoint is None and start.config is begun.start.config
     assert start.notes == [
         "step 5 is bad: going back (rewind 2 of 2 at most)",
         "going on from the start, without the batch of step 5, 8",
     ]
-
-
-def test_a_resumed_run_still_leaves_steps_out(begun: Begun) -> None:
-    begun.state.progress.skipped_steps = [8, 3]
-    recovery = Recovery(begun.start, SINGLE)
-    with recovery.next_start():
-        assert recovery.with_history(begun.state).progress.skipped_steps == [3, 8]
-
-
-def test_a_branch_without_a_checkpoint_goes_back_to_its_source(begun: Begun, quiet: Path) -> None:
-    source = Checkpoint.open(quiet / "step_00000004")
-    recovery = Recovery(Start(begun.start.config, source), SINGLE)
-    _fails(recovery, begun.state, _bad(5))
-    with recovery.next_start() as start:
-        assert start.checkpoint is source
-        assert start.notes[-1] == f"going on from {source.path} at step 4, without the batch of step 5"
 
 
 def test_a_start_frees_its_memory_before_the_next(begun: Begun) -> None:

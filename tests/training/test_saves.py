@@ -2,7 +2,6 @@
 
 import os
 import resource
-import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.faults import can_mount, disk
 from tests import runs
 from tests.in_process import SINGLE, begin
 from tests.runs import assert_same_run, rows, settings, train, with_arguments
@@ -41,7 +39,7 @@ def _assert_same_but_for_the_count(run: Path, quiet: Path) -> None:
 # ---- real runs on a full disk ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ranks", "full_on"), [(1, [0]), (2, [0]), (2, [1]), (2, [0, 1])])
+@pytest.mark.parametrize(("ranks", "full_on"), [(1, [0]), (2, [1]), (2, [0, 1])])
 def test_a_run_survives_a_full_disk(
     data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, log: Path, ranks: int, full_on: list[int]
 ) -> None:
@@ -101,30 +99,6 @@ def _full_without_best(first_step: int, end_step: int, rank: int) -> None:
 
     Plan.update_best = lambda *args: False  # type: ignore[method-assign]
     runs.full_disk(first_step, end_step, [0], rank)
-
-
-def _disk_is_enlarged(folder: Path, at_step: int, rank: int) -> None:
-    def enlarge(step: int) -> None:
-        if step == at_step and rank == 0:
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "remount,size=64m", "tmpfs", str(folder)], check=True)
-
-    runs.before_step(enlarge)
-
-
-@pytest.mark.skipif(not can_mount(), reason="needs root and a file system of its own")
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_survives_a_disk_that_is_really_full(
-    data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, log: Path, ranks: int
-) -> None:
-    """The disk has room for one checkpoint (0.6 MB), and for no two."""
-    run = tmp_path / "run"
-    with disk(run, 2**20):
-        typed = settings(data, run, max_failed_saves=10, **ON)
-        output = train(typed, log, ranks=ranks, hook=with_arguments(_disk_is_enlarged, run, 9)).ok()
-        assert "WARNING: the checkpoint of step 4 could not be written: " in output
-        assert "No space left on device" in output
-        _assert_same_but_for_the_count(run, quiet if ranks == 1 else quiet_2)
-        assert not list(run.glob(".incomplete*"))
 
 
 # ---- the last save -----------------------------------------------------------------------------
@@ -201,11 +175,6 @@ def test_a_graceful_stop_tries_its_save_again(
     else:
         assert "the checkpoint of step 3 could not be written" in done.error()
         assert not (run / "stopped").exists() and runs.latest(run) == 2
-
-
-def test_stop_is_the_default_and_tries_nothing_again(data: Path, tmp_path: Path, log: Path) -> None:
-    done = train(settings(data, tmp_path / "run"), log, hook=with_arguments(runs.full_disk, 12, 100, [0]))
-    assert "the checkpoint of step 12 could not be written" in done.error() and "WARNING" not in done.output
 
 
 # ---- going back --------------------------------------------------------------------------------
