@@ -6,6 +6,7 @@ import shutil
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -83,9 +84,10 @@ def describe(settings: Settings) -> str:
     Raises:
         UserError: The dataset is missing, damaged, or changed since it was built.
     """
-    path, is_text = settings.path, kind_of_data(settings.path) == "text"
-    if is_text:
+    path = settings.path
+    if kind_of_data(path) == "text":
         names = [name for name in SPLITS if has_split(path, name)]
+        contents = {name: partial(check_text_contents, open_text_split(path, name)) for name in names}
         about, examples = describe_text(path), list[str]()
         if settings.num:
             text = open_text_split(path, settings.split)
@@ -94,6 +96,7 @@ def describe(settings: Settings) -> str:
         # The split to show is opened in any case: that raises an error that names what is missing.
         names = [name for name in SPLITS if name == settings.split or (path / name).exists()]
         splits = {name: open_split(path, name) for name in names}
+        contents = {name: partial(check_contents, split) for name, split in splits.items()}
         about, examples = _about(splits, settings.split), _examples(settings, splits[settings.split])
 
     record = read_record(path)
@@ -101,8 +104,7 @@ def describe(settings: Settings) -> str:
     for name in names:
         fingerprint = f"{record[name]} (recorded)" if name in record else "not recorded; --fingerprint computes it"
         if settings.fingerprint:
-            computed = check_text_contents(open_text_split(path, name)) if is_text else check_contents(splits[name])
-            fingerprint = f"{computed} (computed)"
+            fingerprint = f"{contents[name]()} (computed)"
         lines.append(f"  sha256   {name:<5} {fingerprint}")
     if isinstance(builder := record.get("builder"), dict):
         given = [f"{key}={value}" for key, value in builder.items() if key != "program" and value is not None]

@@ -46,8 +46,8 @@ def show_samples(split: TextSplit, name: SplitName, numbers: Sequence[int]) -> l
         title = f"{name} sample {number}: {_cut(split.metadata.tasks[task])}, {prefix_len} + {response_len} tokens"
         decode = tokenizer.decode if tokenizer is not None else lambda tokens: " ".join(map(str, tokens))
         instruction, response = (decode(part.tolist()) for part in parts)
-        is_text = prefix_len == 1
-        shown = [_cut(instruction + response)] if is_text else [_cut(instruction), "-> " + _cut(response)]
+        has_instruction = prefix_len > 1
+        shown = [_cut(instruction), "-> " + _cut(response)] if has_instruction else [_cut(instruction + response)]
         lines += ["", title, *shown]
     return lines
 
