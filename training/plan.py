@@ -79,7 +79,7 @@ class Plan:
         return step == 1 or step % self.config.log_interval == 0
 
     def next_row(self, step: int) -> int:
-        """Return the first step from this one on whose metrics are logged."""
+        """Return the first step from this one on that has a row, if only that of its evaluation."""
         every = self.config.log_interval
         return step if self.log_due(step) else min(-(-step // every) * every, self.last_step)
 

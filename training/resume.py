@@ -124,20 +124,20 @@ def _resumed(
         notes.append(f"not known when the run began: {', '.join(f'{key}={whole[key]}' for key in newer)}")
     if gone := [f"{key}={value}" for key, value in flatten(stored) if key in GONE]:
         notes.append(f"stored keys that no longer exist are dropped: {', '.join(gone)}")
-    stored, changes, places = _merged(whole, overrides)
+    merged, changes, places = _merged(whole, overrides)
     changes |= {
         "resume": where.resume,
         "checkpoint_path": str(run_path),
         "allow_changed_data": where.allow_changed_data,
     }
     if where.resume not in (None, "auto"):  # a typed group, such as debug=tiny, gives no new names
-        changes |= {key: getattr(where, key) or stored.get(key) for key in _NAMES}
-    if changes.get("started_in", stored.get("started_in")) not in (None, os.getcwd()):
+        changes |= {key: getattr(where, key) or merged.get(key) for key in _NAMES}
+    if changes.get("started_in", merged.get("started_in")) not in (None, os.getcwd()):
         # Stored paths are relative to where the run was started, and typed ones to the current
         # directory.
         changes |= {key: _absolute(changes[key]) for key in changes.keys() & _PATHS}
     file = run_path / "config.yaml" if checkpoint is None else checkpoint.path / "state.json"
-    not_stored = changes.keys() | {key for key in stored if stored[key] != whole[key]}
+    not_stored = changes.keys() | {key for key in merged if merged[key] != whole[key]}
 
     def origin() -> Composed:
         def is_stored(key: str) -> bool:
@@ -148,11 +148,11 @@ def _resumed(
         of_file = {key: place for key, place in of_file.items() if is_stored(key)}
         return Composed(places=of_file | {key: place for key, place in places.items() if not is_stored(key)})
 
-    named = with_names(validate(PretrainConfig, with_changes(stored, changes), origin), launch)
+    named = with_names(validate(PretrainConfig, with_changes(merged, changes), origin), launch)
     config = _with_started_in(named, checkpoint)
     if checkpoint is None:
-        if stored.get("resume") not in (None, "auto"):
-            source = config.located(str(stored["resume"]))
+        if merged.get("resume") not in (None, "auto"):
+            source = config.located(str(merged["resume"]))
             raise UserError(
                 f"{run_path} was to go on from {source} and has no checkpoint of its own yet; "
                 f"give {typed_override('resume', source)} {typed_override('checkpoint_path', str(run_path))} again"
