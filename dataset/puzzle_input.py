@@ -7,7 +7,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -38,8 +38,8 @@ class Puzzle:
     """One board to be solved, and its solution if that is known."""
 
     name: str  # its source: "puzzle", "puzzles.csv:2", "0a1b2c3d test 1"
-    question_S: np.ndarray
-    solution_S: np.ndarray | None = None
+    question_S: np.ndarray = field(repr=False)
+    solution_S: np.ndarray | None = field(default=None, repr=False)
     identifier: int = BLANK_IDENTIFIER  # its row in the puzzle table
     notes: tuple[str, ...] = ()
 
