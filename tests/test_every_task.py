@@ -17,8 +17,6 @@ from dataset.tasks.base import BoardTask, TextTask
 from dataset.tta import Variations
 from tests.dataset.samples import samples_of
 
-WORDS = ("kind", "plural", "shapes", "checked")
-
 
 @pytest.fixture(params=TASKS, ids=lambda task: task.kind)
 def sample(request: pytest.FixtureRequest) -> tuple[BoardTask, Split]:
@@ -37,16 +35,14 @@ def _num_faulty(task: BoardTask, inputs_NS: np.ndarray, labels_NS: np.ndarray) -
 
 def test_the_class_says_all_that_messages_need(sample: tuple[BoardTask, Split]) -> None:
     task, split = sample
-    for word in (*WORDS, "name", "title"):
+    for word in ("kind", "plural", "shapes", "checked", "name", "title"):
         assert getattr(task, word, ""), f"{type(task).__name__} has no {word}"
     assert task.rows * task.columns == split.metadata.seq_len
-    assert len(task.tokens) in (0, split.metadata.vocab_size), "tokens must name every token, or none"
-    assert len(task.symbols) in (0, split.metadata.vocab_size), "symbols must hold one for every token, or none"
+    assert {len(task.tokens), len(task.symbols)} <= {0, split.metadata.vocab_size}, "of every token, or of none"
     found = task_of_shape(split.metadata.seq_len, split.metadata.vocab_size)
     assert type(found) is type(task), f"an earlier task of the table takes this shape: {found and found.kind}"
-    assert not any(set(task.metrics) & set(other.metrics) for other in TASKS if other is not type(task)), (
-        "metrics of two tasks must have different names"
-    )
+    others = [other for other in TASKS if other is not type(task)]
+    assert not any(set(task.metrics) & set(other.metrics) for other in others), "metrics must differ by their names"
 
 
 def test_correct_examples_are_right_and_without_faults(sample: tuple[BoardTask, Split]) -> None:

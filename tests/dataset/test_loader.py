@@ -84,6 +84,9 @@ def _unpack(batch: dict[str, torch.Tensor]) -> list[tuple[list[int], list[int], 
 @pytest.mark.parametrize("data_on", ["host", "device"])
 def test_batches_hold_the_examples_that_the_sampler_names(dtype: Any, ignore: int | None, data_on: DataOn) -> None:
     split = _split([[1, 3, 2], [2, 2]], dtype=dtype, ignore=ignore)
+    for puzzle_set in split.sets.values():  # the arrays may be maps of a file that others read
+        puzzle_set.inputs.setflags(write=False)
+        puzzle_set.labels.setflags(write=False)
     sampler = _sampler(split, 4, epochs=3)
     loader = TrainLoader(split, sampler, World.single(), data_on=data_on)
     batches = list(loader.batches(range(1, sampler.last_step + 1)))
@@ -93,18 +96,6 @@ def test_batches_hold_the_examples_that_the_sampler_names(dtype: Any, ignore: in
         assert _unpack(batch) == _rows_by_hand(split, sampler.examples(step, slice(0, 4)))
     ignored = sum(int((batch["labels"] == IGNORE_LABEL).sum()) for batch in batches)
     assert ignored > 0 if ignore is not None else ignored == 0
-
-
-def test_reading_leaves_the_arrays_alone() -> None:
-    """The arrays may be read-only maps of a file that other processes read."""
-    split = _split([[3, 3]], dtype=np.int32)
-    for array in (split.sets["set0"].inputs, split.sets["set0"].labels):
-        array.setflags(write=False)
-    before = split.sets["set0"].labels.copy()
-    for data_on in DATA_ON:
-        batches = TrainLoader(split, _sampler(split, 2), World.single(), data_on=data_on).batches(range(1, 4))
-        next(batches)["labels"].fill_(5)
-    np.testing.assert_array_equal(split.sets["set0"].labels, before)
 
 
 def test_sets_of_different_types_lie_on_the_device_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +115,7 @@ def test_sets_of_different_types_lie_on_the_device_together(monkeypatch: pytest.
 
 @pytest.mark.parametrize("data_on", DATA_ON)
 @pytest.mark.parametrize("ignore", [-100, -1, 200])
-def test_a_label_outside_of_the_vocabulary_is_ignored_of_the_vocabulary(data_on: DataOn, ignore: int) -> None:
+def test_a_label_outside_of_the_vocabulary_is_ignored(data_on: DataOn, ignore: int) -> None:
     split = _split([[4]], dtype=np.int64, ignore=ignore)
     split.sets["set0"].labels[1, 2] = ignore
     sampler = _sampler(split, 4)
@@ -206,24 +197,17 @@ def test_an_evaluation_covers_every_row_exactly_once(puzzles: list[int], batch_s
     assert [found[row] for row in sorted(found)] == expected
 
 
-@pytest.mark.parametrize(
-    ("max_examples", "expected"), [(1, [0]), (4, [0, 2, 5, 7]), (10, list(range(10))), (99, list(range(10)))]
-)
-def test_a_part_of_an_evaluation_is_spread_evenly(max_examples: int, expected: list[int]) -> None:
-    loader = EvalLoader(_split([[1] * 10]), "set0", 3, max_examples)
-    assert loader.num_examples == len(expected)
-    rows = [row for rank in range(2) for numbers, _ in loader.batches(world_of(rank, 2)) for row in numbers.tolist()]
-    assert sorted(rows) == expected
-
-
-def test_every_batch_can_be_spread_over_the_file() -> None:
+def test_a_part_or_a_batch_of_an_evaluation_can_be_spread_evenly() -> None:
     """An evaluation that ends early has then seen rows of the whole file."""
-    loader = EvalLoader(_split([[1] * 10]), "set0", 3, spread=True)
-    batches = [rows.tolist() for rows, _ in loader.batches(World.single())]
-    assert batches == [[0, 4, 8], [1, 5, 9], [2, 6, 3], [7]]
-    assert [rows.tolist() for rows, _ in EvalLoader(_split([[1] * 10]), "set0", 99, spread=True).batches(World())] == [
-        list(range(10))
-    ]
+    split, whole = _split([[1] * 10]), list(range(10))
+    for max_examples, expected in ((1, [0]), (4, [0, 2, 5, 7]), (10, whole), (99, whole)):
+        loader = EvalLoader(split, "set0", 3, max_examples)
+        assert loader.num_examples == len(expected)
+        rows = [row for rank in range(2) for numbers, _ in loader.batches(world_of(rank, 2)) for row in numbers]
+        assert sorted(rows) == expected
+    for batch_size, batches in ((3, [[0, 4, 8], [1, 5, 9], [2, 6, 3], [7]]), (99, [whole])):
+        loader = EvalLoader(split, "set0", batch_size, spread=True)
+        assert [rows.tolist() for rows, _ in loader.batches(World.single())] == batches
 
 
 def test_the_reading_thread_uses_the_card_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 # N = mazes, S = cells of a maze, L = side, T = transforms
 
 import itertools
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from dataset.maze import (
     START,
     WALL,
     allowed_transforms,
-    distances,
     generate,
     judge_paths,
     least_distance,
@@ -68,32 +66,8 @@ def test_the_label_is_the_first_of_all_shortest_paths(side: int) -> None:
         assert found is not None and maze_LL[found[0]] == START and maze_LL[found[-1]] == GOAL
         taken = [(r - row, c - column) for (row, column), (r, c) in itertools.pairwise(found)]
         assert [((1, 0), (0, -1), (0, 1), (-1, 0)).index(step) for step in taken] == expected
+        assert found == search(maze_LL.tolist())
     assert num_without and (num_choices > 10 or side == 2)
-
-
-def test_the_label_is_the_path_of_the_search() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        maze_LL = any_maze(rng, 30).reshape(30, 30)
-        assert shortest_path(maze_LL) == search(maze_LL.tolist())
-
-
-def test_distances_equal_those_of_a_plain_search() -> None:
-    rng = np.random.default_rng(0)
-    open_NLL = rng.random((40, 7, 7)) < 0.65
-    from_NLL = rng.random((40, 7, 7)) < 0.05
-    expected_NLL = np.full((40, 7, 7), -1)
-    for n in range(40):
-        queue = deque((cell, 0) for cell in zip(*np.nonzero(from_NLL[n]), strict=True))
-        while queue:
-            (row, column), steps = queue.popleft()
-            if expected_NLL[n, row, column] >= 0:
-                continue
-            expected_NLL[n, row, column] = steps
-            for r, c in ((row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)):
-                if 0 <= r < 7 and 0 <= c < 7 and open_NLL[n, r, c]:
-                    queue.append(((r, c), steps + 1))
-    np.testing.assert_array_equal(distances(open_NLL, from_NLL), expected_NLL)
 
 
 def _judge(maze_LL: np.ndarray, answer_LL: np.ndarray) -> tuple[bool, bool]:
@@ -240,18 +214,6 @@ def test_symmetries_of_earlier_mazes_are_left_out(monkeypatch: pytest.MonkeyPatc
     found = [question_S.reshape(6, 6) for question_S, _ in generate(3, 6, np.random.default_rng(0))]
     for question_LL, expected_LL in zip(found, [drawn[0], drawn[1], turned(drawn[2], 2)], strict=True):
         np.testing.assert_array_equal(question_LL, expected_LL)
-
-
-@pytest.mark.parametrize("side", [6, 40])
-def test_the_fast_search_agrees_with_distances(side: int) -> None:
-    rng = np.random.default_rng(side)
-    open_KLL = rng.random((200, side, side)) < rng.uniform(0.3, 1, (200, 1, 1))
-    from_KLL = maze._one_of(open_KLL, rng)
-    assert (from_KLL.sum((1, 2)) == 1).all() and not (from_KLL & ~open_KLL).any()
-    farthest_KLL, depth_K = maze._farthest(open_KLL, from_KLL)
-    expected_KLL = distances(open_KLL, from_KLL)
-    np.testing.assert_array_equal(depth_K, expected_KLL.max((1, 2)))
-    np.testing.assert_array_equal(farthest_KLL, expected_KLL == depth_K[:, None, None])
 
 
 @pytest.mark.skipif(not REAL_MAZES.exists(), reason="the shared mazes are not here")

@@ -6,6 +6,7 @@ The tests in tests/dataset/tasks/ prove the symmetries of each task.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,12 @@ SPLITS: dict[str, Callable[[], Split]] = {
     "maze": maze_split,
     "arc": arc_split,
     "boards of three sizes": mixed_split,
+    "clues": lambda: sudoku_split(BOXES["2x2"], 12),
 }
+
+
+def _batches(task: str, world: World, steps: range, **options: Any) -> list[Any]:
+    return augmented_batches(SPLITS[task](), world, steps, most_clues=0.9 if task == "clues" else 0.0, **options)
 
 
 def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -33,19 +39,17 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("task", SPLITS)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_any_number_of_ranks_makes_the_same_augmented_batches(task: str, num_ranks: int) -> None:
-    split = SPLITS[task]()
-    whole = augmented_batches(split, World.single(), range(1, 5))
-    parts = [augmented_batches(split, world_of(rank, num_ranks), range(1, 5)) for rank in range(num_ranks)]
+    whole = _batches(task, World.single(), range(1, 5))
+    parts = [_batches(task, world_of(rank, num_ranks), range(1, 5)) for rank in range(num_ranks)]
     for step, batch in enumerate(whole):
         assert _same(batch, {name: torch.cat([part[step][name] for part in parts]) for name in batch})
 
 
 @pytest.mark.parametrize("task", SPLITS)
 def test_a_resumed_run_and_data_on_the_device_see_the_same_augmented_batches(task: str) -> None:
-    split = SPLITS[task]()
-    whole = augmented_batches(split, World.single(), range(1, 9))
-    assert all(map(_same, augmented_batches(split, World.single(), range(5, 9)), whole[4:]))
-    assert all(map(_same, augmented_batches(split, World.single(), range(1, 9), data_on="device"), whole))
+    whole = _batches(task, World.single(), range(1, 9))
+    assert all(map(_same, _batches(task, World.single(), range(5, 9)), whole[4:]))
+    assert all(map(_same, _batches(task, World.single(), range(1, 9), data_on="device"), whole))
 
 
 @pytest.mark.gpu
@@ -53,10 +57,8 @@ def test_a_resumed_run_and_data_on_the_device_see_the_same_augmented_batches(tas
 @pytest.mark.parametrize("task", SPLITS)
 @pytest.mark.parametrize("data_on", ["host", "device"])
 def test_a_gpu_sees_the_same_augmented_batches(task: str, data_on: str) -> None:
-    split = SPLITS[task]()
-    on_gpu = augmented_batches(split, World.single("cuda"), range(1, 9), data_on=data_on)
-    expected = augmented_batches(split, World.single(), range(1, 9))
-    for batch, same in zip(on_gpu, expected, strict=True):
+    on_gpu = _batches(task, World.single("cuda"), range(1, 9), data_on=data_on)
+    for batch, same in zip(on_gpu, _batches(task, World.single(), range(1, 9)), strict=True):
         assert _same({name: tensor.cpu() for name, tensor in batch.items()}, same)
 
 
@@ -65,18 +67,6 @@ def _clue_split(num: int) -> Split:
     inputs_NS = np.full((num, 81), 2, np.uint8)
     inputs_NS[:, ::2] = 1
     return split_with(inputs_NS, np.full((num, 81), 2, np.uint8), 11)
-
-
-@pytest.mark.parametrize("num_ranks, data_on", [(1, "device"), (3, "host")])
-def test_any_number_of_ranks_and_a_resumed_run_show_the_same_clues(num_ranks: int, data_on: str) -> None:
-    split = sudoku_split(BOXES["2x2"], 12)
-    whole = augmented_batches(split, World.single(), range(1, 9), most_clues=0.9)
-    parts = [
-        augmented_batches(split, world_of(rank, num_ranks), range(5, 9), most_clues=0.9, data_on=data_on)
-        for rank in range(num_ranks)
-    ]
-    for step, batch in enumerate(whole[4:]):
-        assert _same(batch, {name: torch.cat([part[step][name] for part in parts]) for name in batch})
 
 
 def test_clues_fill_blank_cells_with_their_answers_and_change_nothing_else() -> None:

@@ -4,7 +4,6 @@ An error about a malformed folder is one line, which names the file.
 """
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,21 +129,18 @@ def test_merged_datasets_are_checked_one_by_one_and_have_a_fingerprint(tmp_path:
         check_contents(merge_splits([open_split(tmp_path / "one", "train"), two], [0, 4]))
 
 
-@pytest.mark.parametrize("name", ["inputs", "labels", "puzzle_identifiers"])
-def test_the_fingerprint_depends_on_the_contents(tmp_path: Path, name: str) -> None:
+def test_the_fingerprint_depends_on_the_contents_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fingerprint() -> str:
         return check_contents(open_split(tmp_path, "train"))
 
-    before = fingerprint() if _write(tmp_path) else ""
-    assert fingerprint() == before
-    _edit(tmp_path, name, lambda array: np.where(array == array.flat[0], (array + 1) % 4, array).astype(array.dtype))
-    assert fingerprint() != before
-
-
-def test_the_fingerprint_does_not_depend_on_the_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = check_contents(open_split(_write(tmp_path), "train"))
+    _write(tmp_path)
+    found = [fingerprint()]
     monkeypatch.setattr(schema, "CHUNK_BYTES", 1)
-    assert check_contents(open_split(tmp_path, "train")) == before
+    assert fingerprint() == found[0]
+    for name in ("inputs", "labels", "puzzle_identifiers"):
+        _edit(tmp_path, name, lambda a: np.where(a == a.flat[0], (a + 1) % 4, a).astype(a.dtype))
+        found.append(fingerprint())
+    assert len(set(found)) == 4
     _edit(tmp_path, "inputs", _set((11, 2), VOCAB))
     assert "row 11 has token 7" in _error(tmp_path)
 
@@ -191,15 +187,17 @@ def test_wrong_arrays_are_named(
 def test_a_label_may_be_the_ignored_id(tmp_path: Path) -> None:
     _edit(_write(tmp_path, ignore_label_id=-100), "labels", _set((4, 0), -100))
     check_contents(open_split(tmp_path, "train"))
-    _edit(tmp_path, "labels", _set((5, 0), -99))
-    assert "row 5 has label -99, but 0 to 6 are possible" in _error(tmp_path)
 
 
-@pytest.mark.parametrize("length", [0, -1])
-def test_a_truncated_array_is_named(tmp_path: Path, length: int) -> None:
+def test_truncated_and_garbled_arrays_are_named(tmp_path: Path) -> None:
     file = _write(tmp_path) / "train" / "all__inputs.npy"
-    os.truncate(file, length if length >= 0 else file.stat().st_size + length)
-    assert f"{file}: cannot be mapped as a plain array" in _error(tmp_path)
+    whole = file.read_bytes()
+    damaged = [b"", whole[:-1]]
+    for header in (b"{'descr': '<i8', 'fortran_order': False, 'shape': (12, -5), }", b"(" * 60, b"{'a", b"\xff" * 60):
+        damaged.append(whole[:10] + header.ljust(117) + whole[127:])
+    for contents in damaged:
+        file.write_bytes(contents)
+        assert str(file) in _error(tmp_path)
 
 
 class _Payload:
@@ -221,31 +219,6 @@ def test_no_code_runs_from_a_dataset(tmp_path: Path, name: str) -> None:
     file.write_bytes(b"\x80\x04]." + b"\x00" * 100)  # a bare pickle
     assert f"{file}: cannot be mapped as a plain array" in _error(tmp_path / "data")
     assert not trace.exists()
-
-
-@pytest.mark.parametrize(
-    "header", [b"{'descr': '<i8', 'fortran_order': False, 'shape': (12, -5), }", b"(" * 60, b"{'a", b"\xff" * 60]
-)
-def test_a_garbled_header_is_named(tmp_path: Path, header: bytes) -> None:
-    file = _write(tmp_path) / "train" / "all__inputs.npy"
-    contents = bytearray(file.read_bytes())
-    contents[10 : 10 + 117] = header.ljust(117)
-    file.write_bytes(contents)
-    assert str(file) in _error(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "command"),
-    [
-        ("maze-30x30-hard-1k", "maze_dataset.py --output-dir {path}"),
-        ("arc-2-aug-1000", "arc_dataset.py --output-dir {path} --num-aug 1000"),
-        ("lights-out-5x5", "lights_out_dataset.py --output-dir {path}"),
-        ("sudoku-1k-aug-9", "sudoku_dataset.py --output-dir {path} --subsample-size 1000 --num-aug 9"),
-        ("research", "sudoku_dataset.py --output-dir {path}"),
-    ],
-)
-def test_a_missing_dataset_names_its_builder(name: str, command: str, tmp_path: Path) -> None:
-    assert f"python dataset/build_{command.format(path=tmp_path / name)} (--help" in _error(tmp_path / name)
 
 
 def test_what_is_no_dataset_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

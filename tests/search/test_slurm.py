@@ -35,8 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with what Slurm was asked, and with the logs of a sweep."""
     (tmp_path / "bin").mkdir()
     for name, does in PROGRAMS.items():
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does.format(tmp_path)}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
+        _program(tmp_path, name, does.format(tmp_path))
     (tmp_path / "queue").touch()
     (tmp_path / "my_sweep/logs").mkdir(parents=True)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
@@ -130,23 +129,23 @@ def test_a_stop_takes_a_waiting_job_away_and_signals_a_running_one(folder: Path)
     ]
 
 
-def test_a_refused_submission_is_one_line(folder: Path) -> None:
-    refuses = "echo 'sbatch: error: invalid partition specified: gpu' >&2; exit 1"
-    (folder / "bin/sbatch").write_text(f"#!/bin/sh\n{refuses}\n")
-    with pytest.raises(UserError, match=r"^sbatch refuses the runs \(error: invalid partition specified: gpu\)"):
-        [*SlurmLauncher(_config()).start(_starts(folder, 2))]
+def _program(folder: Path, name: str, does: str) -> None:
+    (folder / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
+    (folder / "bin" / name).chmod(0o755)
 
 
-def test_a_silent_slurm_is_one_line_and_later_no_end(folder: Path) -> None:
-    (folder / "bin/squeue").write_text("#!/bin/sh\necho down >&2; exit 1\n")
+def test_a_refusing_or_silent_slurm_is_one_line_and_later_no_end(folder: Path) -> None:
     launcher = SlurmLauncher(_config())
     (job,) = launcher.start(_starts(folder, 1))
+    _program(folder, "sbatch", "echo 'sbatch: error: invalid partition specified: gpu' >&2; exit 1")
+    with pytest.raises(UserError, match=r"^sbatch refuses the runs \(error: invalid partition specified: gpu\)"):
+        [*SlurmLauncher(_config()).start([Start([], folder / "other.log", 0)])]
+    _program(folder, "squeue", "echo down >&2; exit 1")
     with pytest.raises(UserError, match=r"squeue fails \(down\)"):
         job.poll()
-    (folder / "bin/squeue").write_text("#!/bin/sh\necho 77 RUNNING\n")
-    assert job.poll() is None
-    (folder / "bin/squeue").write_text("#!/bin/sh\nexit 1\n")
-    assert job.poll() is None
+    for does in ("echo 77 RUNNING", "exit 1"):
+        _program(folder, "squeue", does)
+        assert job.poll() is None
 
 
 def test_without_slurm_the_command_line_is_shown_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -160,19 +159,16 @@ def test_without_slurm_the_command_line_is_shown_all_the_same(monkeypatch: pytes
         SlurmLauncher(config).start(_starts(tmp_path, 1))
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
+def test_options_that_do_not_fit_are_refused() -> None:
+    options: tuple[tuple[dict[str, object], str], ...] = (
         ({"slurm": {"time": "2:00:00"}}, "'2:00:00'"),
         ({"slurm": {"time": 9, "nodes": 2}, "ranks": 3}, "slurm.nodes is 2"),
         ({"slurm": {"time": 9, "ntasks_per_node": 2}}, "'ntasks_per_node'"),
         ({"gpus": [0]}, "leave out one"),
-        ({"name": "local"}, "leave out one"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options: dict[str, object], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        _config(**options)
+    )
+    for given, reason in options:
+        with pytest.raises(ValueError, match=reason):
+            _config(**given)
 
 
 # ---- what runs in the job ----------------------------------------------------------------------

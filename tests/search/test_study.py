@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 import sqlite3
 import time
 from contextlib import closing
@@ -181,21 +180,16 @@ def test_a_folder_with_another_sweep_is_refused(data: Path, tmp_path: Path) -> N
 
 def test_a_database_that_is_not_there_is_one_line(data: Path, tmp_path: Path) -> None:
     for url, reason in (
-        ("postgresql://me@localhost:1/db", "; pip install 'psycopg[binary]' for PostgreSQL"),
-        ("nonsense", "can't be used"),
+        ("postgresql://me@localhost:1/db", r"pip install 'psycopg\[binary\]' for PostgreSQL"),
         (f"sqlite:///{tmp_path}/no/folder.db", "unable to open database file"),
     ):
-        with (
-            pytest.raises(UserError, match=re.escape(reason)) as caught,
-            open_study(sweep_of(data, tmp_path / "s", "lr=1,2", f"sweep.storage='{url}'"), create=True),
-        ):
+        sweep = sweep_of(data, tmp_path / "s", "lr=1,2", f"sweep.storage='{url}'")
+        with pytest.raises(UserError, match=rf"^[^\n]*{reason}[^\n]*$"), open_study(sweep, create=True):
             pass
-        assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("options", ["", "?timeout=5"])
-def test_a_database_by_its_url_works_like_the_file(data: Path, tmp_path: Path, options: str) -> None:
-    url = f"sqlite:///{tmp_path / 'elsewhere.db'}{options}"
+def test_a_database_by_its_url_works_like_the_file(data: Path, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'elsewhere.db'}?timeout=5"
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", f"sweep.storage='{url}'")
     with open_study(sweep, create=True) as study:
         sweep.write()

@@ -62,22 +62,6 @@ def test_grids_as_text_and_as_json() -> None:
 # ---- validation --------------------------------------------------------------------------------
 
 
-def _canvases() -> list[np.ndarray]:
-    """Return canvases with grids of many sizes in many places."""
-    rng = np.random.default_rng(0)
-    found = []
-    for height, width in [(1, 1), (30, 30), (30, 1), (1, 30), (29, 30), *rng.integers(1, 31, (20, 2)).tolist()]:
-        grid = rng.integers(0, 10, (height, width)).astype(np.uint8)
-        found += [arc.to_tokens(grid), arc.to_tokens(grid, 30 - height, 30 - width)]
-    return found
-
-
-def test_arc_grids_of_all_sizes_are_accepted() -> None:
-    right_N, corner_N = _grids(np.stack(_canvases()))
-    assert right_N.all()
-    assert corner_N.tolist() == [int(np.flatnonzero(tokens_S > 1)[0]) for tokens_S in _canvases()]
-
-
 FRAMED = arc.to_tokens(np.arange(6, dtype=np.uint8).reshape(2, 3), 4, 7)
 
 
@@ -136,13 +120,13 @@ def test_grids_are_transformed_inside_their_boxes(transform: int, around: int) -
             np.testing.assert_array_equal(batch[name][index].numpy(), expected_S, err_msg=f"{name} {index}")
 
 
-@pytest.mark.parametrize("side", [5, 12, 29])
-def test_a_small_canvas_is_the_corner_of_a_large_one(side: int) -> None:
+@pytest.mark.parametrize("side", [5, 12, 30])
+def test_a_canvas_of_any_side_is_the_corner_of_the_largest_one(side: int) -> None:
     """Its tokens, its grids and its symmetries are."""
     rng = np.random.default_rng(side)
     num, cases = 64, []
-    for _ in range(num):
-        size = rng.integers(1, side + 1, 2)
+    for number in range(num):
+        size = rng.integers(1, side + 1, 2) if number else np.array([side, side])
         top, left = rng.integers(0, side + 1 - size).tolist()
         cases.append((rng.integers(0, 10, size).astype(np.uint8), top, left))
 
