@@ -21,7 +21,7 @@ import torch.nn.functional as F
 import evaluate as program
 from dataset import arc_votes
 from dataset.arc import FIRST_COLOUR, PADDING, VOCAB_SIZE, parse_name, to_tokens
-from dataset.build_arc_dataset import main as build
+from dataset.build_arc_dataset import main
 from dataset.evaluators import build_evaluators
 from dataset.schema import open_split
 from models import inference
@@ -29,6 +29,7 @@ from models.act import segment
 from models.base import RecursiveModel
 from models.carry import Carry, Outputs
 from tests import runs
+from tests.dataset.builders import build, write_arc_tasks
 from tests.in_process import load_run, mistake, train_here
 from tests.spawn import run_ranks
 from training.evaluation import EvalOptions, evaluate
@@ -80,12 +81,8 @@ def _tasks() -> dict[str, Tasks]:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("arc")
-    for subset, tasks in _tasks().items():
-        (folder / "tasks" / subset).mkdir(parents=True)
-        for name, task in tasks.items():
-            (folder / "tasks" / subset / f"{name}.json").write_text(json.dumps(task))
-    options = ["--dataset-dirs", str(folder / "tasks"), "--num-aug", str(NUM_AUG)]
-    assert build([*options, "--output-dir", str(folder / "data")]) == 0
+    tasks = write_arc_tasks(folder / "tasks", **_tasks())
+    build(main, folder / "data", "--dataset-dirs", tasks, "--num-aug", NUM_AUG)
     return folder / "data"
 
 

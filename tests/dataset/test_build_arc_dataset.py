@@ -19,7 +19,7 @@ from dataset.arc_votes import ArcVotes
 from dataset.build_arc_dataset import main
 from dataset.schema import PuzzleSet
 from dataset.validate import main as main_of_validate
-from tests.dataset.builders import build, fingerprints, refused
+from tests.dataset.builders import build, fingerprints, refused, write_arc_tasks
 from utils.ranks.world import World
 
 _build = partial(build, main)
@@ -64,17 +64,9 @@ def _write_combined(folder: Path, **subsets: dict[str, Any]) -> Path:
     return prefix
 
 
-def _write_folders(folder: Path, **subfolders: dict[str, Any]) -> Path:
-    for subfolder, tasks in subfolders.items():
-        (folder / subfolder).mkdir(parents=True)
-        for name, task in tasks.items():
-            (folder / subfolder / f"{name}.json").write_text(json.dumps(task))
-    return folder
-
-
 @pytest.fixture
 def tasks_dir(tmp_path: Path) -> Path:
-    return _write_folders(tmp_path / "tasks", training=TRAINING, evaluation=EVALUATION)
+    return write_arc_tasks(tmp_path / "tasks", training=TRAINING, evaluation=EVALUATION)
 
 
 def _names(output_dir: Path) -> list[str]:
@@ -155,13 +147,13 @@ def test_grids_are_moved_over_the_whole_canvas(tmp_path: Path) -> None:
     """A pair of 29x28 cells has 2 x 3 places on the canvas, a transposed pair 3 x 2."""
     rng = np.random.default_rng(0)
     task = {"train": [_pair(rng, 29, 27), _pair(rng, 29, 27)], "test": [_pair(rng, 29, 27)]}
-    tasks = _write_folders(tmp_path / "tasks", training={"a": task}, evaluation={"c": EVALUATION["c"]})
+    tasks = write_arc_tasks(tmp_path / "tasks", training={"a": task}, evaluation={"c": EVALUATION["c"]})
     split = _build(tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 600)["train"]
-    names = _names(tmp_path / "data")
+    versions = [parse_name(name) for name in _names(tmp_path / "data")]
     moved: Counter[tuple[int, int]] = Counter()
     num_stays = np.zeros(3, dtype=int)
     for identifier, inputs_ES, _ in _puzzles(split.sets["all"]):
-        task_name, number, _ = parse_name(names[identifier])
+        task_name, number, _ = versions[identifier]
         if task_name == "a":
             starts = [_start(input_S) for input_S in inputs_ES]
             num_stays += [start == (0, 0) for start in starts]
@@ -172,37 +164,30 @@ def test_grids_are_moved_over_the_whole_canvas(tmp_path: Path) -> None:
     assert (num_stays > 200).all(), "each of the three pairs must stay unmoved in some versions"
 
 
-def test_combined_files_and_folders_give_the_same_dataset(
-    tmp_path: Path, tasks_dir: Path, capsys: pytest.CaptureFixture[str]
+def test_combined_files_and_folders_give_the_dataset_of_the_seed(
+    tmp_path: Path, tasks_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Combined files may be named with a hyphen, as those of URM."""
     prefix = _write_combined(tmp_path, evaluation=EVALUATION, training=TRAINING)
     options = ("--subsets", "evaluation", "training", "--test-set-name", "evaluation", "--num-aug", 4)
-    _build(tmp_path / "files", "--input-file-prefix", prefix, *options)
     _build(tmp_path / "folders", "--dataset-dirs", tasks_dir, "--num-aug", 4)
     of_e03333b = ["77661aba487c", "2bc08c2b40db"]
     assert [digest[:12] for digest in fingerprints(tmp_path / "folders")] == of_e03333b
+    monkeypatch.setattr(build_arc_dataset, "CHUNK_ROWS", 7)
+    _build(tmp_path / "files", "--input-file-prefix", prefix, *options)
     for file in tmp_path.glob("*_*"):
         file.rename(re.sub("_(challenges|solutions)", r"-\1", str(file)))
     _build(tmp_path / "hyphens", "--input-file-prefix", prefix, *options)
-    for other in ("folders", "hyphens"):
-        assert fingerprints(tmp_path / "files") == fingerprints(tmp_path / other)
+    for other in ("files", "hyphens"):
+        assert fingerprints(tmp_path / "folders") == fingerprints(tmp_path / other)
         for name in ("identifiers.json", "test_puzzles.json"):
-            assert (tmp_path / "files" / name).read_text() == (tmp_path / other / name).read_text()
+            assert (tmp_path / "folders" / name).read_text() == (tmp_path / other / name).read_text()
+    _build(tmp_path / "seed", "--dataset-dirs", tasks_dir, "--num-aug", 4, "--seed", 1)
+    assert fingerprints(tmp_path / "seed")[0] != fingerprints(tmp_path / "folders")[0]
     both = tmp_path / "arc-agi_training_challenges.json"
     both.write_text("{}")
     message = _error(capsys, tmp_path / "data", "--input-file-prefix", prefix, *options)
-    assert f"{both} and arc-agi_training-challenges.json are both there; remove one of them" in message
-
-
-def test_a_build_is_a_function_of_the_seed(tmp_path: Path, tasks_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ("--dataset-dirs", tasks_dir, "--num-aug", 30)
-    _build(tmp_path / "a", *options, "--seed", 1)
-    _build(tmp_path / "c", *options, "--seed", 2)
-    monkeypatch.setattr(build_arc_dataset, "CHUNK_ROWS", 7)
-    _build(tmp_path / "b", *options, "--seed", 1)
-    assert fingerprints(tmp_path / "a") == fingerprints(tmp_path / "b")
-    assert fingerprints(tmp_path / "a")[0] != fingerprints(tmp_path / "c")[0]
+    assert f"{both} and arc-agi_training-challenges.json are both there" in message
 
 
 def test_a_test_set_without_outputs_is_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,7 +228,7 @@ def test_leaks_of_up_to_one_percent_are_a_warning(
 def test_a_task_that_occurs_twice_is_built_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Some revisions of ARC have the same pairs in another order.
     again = {"train": TRAINING["b"]["train"][::-1], "test": TRAINING["b"]["test"][::-1]}
-    tasks = _write_folders(tmp_path / "tasks", training=TRAINING, copy={"b": again}, evaluation=EVALUATION)
+    tasks = write_arc_tasks(tmp_path / "tasks", training=TRAINING, copy={"b": again}, evaluation=EVALUATION)
     splits = _build(tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 1)
     assert "note: ARC tasks that occur more than once are built once: b\n" in capsys.readouterr().err
     assert splits["train"].metadata.total_groups == 4
@@ -258,7 +243,7 @@ def test_a_task_both_trained_on_and_tested(tmp_path: Path, capsys: pytest.Captur
     """With --allow-leak the two revisions become one puzzle, which trains on the pairs of both."""
     task = EVALUATION["c"]
     revised = {**task, "train": [*task["train"][1:], TRAINING["a"]["train"][0]]}
-    tasks = _write_folders(tmp_path / "tasks", evaluation=EVALUATION, training={"c": revised})
+    tasks = write_arc_tasks(tmp_path / "tasks", evaluation=EVALUATION, training={"c": revised})
     options = ("--dataset-dirs", tasks, "--num-aug", 0)
     assert "1 of 3 test pairs are among the training pairs: c (in c)" in _error(capsys, tmp_path / "data", *options)
     splits = _build(tmp_path / "data", *options, "--allow-leak")
@@ -314,7 +299,7 @@ def test_wrong_options_are_refused(
 def test_wrong_tasks_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], subfolders: dict[str, Any], options: list[object], expected: str
 ) -> None:
-    tasks = _write_folders(tmp_path / "tasks", **subfolders)
+    tasks = write_arc_tasks(tmp_path / "tasks", **subfolders)
     assert expected in _error(capsys, tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 0, *options)
 
 
@@ -343,7 +328,7 @@ def test_a_small_canvas_holds_the_tasks_with_small_grids(tmp_path: Path, capsys:
         pairs = [{name: rng.integers(10, size=(side, 2)).tolist() for name in ("input", "output")} for side in sides]
         return {"train": pairs[:-1], "test": pairs[-1:]}
 
-    folder = _write_folders(
+    folder = write_arc_tasks(
         tmp_path / "tasks",
         training={"small": task(5, 5), "large": task(5, 6)},
         evaluation={"s": task(2, 5), "l": task(2, 6), "x": task(6, 2)},

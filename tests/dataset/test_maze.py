@@ -72,32 +72,21 @@ def test_the_label_is_the_first_of_all_shortest_paths(side: int) -> None:
 
 def _judge(maze_LL: np.ndarray, answer_LL: np.ndarray) -> tuple[bool, bool]:
     """Walk along the answer from S to G. Return whether it is one path, and a shortest path."""
-    side = len(maze_LL)
-    cells = [(row, column) for row in range(side) for column in range(side)]
-    for cell in cells:
-        if answer_LL[cell] != maze_LL[cell] and (maze_LL[cell] != BLANK or answer_LL[cell] != PATH):
-            return False, False
-    starts = [cell for cell in cells if maze_LL[cell] == START]
-    goals = [cell for cell in cells if maze_LL[cell] == GOAL]
-    if len(starts) != 1 or len(goals) != 1:
+    is_mark_LL = (maze_LL == BLANK) & (answer_LL == PATH)
+    if ((answer_LL != maze_LL) & ~is_mark_LL).any():
         return False, False
-    left = {cell for cell in cells if maze_LL[cell] in (START, GOAL) or answer_LL[cell] == PATH}
-    cell = starts[0]
-    left.remove(cell)
-    num_steps = 0
-    while cell != goals[0]:
-        row, column = cell
+    ((start,), (goal,)) = (list(zip(*np.nonzero(maze_LL == token), strict=True)) for token in (START, GOAL))
+    left = {*zip(*np.nonzero(is_mark_LL), strict=True), goal}
+    (row, column), num_steps = start, 0
+    while (row, column) != goal:
         ahead = [c for c in ((row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)) if c in left]
         if len(ahead) != 1:
             return False, False
-        (cell,) = ahead
-        left.remove(cell)
-        num_steps += 1
-    if left:
-        return False, False
+        left.remove(ahead[0])
+        (row, column), num_steps = ahead[0], num_steps + 1
     shortest = search(maze_LL.tolist())
     assert shortest is not None
-    return True, num_steps == len(shortest) - 1
+    return not left, not left and num_steps == len(shortest) - 1
 
 
 def _compare(mazes_NS: np.ndarray, answers_NS: np.ndarray) -> np.ndarray:

@@ -82,47 +82,39 @@ def test_published_folders_open(tmp_path: Path, dtype: type) -> None:
 
 
 def test_merged_datasets_share_arrays_and_number_puzzles_anew(tmp_path: Path) -> None:
+    offsets = {"a/one": 0, "two": 4, "three": 13}
     splits = [
         open_split(_write(tmp_path / folder, np.uint8, num_puzzle_identifiers=num), "train")
-        for folder, num in (("a/one", 4), ("two", 9), ("three", 5))
+        for folder, num in zip(offsets, (4, 9, 5), strict=True)
     ]
-    merged = merge_splits(splits, [0, 4, 13])
+    merged = merge_splits(splits, [*offsets.values()])
     assert list(merged.sets) == merged.metadata.sets == ["one.all", "two.all", "three.all"]
-    assert merged.metadata.num_puzzle_identifiers == 4 + 9 + 5
-    assert merged.metadata.total_groups == 3 * NUM_GROUPS
-    assert merged.metadata.mean_puzzle_examples == EXAMPLES
-    for split, offset, (name, puzzle_set) in zip(splits, (0, 4, 13), merged.sets.items(), strict=True):
+    of = merged.metadata
+    assert (of.num_puzzle_identifiers, of.total_groups, of.mean_puzzle_examples) == (18, 3 * NUM_GROUPS, EXAMPLES)
+    for split, offset, puzzle_set in zip(splits, offsets.values(), merged.sets.values(), strict=True):
         original = split.sets["all"]
-        assert puzzle_set.name == name
         assert puzzle_set.inputs is original.inputs and puzzle_set.labels is original.labels
         np.testing.assert_array_equal(puzzle_set.puzzle_identifiers, original.puzzle_identifiers + offset)
-        assert original.puzzle_identifiers.max() < 4
         np.testing.assert_array_equal(puzzle_set.group_indices, original.group_indices)
-    assert merged.path.name == "train"
-    assert all(str(split.path) in str(merged.path) for split in splits)
-
-
-def test_datasets_of_different_tasks_are_not_merged(tmp_path: Path) -> None:
-    one, two = (open_split(_write(tmp_path / name, pad_id=pad), "train") for pad, name in enumerate(("one", "two")))
-    with pytest.raises(ValueError, match=r"one/train has pad_id 0, but .*two/train has 1; train on"):
-        merge_splits([one, two], [0, 4])
+        assert str(split.path) in str(merged.path)
+    other = open_split(_write(tmp_path / "other", pad_id=1), "train")
+    with pytest.raises(ValueError, match=r"one/train has pad_id 0, but .*other/train has 1; train on"):
+        merge_splits([splits[0], other], [0, 4])
 
 
 def test_merged_datasets_are_checked_one_by_one_and_have_a_fingerprint(tmp_path: Path) -> None:
     """It depends on contents, order and offsets."""
     one, two = (open_split(_write(tmp_path / folder), "train") for folder in ("one", "two"))
-    before = check_contents(merge_splits([one, two], [0, 4]))
-    assert check_contents(merge_splits([one, two], [0, 4])) == before
-    others = [check_contents(one), check_contents(merge_splits([two, one], [0, 4]))]
-    others += [check_contents(merge_splits([one, two], [0, offset])) for offset in (0, 5)]
+    orders = [([one, two], [0, 4]), ([two, one], [0, 4]), ([one, two], [0, 0]), ([one, two], [0, 5])]
+    found = [check_contents(merge_splits(*order)) for order in orders]
+    assert check_contents(merge_splits(*orders[0])) == found[0]
     (tmp_path / "two" / "fingerprint.json").write_text(json.dumps({"train": check_contents(two)}))
     _edit(tmp_path / "two", "inputs", lambda array: (array + 1) % VOCAB)
     changed = merge_splits([one, open_split(tmp_path / "two", "train")], [0, 4])
     with pytest.raises(ValueError, match="two/train changed after it was built"):
         check_contents(changed)
     (tmp_path / "two" / "fingerprint.json").unlink()
-    others.append(check_contents(changed))
-    assert len({before, *others}) == 6
+    assert len({*found, check_contents(changed), check_contents(one)}) == 6
     # Identifier 4 is possible in the merged data, but not in this dataset.
     _edit(tmp_path / "one", "puzzle_identifiers", _set(1, 4))
     with pytest.raises(ValueError, match=r"one/train/all__puzzle_identifiers.npy: row 1 has puzzle identifier 4"):

@@ -156,17 +156,11 @@ def test_trials_that_cannot_even_begin_end_the_sweep(data: Path, tmp_path: Path)
     assert _states(sweep) == [COMPLETE] * 5
 
 
-def test_a_value_that_is_no_number_is_a_failure(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
-    launcher = FakeLauncher(lambda keys, step: float("nan") if keys["lr"] == 1e-3 else rising(keys, step))
-    assert _run(sweep, launcher)
-    assert _states(sweep) == [FAIL, COMPLETE]
-    assert "is nan" in _trials(sweep)[0].user_attrs["error"]
-
-
-def test_a_metric_that_no_run_logs_ends_the_sweep(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
-    launcher = FakeLauncher(rising)
+def test_a_value_that_is_no_number_is_a_failure_and_none_ends_the_sweep(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(data, tmp_path / "nan", "lr=1e-3,1e-4")
+    assert _run(sweep, FakeLauncher(lambda keys, step: float("nan") if keys["lr"] == 1e-3 else rising(keys, step)))
+    assert _states(sweep) == [FAIL, COMPLETE] and "is nan" in _trials(sweep)[0].user_attrs["error"]
+    sweep, launcher = sweep_of(data, tmp_path / "none", "lr=1e-3,1e-4"), FakeLauncher(rising)
     launcher.metric = "eval/all/other"
     with pytest.raises(UserError, match=r"has ended without eval/all/exact_accuracy .*; it logged eval/all/other"):
         _run(sweep, launcher)
@@ -174,15 +168,8 @@ def test_a_metric_that_no_run_logs_ends_the_sweep(data: Path, tmp_path: Path) ->
 
 
 def test_poor_trials_are_pruned_by_their_first_seed(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(
-        data,
-        tmp_path / "s",
-        "lr=1e-3,2e-3,1e-6",
-        "seed=range(2)",
-        "sweep.pruner.name=median",
-        "sweep.pruner.startup_trials=2",
-        "sweep.pruner.warmup_steps=2",
-    )
+    pruner = [f"sweep.pruner.{key}" for key in ("name=median", "startup_trials=2", "warmup_steps=2")]
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3,1e-6", "seed=range(2)", *pruner)
     launcher = FakeLauncher(rising)
     assert _run(sweep, launcher)
     assert _states(sweep) == [COMPLETE, COMPLETE, PRUNED]

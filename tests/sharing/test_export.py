@@ -119,17 +119,12 @@ def test_published_weights_survive_the_conversion_to_our_names_and_back(source: 
         assert type(torch.load(tmp_path / output, map_location="cpu")) is dict, "the published code loads it so"
 
 
-def _saved_by_urm(file: Path, weights: dict[str, Tensor]) -> Path:
-    """Save a checkpoint as URM's program does, with optimizers and random states."""
-    states = [{"state": {0: {"step": 3.0, "exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 1e-4, "params": [0]}]}]
-    whole = {"step": 518050, "model_state_dict": weights, "optimizer_states": states}
-    torch.save(whole | {"rng_state": torch.get_rng_state(), "cuda_rng_state": [torch.get_rng_state()]}, file)
-    return file
-
-
 def test_a_checkpoint_of_urm_is_read_and_written_back_with_its_step(tmp_path: Path) -> None:
     published = {f"_orig_mod.{name}": tensor for name, tensor in reference("urm_adam").items()}
-    theirs = _saved_by_urm(tmp_path / "step_518050.pt", published)
+    states = [{"state": {0: {"step": 3.0, "exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 1e-4, "params": [0]}]}]
+    whole = {"step": 518050, "model_state_dict": published, "optimizer_states": states}
+    theirs = tmp_path / "step_518050.pt"
+    torch.save(whole | {"rng_state": torch.get_rng_state(), "cuda_rng_state": [torch.get_rng_state()]}, theirs)
     _assert_same(read_weights(str(theirs)), published)
     assert _export(theirs, "-o", tmp_path / "back.pt", "--compiled", to="urm") == 0
     back = torch.load(tmp_path / "back.pt", weights_only=True)
@@ -145,10 +140,14 @@ def test_a_run_of_urm_is_written_as_its_program_needs_it(tmp_path: Path, capsys:
     arch |= {"rope_theta": 5e4, "conv_bias": True}
     save_step(tmp_path / "run", 7, arch, model=weights)
     assert _export(tmp_path / "run", "-o", tmp_path / "out.pt", to="urm") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        f"  the published URM code: DISABLE_COMPILE=1 python pretrain.py ++load_checkpoint={tmp_path}/out.pt arch=urm "
-        "++arch.loops=8 ++arch.H_cycles=2 ++arch.L_cycles=6 ++arch.num_layers=4 ++arch.hidden_size=32 "
-        "++arch.puzzle_emb_ndim=32 ++arch.num_heads=2 ++arch.rope_theta=50000.0"
+    assert (
+        capsys.readouterr()
+        .out.rstrip()
+        .endswith(
+            f"++load_checkpoint={tmp_path}/out.pt arch=urm ++arch.loops=8 ++arch.H_cycles=2 ++arch.L_cycles=6 "
+            "++arch.num_layers=4 ++arch.hidden_size=32 ++arch.puzzle_emb_ndim=32 ++arch.num_heads=2 "
+            "++arch.rope_theta=50000.0"
+        )
     )
     written = torch.load(tmp_path / "out.pt", weights_only=True)
     assert written["step"] == 7

@@ -236,16 +236,12 @@ def test_the_choice_decides_the_rows_of_the_puzzle_table(choice: PuzzleTable, nu
     if num_loaded != NUM_PUZZLES:
         assert f"puzzle rows for {num_loaded} identifiers, the model for 5; choose" in _refusal(weights, build("hrm"))
     fitted = _fit(weights, build("hrm"), choice)
-    loaded_KE = weights[TABLE]
-    for row in range(NUM_PUZZLES):
-        expected_E = torch.zeros(32)
-        if choice == "keep" and row < num_loaded:
-            expected_E = loaded_KE[row]
-        if choice == "mean":
-            for k in range(num_loaded):
-                expected_E += loaded_KE[k] / num_loaded
-        tolerance = 1e-6 if choice == "mean" else 0.0
-        torch.testing.assert_close(fitted[TABLE][row], expected_E, rtol=0, atol=tolerance)
+    expected_KE = torch.zeros(NUM_PUZZLES, 32)
+    if choice == "keep":
+        expected_KE[:num_loaded] = weights[TABLE][:NUM_PUZZLES]
+    if choice == "mean":
+        expected_KE[:] = sum(weights[TABLE]) / num_loaded
+    torch.testing.assert_close(fitted[TABLE], expected_KE, rtol=0, atol=1e-6 if choice == "mean" else 0.0)
     assert all(torch.equal(fitted[name], weights[name]) for name in weights if name != TABLE)
 
 
@@ -253,10 +249,14 @@ def test_the_choice_decides_the_rows_of_the_puzzle_table(choice: PuzzleTable, nu
 def test_a_table_of_another_width_or_none_needs_the_choice_zero(choice: PuzzleTable | None) -> None:
     model = build("hrm")
     narrow, without = (_random(build("hrm", f"puzzle_emb_ndim={ndim}", num_puzzles=9)) for ndim in (16, 0))
-    if choice == "zero":
-        assert not _fit(narrow, model, choice)[TABLE].any() and not _fit(without, model, choice)[TABLE].any()
-    else:
-        assert f"{TABLE} is (9, 16) there and (5, 32) in the model" in _refusal(narrow, model, choice)
-        assert f"missing {TABLE} (5, 32)" in _refusal(without, model, choice)
-        assert f"{TABLE} is (0, 32) there" in _refusal(_random(model) | {TABLE: torch.ones(0, 32)}, model, choice)
+    empty = _random(model) | {TABLE: torch.ones(0, 32)}
+    for weights, message in (
+        (narrow, f"{TABLE} is (9, 16) there and (5, 32) in the model"),
+        (without, f"missing {TABLE} (5, 32)"),
+        (empty, f"{TABLE} is (0, 32) there"),
+    ):
+        if choice == "zero":
+            assert not _fit(weights, model, choice)[TABLE].any()
+        else:
+            assert message in _refusal(weights, model, choice)
     assert f"unexpected {TABLE} (5, 32)" in _refusal(_random(model), build("hrm", "puzzle_emb_ndim=0"), choice)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -213,50 +212,37 @@ def test_other_files_and_folders_are_not_published_models(tmp_path: Path) -> Non
         assert find_published(str(tmp_path)) is None
 
 
-def _set(key: str, value: object) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {key: value}))
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (_set("hidden_act", "gelu"), "hidden_act"),
-        (_set("num_key_value_heads", 1), "num_key_value_heads"),
-        (_set("embedding_scale", 1.0), "embedding_scale is not 1 / initializer_range"),
-        (_set("H_cycles", "2"), "H_cycles"),
-        (_set("rope_parameters", {"rope_type": "yarn"}), "rope_parameters"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "there is no file at"),
-    ],
-)
-def test_an_export_that_no_model_here_computes_is_refused(
-    tmp_path: Path, change: Callable[[Path], object], message: str
-) -> None:
+def test_an_export_that_no_model_here_computes_is_refused(tmp_path: Path) -> None:
     _write_transformers(tmp_path / "hf", make_model(_config(HRMTextConfig)))
-    change(tmp_path / "hf")
-    with pytest.raises(UserError, match=message):
+    file = tmp_path / "hf/config.json"
+    whole = json.loads(file.read_text())
+    for key, value, message in (
+        ("hidden_act", "gelu", "hidden_act"),
+        ("num_key_value_heads", 1, "num_key_value_heads"),
+        ("embedding_scale", 1.0, "embedding_scale is not 1 / initializer_range"),
+        ("H_cycles", "2", "H_cycles"),
+        ("rope_parameters", {"rope_type": "yarn"}, "rope_parameters"),
+    ):
+        file.write_text(json.dumps(whole | {key: value}))
+        with pytest.raises(UserError, match=message):
+            find_published(str(tmp_path / "hf"))
+    file.write_text(json.dumps(whole))
+    (tmp_path / "hf/model.safetensors").unlink()
+    with pytest.raises(UserError, match="there is no file at"):
         find_published(str(tmp_path / "hf"))
 
 
-@pytest.mark.parametrize(
-    ("file", "contents", "message"),
-    [
-        ("all_config.yaml", None, "all_config.yaml can't be used"),
+def test_an_incomplete_training_folder_is_refused(tmp_path: Path) -> None:
+    _write_training(tmp_path / "run", make_model(_config(HRMTextConfig)))
+    whole = {name: (tmp_path / "run" / name).read_text() for name in ("all_config.yaml", "train_metadata.yaml")}
+    for name, contents, message in (
         ("train_metadata.yaml", "vocab_size: 3", "max_seq_len"),
         ("all_config.yaml", "arch: {name: x@Y}", "known are HierarchicalReasoningModel"),
         ("all_config.yaml", "&a [*a]", "can't be read as YAML"),
-    ],
-)
-def test_an_incomplete_training_folder_is_refused(
-    tmp_path: Path, file: str, contents: str | None, message: str
-) -> None:
-    _write_training(tmp_path / "run", make_model(_config(HRMTextConfig)))
-    if contents is None:
-        (tmp_path / "run" / file).unlink()
-    else:
-        (tmp_path / "run" / file).write_text(contents)
-    with pytest.raises(UserError, match=message):
-        find_published(str(tmp_path / "run"))
+        ("all_config.yaml", None, "all_config.yaml can't be used"),
+    ):
+        file = tmp_path / "run" / name
+        file.unlink() if contents is None else file.write_text(contents)
+        with pytest.raises(UserError, match=message):
+            find_published(str(tmp_path / "run"))
+        file.write_text(whole[name])
