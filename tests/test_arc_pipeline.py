@@ -66,16 +66,18 @@ def _tasks() -> dict[str, Tasks]:
     Two tasks have the same test input, so that only the identifier tells them apart.
     """
     rng = np.random.default_rng(0)
-    demonstrations = [((4, 5), (5, 4)), ((3, 3), (6, 2))]
+
+    def task(*test: tuple[tuple[int, int], tuple[int, int]]) -> dict[str, Any]:
+        return {"train": _pairs(rng, ((4, 5), (5, 4)), ((3, 3), (6, 2))), "test": _pairs(rng, *test)}
+
     evaluation = {
-        "flat": {"train": _pairs(rng, *demonstrations), "test": _pairs(rng, ((2, 7), (1, 12)))},
-        "two": {"train": _pairs(rng, *demonstrations), "test": _pairs(rng, ((1, 1), (30, 30)), ((30, 30), (13, 1)))},
-        "this": {"train": _pairs(rng, *demonstrations), "test": _pairs(rng, ((4, 4), (4, 4)))},
-        "that": {"train": _pairs(rng, *demonstrations), "test": _pairs(rng, ((4, 4), (3, 8)))},
+        "flat": task(((2, 7), (1, 12))),
+        "two": task(((1, 1), (30, 30)), ((30, 30), (13, 1))),
+        "this": task(((4, 4), (4, 4))),
+        "that": task(((4, 4), (3, 8))),
     }
     evaluation["that"]["test"][0]["input"] = evaluation["this"]["test"][0]["input"]
-    training = {name: {"train": _pairs(rng, *demonstrations), "test": _pairs(rng, ((3, 4), (4, 3)))} for name in "ab"}
-    return {"training": training, "evaluation": evaluation}
+    return {"training": {name: task(((3, 4), (4, 3))) for name in "ab"}, "evaluation": evaluation}
 
 
 @pytest.fixture(scope="module")
@@ -301,14 +303,12 @@ def test_checkpoints_vote_together(
 ) -> None:
     """The joint votes equal the votes of both checkpoints, which are the model's own, added."""
     monkeypatch.setattr("dataset.arc_votes.NUM_SHOWN", 10**6)
-    steps = [run / f"step_0000000{step}" for step in (2, 4)]
-    for step in steps:
-        _evaluate_run(monkeypatch, capsys, f"checkpoint={step}", f"out={tmp_path / step.name}")
-    _evaluate_run(monkeypatch, capsys, f"checkpoint={steps[1]}", f"vote_with=[{steps[0]}]", f"out={tmp_path / 'both'}")
-    folders = [tmp_path / name for name in (steps[0].name, steps[1].name, "both")]
-    early, late, both = (_votes(folder) for folder in folders)
+    first, second = (run / f"step_0000000{step}" for step in (2, 4))
+    folders = [tmp_path / name for name in ("early", "late", "both")]
+    for folder, typed in zip(folders, ([first], [second], [second, f"vote_with=[{first}]"]), strict=True):
+        _evaluate_run(monkeypatch, capsys, f"checkpoint={typed[0]}", *map(str, typed[1:]), f"out={folder}")
     num_shared = 0
-    for one, other, joint in zip(early, late, both, strict=True):
+    for one, other, joint in zip(*map(_votes, folders), strict=True):
         assert joint["num_empty"] == one["num_empty"] + other["num_empty"]
         assert joint["num_empty"] + joint["num_votes"] == 2 * NUM_VERSIONS
         added: dict[str, list[float]] = {}
@@ -330,12 +330,13 @@ def test_votes_of_few_examples_replace_none_of_more(
 ) -> None:
     """Saved answers were asked for. The votes of a whole evaluation stay."""
     copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("eval_outputs")))
-    _evaluate_run(monkeypatch, capsys, f"checkpoint={copy}")
-    (folder,) = (copy / "eval_outputs").iterdir()
-    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    found = []
+    for typed in ([], ["max_examples=2", "save_outputs=[inputs]"]):
+        _evaluate_run(monkeypatch, capsys, f"checkpoint={copy}", *typed)
+        (folder,) = (copy / "eval_outputs").iterdir()
+        found.append({file.name: file.read_bytes() for file in folder.iterdir()})
+    before, after = found
     assert before.keys() == {"results.json", "arc_votes.json", "submission.json"}
-    _evaluate_run(monkeypatch, capsys, f"checkpoint={copy}", "max_examples=2", "save_outputs=[inputs]")
-    after = {file.name: file.read_bytes() for file in folder.iterdir()}
     assert after.keys() - before.keys() == {"all_rank0_0000.safetensors"}
     assert before == {name: after[name] for name in before}
 

@@ -293,10 +293,7 @@ def test_again_runs_the_best_points_with_other_seeds(here: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "package", "shown"),
-    [
-        ("sweep.py", "optuna", "python sweep.py status lr_arch"),
-        ("launch/ray_train.py", "ray", "num_workers: "),
-    ],
+    [("sweep.py", "optuna", "python sweep.py status lr_arch"), ("launch/ray_train.py", "ray", "num_workers: ")],
 )
 def test_without_its_extra_a_program_shows_its_help(
     file: str, package: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

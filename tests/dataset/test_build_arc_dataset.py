@@ -271,36 +271,29 @@ def test_leaks_in_the_real_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[s
 # ---- mistakes ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--subsets", "x"], "--subsets needs --input-file-prefix"),
-        (["--input-file-prefix", "x", "--subsets", "a", "b", "--test-set-name", "c"], "and c too; correct it"),
-        (["--dataset-dirs", "x", "--input-file-prefix", "y"], "--dataset-dirs and --input-file-prefix exclude"),
-        (["--dataset-dirs", "missing"], "there is no folder missing; get the ARC tasks or correct --dataset-dirs"),
-        (["--side", 10], "--side is 10, but a canvas has a side from 5 to 30, and not 10 (the shape of a Sudoku"),
-        (["--side", 31], "--side is 31, but a canvas has a side from 5 to 30"),
-    ],
-)
-def test_wrong_options_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[object], expected: str
-) -> None:
-    assert expected in _error(capsys, tmp_path / "data", *options)
+def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, list[object]] = {
+        "--subsets needs --input-file-prefix": ["--subsets", "x"],
+        "and c too; correct it": ["--input-file-prefix", "x", "--subsets", "a", "b", "--test-set-name", "c"],
+        "--dataset-dirs and --input-file-prefix exclude": ["--dataset-dirs", "x", "--input-file-prefix", "y"],
+        "there is no folder missing": ["--dataset-dirs", "missing"],
+        "--side is 10, but a canvas has a side from 5 to 30, and not 10": ["--side", 10],
+        "--side is 31, but a canvas has a side from 5 to 30": ["--side", 31],
+    }
+    for expected, typed in options.items():
+        assert expected in _error(capsys, tmp_path / "data", *typed)
 
 
-@pytest.mark.parametrize(
-    ("subfolders", "options", "expected"),
-    [
-        ({"training": TRAINING}, [], "so there is no test set"),
-        ({"training": TRAINING, "evaluation": {"a|||b": _task(5)}}, [], "a task is called 'a|||b'"),
-        ({"training": TRAINING, "evaluation": {"e": _task(5)}}, ["--side", 5], "no ARC task of the test set has only"),
-    ],
-)
-def test_wrong_tasks_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], subfolders: dict[str, Any], options: list[object], expected: str
-) -> None:
-    tasks = write_arc_tasks(tmp_path / "tasks", **subfolders)
-    assert expected in _error(capsys, tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 0, *options)
+def test_wrong_tasks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, (evaluation, options, expected) in enumerate(
+        (
+            ({}, [], "so there is no test set"),
+            ({"a|||b": _task(5)}, [], "a task is called 'a|||b'"),
+            ({"e": _task(5)}, ["--side", 5], "no ARC task of the test set has only"),
+        )
+    ):
+        tasks = write_arc_tasks(tmp_path / str(number), training=TRAINING, evaluation=evaluation)
+        assert expected in _error(capsys, tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 0, *options)
 
 
 def test_every_file_of_a_folder_is_read_or_named(

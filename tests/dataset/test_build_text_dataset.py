@@ -52,20 +52,22 @@ def _mistake(capsys: pytest.CaptureFixture[str], *options: object) -> str:
 
 
 def test_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same input gives the same bytes, which replace the dataset."""
     source = _write(tmp_path / "a.jsonl", *_problems(200), *_texts(100), {"text": ""})
     splits = _build(tmp_path / "data", "--source", source, "--max-len", 30)
-    out = capsys.readouterr().out
-    assert "vocab_size 259, max_len 30\n  left out 1 documents without a text or a response\n" in out
+    assert "\n  left out 1 documents without a text or a response\n" in capsys.readouterr().out
     documents = [document for split in splits.values() for document in _documents(split)]
     expected = [f"{n} + 1|{n + 1}" for n in range(200)] + [each["text"] for each in _texts(100)]  # type: ignore[index]
     assert sorted(documents) == sorted(expected)
     assert splits["train"].metadata.tasks == ["sums", "text"]
+    again = _build(tmp_path / "data", "--source", source, "--max-len", 30)
     record = json.loads((tmp_path / "data" / "fingerprint.json").read_text())
     for name, split in splits.items():
-        assert record[name] == check_text_contents(split)
+        assert record[name] == check_text_contents(split) == check_text_contents(again[name])
         places = split.epochs[0].take(slice(None))
         assert (split.tokens[places[places[:, 4] == 0][:, 2] - 1] == 257).all(), "a response follows its instruction"
         assert (places[places[:, 4] == 1][:, 1] == 1).all(), "a text has a prefix of one token"
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["fingerprint.json", "test", "train"]
 
 
 def test_every_token_of_a_text_is_predicted_once(tmp_path: Path) -> None:
@@ -101,38 +103,8 @@ def test_no_document_is_in_both_splits(tmp_path: Path, monkeypatch: pytest.Monke
     assert not train & test and len(train | test) == 300 and 5 < len(test) < 30
 
 
-def test_what_the_tokenizer_lacks_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizers = pytest.importorskip("tokenizers", reason="needs pip install -r requirements-text.txt")
-    source = _write(tmp_path / "a.jsonl", *_problems(100))
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"+": 0, "1": 1, "?": 2}, unk_token="?"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    words.save(str(tmp_path / "words.json"))
-    _build(tmp_path / "data", "--source", source, "--tokenizer", tmp_path / "words.json")
-    assert "unknown 198 tokens: the tokenizer lacks a part" in capsys.readouterr().out
-    letters = tokenizers.Tokenizer(tokenizers.models.BPE({"+": 0}, []))
-    letters.save(str(tmp_path / "letters.json"))
-    typed = ["--output-dir", tmp_path / "x", "--source", source, "--tokenizer"]
-    found = _mistake(capsys, *typed, tmp_path / "letters.json")
-    assert "1: the tokenizer has no token for this text or response; give another --tokenizer, or leave" in found
-
-
-def test_test_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train, test = _write(tmp_path / "a.jsonl", *_problems(50)), _write(tmp_path / "b.jsonl", *_problems(10))
-    splits = _build(tmp_path / "data", "--source", train, "--test-source", test)
-    assert _documents(splits["test"]) == [f"{n} + 1|{n + 1}" for n in range(10)]
-    assert _documents(splits["train"]) == [f"{n} + 1|{n + 1}" for n in range(10, 50)]
-    assert "left out 10 documents for training that are in --test-source, too" in capsys.readouterr().out
-
-
-def test_the_same_input_gives_the_same_bytes_and_replaces_the_dataset(tmp_path: Path) -> None:
-    source = _write(tmp_path / "a.jsonl", *_texts(100))
-    first = check_text_contents(_build(tmp_path / "data", "--source", source)["train"])
-    assert check_text_contents(_build(tmp_path / "data", "--source", source)["train"]) == first
-    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["fingerprint.json", "test", "train"]
-
-
 def test_a_trained_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("tokenizers", reason="needs pip install -r requirements-text.txt")
+    tokenizers = pytest.importorskip("tokenizers", reason="needs pip install -r requirements-text.txt")
     source = _write(tmp_path / "a.jsonl", *_texts(300), *_problems(100))
     trained = _build(tmp_path / "data", "--source", source, "--train-bpe", 300)["train"]
     tokenizer = open_tokenizer(trained)
@@ -140,10 +112,28 @@ def test_a_trained_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "text 7 xxxxxxx" in tokenizer.decode(trained.tokens.tolist())
     given = _build(tmp_path / "given", "--source", source, "--tokenizer", tmp_path / "data" / "tokenizer.json")
     assert check_text_contents(given["train"]) == check_text_contents(trained)
+
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"+": 0, "1": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "words.json"))
+    sums = _write(tmp_path / "sums.jsonl", *_problems(100))
+    _build(tmp_path / "words", "--source", sums, "--tokenizer", tmp_path / "words.json")
+    assert "unknown 198 tokens: the tokenizer lacks a part" in capsys.readouterr().out
+    tokenizers.Tokenizer(tokenizers.models.BPE({"+": 0}, [])).save(str(tmp_path / "letters.json"))
     (tmp_path / "latin.txt").write_bytes("für".encode("latin-1"))
-    for options in (["--train-bpe", 300], ["--tokenizer", tmp_path / "data" / "tokenizer.json"]):
-        typed = ["--output-dir", tmp_path / "x", "--source", tmp_path / "latin.txt", *options]
-        assert "latin.txt, before byte 3: is not UTF-8" in _mistake(capsys, *typed)
+    for file, options, message in (
+        (sums, ["--tokenizer", tmp_path / "letters.json"], "1: the tokenizer has no token for this text or response"),
+        (tmp_path / "latin.txt", ["--train-bpe", 300], "latin.txt, before byte 3: is not UTF-8"),
+        (tmp_path / "latin.txt", ["--tokenizer", tmp_path / "words.json"], "before byte 3: is not UTF-8"),
+    ):
+        assert message in _mistake(capsys, "--output-dir", tmp_path / "x", "--source", file, *options)
+
+
+def test_test_sources(tmp_path: Path) -> None:
+    train, test = _write(tmp_path / "a.jsonl", *_problems(50)), _write(tmp_path / "b.jsonl", *_problems(10))
+    splits = _build(tmp_path / "data", "--source", train, "--test-source", test)
+    expected = [f"{n} + 1|{n + 1}" for n in range(50)]
+    assert [_documents(splits[name]) for name in ("test", "train")] == [expected[:10], expected[10:]]
 
 
 def test_a_large_file_needs_little_memory(tmp_path: Path) -> None:

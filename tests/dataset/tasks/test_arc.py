@@ -21,23 +21,18 @@ OTHER = np.array([[0, 1, 2], [3, 4, 9]], dtype=np.uint8)
 NO_GRID = np.zeros(arc.SEQ_LEN, dtype=np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("answer_S", "solution_hw", "valid", "solved", "reason"),
-    [
+def test_verdicts_on_arc() -> None:
+    for answer_S, solution_hw, valid, solved, reason in (
         (arc.to_tokens(GRID), GRID, True, True, "the output that the task gives"),
         (arc.to_tokens(OTHER), GRID, True, False, "1 of 6 cells not as in the output"),
         (arc.to_tokens(GRID), GRID.T, True, False, "the grid is 2x3, the output 3x2"),
         (arc.to_tokens(GRID), None, True, None, "not checked, since the task gives no output"),
         (NO_GRID, GRID, False, False, "the answer is no grid"),
         (NO_GRID, None, False, False, "the answer is no grid"),
-    ],
-)
-def test_verdicts_on_arc(
-    answer_S: np.ndarray, solution_hw: np.ndarray | None, valid: bool, solved: bool | None, reason: str
-) -> None:
-    solution_S = None if solution_hw is None else arc.to_tokens(solution_hw)
-    verdict = ArcTask().verdict(arc.to_tokens(GRID), answer_S, solution_S)
-    assert (verdict.valid, verdict.solved, verdict.reason) == (valid, solved, reason)
+    ):
+        solution_S = None if solution_hw is None else arc.to_tokens(solution_hw)
+        verdict = ArcTask().verdict(arc.to_tokens(GRID), answer_S, solution_S)
+        assert (verdict.valid, verdict.solved, verdict.reason) == (valid, solved, reason)
 
 
 def test_grids_as_text_and_as_json() -> None:
@@ -62,12 +57,10 @@ def test_grids_as_text_and_as_json() -> None:
 # ---- validation --------------------------------------------------------------------------------
 
 
-FRAMED = arc.to_tokens(np.arange(6, dtype=np.uint8).reshape(2, 3), 4, 7)
-
-
-@pytest.mark.parametrize(
-    "cell, token",
-    [
+def test_malformed_arc_canvases_are_found() -> None:
+    framed_S = arc.to_tokens(np.arange(6, dtype=np.uint8).reshape(2, 3), 4, 7)
+    damaged = [framed_S]
+    for cell, token in (
         ((4, 8), 0),  # a hole
         ((5, 9), 1),  # an end marker in place of a colour
         ((4, 10), 0),  # a missing end marker on the right
@@ -77,14 +70,13 @@ FRAMED = arc.to_tokens(np.arange(6, dtype=np.uint8).reshape(2, 3), 4, 7)
         ((3, 7), 1),  # an end marker above
         ((20, 20), 4),  # a cell of a second grid
         ((20, 20), 1),
-    ],
-)
-def test_malformed_arc_canvases_are_found(cell: tuple[int, int], token: int) -> None:
-    tokens_LL = FRAMED.reshape(30, 30).copy()
-    assert tokens_LL[cell] != token
-    tokens_LL[cell] = token
-    right_N, _ = _grids(np.stack([FRAMED, tokens_LL.ravel(), np.zeros(900, np.uint8)]))
-    assert right_N.tolist() == [True, False, False]
+    ):
+        tokens_LL = framed_S.reshape(30, 30).copy()
+        assert tokens_LL[cell] != token
+        tokens_LL[cell] = token
+        damaged.append(tokens_LL.ravel())
+    right_N, _ = _grids(np.stack([*damaged, np.zeros(900, np.uint8)]))
+    assert right_N.tolist() == [True] + [False] * 10
 
 
 # ---- symmetries --------------------------------------------------------------------------------

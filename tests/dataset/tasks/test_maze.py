@@ -40,22 +40,18 @@ def test_maze_text_and_tokens() -> None:
             MAZE_5.parse(text, "here")
 
 
-@pytest.mark.parametrize(
-    ("answer", "valid", "solved", "reason"),
-    [
+def test_verdicts_on_mazes() -> None:
+    for answer, valid, is_solved, reason in (
         (SHORT, True, True, "a path of 4 steps, and there is no shorter one"),
         (LONG, True, False, "a path of 12 steps, but the shortest has 4"),
         (MAZE, False, False, "no path is marked"),
         (SHORT[:-1] + "o", False, False, "the marked cells are not one path from S to G"),
         (SHORT.replace("#", "o"), False, False, "9 cells of the maze altered"),
-    ],
-)
-def test_verdicts_on_mazes(answer: str, valid: bool, solved: bool, reason: str) -> None:
-    verdict = MAZE_5.verdict(to_tokens(MAZE), to_tokens(answer))
-    assert (verdict.valid, verdict.solved, verdict.reason) == (valid, solved, reason)
-    if not valid:
-        with pytest.raises(ValueError, match="there is no solution of its question"):
-            MAZE_5.parse_solution(answer, "there", to_tokens(MAZE))
+    ):
+        verdict = MAZE_5.verdict(to_tokens(MAZE), to_tokens(answer))
+        assert (verdict.valid, verdict.solved, verdict.reason) == (valid, is_solved, reason)
+    with pytest.raises(ValueError, match="there is no solution of its question"):
+        MAZE_5.parse_solution(MAZE, "there", to_tokens(MAZE))
 
 
 def test_a_maze_as_text() -> None:
