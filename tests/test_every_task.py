@@ -1,7 +1,4 @@
-"""Every task of the table keeps the promises of BoardTask: a new entry is tested by being there.
-
-The tests in tests/dataset/tasks/ prove what is special about each task.
-"""
+"""Every task of the table keeps the promises of BoardTask: a new entry is tested by being there."""
 # N = examples, S = tokens of an example, V = vocabulary
 
 import numpy as np

@@ -1,7 +1,4 @@
-"""Predictions for the versions of an ARC task become votes, a score and a submission.
-
-tests/test_arc_pipeline.py compares numbers of ranks.
-"""
+"""Predictions for the versions of an ARC task become votes, a score and a submission."""
 # N = examples, S = cells of the canvas
 
 import json

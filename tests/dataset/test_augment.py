@@ -1,7 +1,4 @@
-"""Symmetries of Sudokus: boards stay valid, and every symmetry can be drawn.
-
-A draw depends only on its place in the random stream.
-"""
+"""Symmetries of Sudokus: boards stay valid, and every symmetry can be drawn."""
 # N = boards, L = side of a board, S = cells of a board
 
 import itertools

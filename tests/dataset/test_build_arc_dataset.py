@@ -25,10 +25,6 @@ from utils.ranks.world import World
 _build = partial(build, main)
 _error = partial(refused, main)
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-REAL_TASKS = REPOSITORY.parent / "shared" / "data" / "arc"
-needs_real_tasks = pytest.mark.skipif(not REAL_TASKS.exists(), reason="the shared ARC tasks are not here")
-
 Grid = list[list[int]]
 
 
@@ -254,18 +250,6 @@ def test_a_task_both_trained_on_and_tested(tmp_path: Path, capsys: pytest.Captur
     assert trained_on == {grid_key(np.array(pair["input"])) for pair in pairs} and len(inputs_ES) == len(pairs)
     assert np.diff(splits["test"].sets["all"].puzzle_indices).tolist() == [1, 2]
     assert json.loads((tmp_path / "data" / "test_puzzles.json").read_text()) == EVALUATION
-
-
-@needs_real_tasks
-def test_leaks_in_the_real_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prefix = REAL_TASKS / "arc-agi"
-    options = ("--input-file-prefix", prefix, "--test-set-name", "evaluation", "--num-aug", 0)
-    _build(tmp_path / "arc-1", *options, "--subsets", "training", "evaluation", "concept")
-    messages = capsys.readouterr()
-    assert "warning: 1 of 419 test pairs are among the training pairs: 070dd51e (in 40853293)" in messages.err
-    # The sum of 1302 + 416 training pairs, 1363 evaluation pairs and 427 + 480 pairs of ConceptARC.
-    assert "3,988 examples of 960 versions of 960 tasks" in messages.out
-    assert "419 examples of 400 versions of 400 tasks" in messages.out
 
 
 # ---- mistakes ----------------------------------------------------------------------------------

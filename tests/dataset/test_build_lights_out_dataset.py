@@ -1,7 +1,4 @@
-"""The Lights Out builder: the dataset that it writes, and the mistakes that it refuses.
-
-test_build_sudoku_dataset.py tests how builders react to an interruption.
-"""
+"""The Lights Out builder: the dataset that it writes, and the mistakes that it refuses."""
 # N = boards, S = cells of a board
 
 from functools import partial

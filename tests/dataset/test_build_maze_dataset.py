@@ -1,7 +1,4 @@
-"""The maze builder: the dataset that it writes, and the mistakes that it refuses.
-
-test_build_sudoku_dataset.py tests how builders react to an interruption and replace folders.
-"""
+"""The maze builder: the dataset that it writes, and the mistakes that it refuses."""
 # N = mazes, S = cells of a maze
 
 import json

@@ -1,7 +1,4 @@
-"""Evaluators by their names, and the data that they refuse.
-
-The tests in tests/dataset/tasks/ prove how evaluators judge answers.
-"""
+"""Evaluators by their names, and the data that they refuse."""
 # B = boards, S = cells of a board
 
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""Loaders turn arrays into batches, with the right labels and identifiers and in the right order.
-
-An evaluation reads each example exactly once.
-"""
+"""Loaders turn arrays into batches, with the right labels and identifiers, in the right order."""
 
 import threading
 from collections.abc import Generator

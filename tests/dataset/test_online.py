@@ -1,7 +1,4 @@
-"""Augmentation during training is the same for any number of ranks.
-
-The tests in tests/dataset/tasks/ prove the symmetries of each task.
-"""
+"""Augmentation during training is the same for any number of ranks."""
 # N = examples, S = tokens
 
 import dataclasses

@@ -1,7 +1,4 @@
-"""CSV files of puzzles: how they are found and read, and errors that name the line.
-
-test_build_sudoku_dataset.py tests downloads.
-"""
+"""CSV files of puzzles: how they are found and read, and errors that name the line."""
 
 import gzip
 from pathlib import Path

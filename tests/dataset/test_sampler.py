@@ -1,7 +1,4 @@
-"""The stream of examples is a pure function of (seed, step, slot).
-
-Every epoch takes one puzzle of every group.
-"""
+"""The stream of examples is a pure function of (seed, step, slot)."""
 
 from collections import Counter
 from typing import Any
@@ -52,10 +49,7 @@ def _stream(sampler: Sampler) -> list[int]:
 
 
 def _groups_of_puzzles(data: list[Layout]) -> list[list[range]]:
-    """Return for each group of all sets the example numbers of each of its puzzles.
-
-    Plain loops serve as a reference.
-    """
+    """Return for each group of all sets the example numbers of each of its puzzles."""
     groups, number = [], 0
     for layout in data:
         for group in layout:

@@ -1,7 +1,4 @@
-"""Folders in the published format open unchanged.
-
-An error about a malformed folder is one line, which names the file.
-"""
+"""Folders in the published format open unchanged."""
 
 import json
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""dataset/show.py shows the contents of a dataset.
-
-Every program of dataset/ starts as a script and as a module.
-"""
+"""dataset/show.py shows the contents of a dataset."""
 # N = examples, S = tokens of an example
 
 import json
@@ -35,10 +32,7 @@ def sudoku(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def own_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a dataset of an unknown task: 3x3 tokens of 12 kinds.
-
-    A group has three puzzles with identifiers of their own, and a puzzle has two examples.
-    """
+    """Return a dataset of an unknown task: 3x3 tokens of 12 kinds."""
     path = tmp_path_factory.mktemp("show") / "data"
     path.mkdir()
     inputs_NS = np.arange(12 * 9, dtype=np.uint8).reshape(12, 9) % 11 + 1

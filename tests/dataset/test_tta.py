@@ -1,7 +1,4 @@
-"""Test-time augmentation: the tasks that have variations, and how the variations vote.
-
-The answer with the most votes wins. The confidence decides between answers with equal votes.
-"""
+"""Test-time augmentation: the tasks that have variations, and how the variations vote."""
 
 import itertools
 

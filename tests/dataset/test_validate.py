@@ -1,7 +1,4 @@
-"""A correct dataset passes the validation.
-
-Each mistake in a dataset is one line, which says where it is. A mistake hides no other of its kind.
-"""
+"""A correct dataset passes the validation. Each mistake in one is a line that says where it is."""
 # N = examples, S = tokens of an example, L = side of a grid
 
 import json
@@ -31,10 +28,7 @@ def _write(
     vocab_size: int = VOCAB,
     num_identifiers: int = 1,
 ) -> Path:
-    """Write a dataset with these inputs and labels of each split.
-
-    The puzzles get the identifiers 0, 1, ... in turn.
-    """
+    """Write a dataset with these inputs and labels of each split."""
     path.mkdir()
     for split, (inputs_NS, labels_NS) in arrays.items():
         num, seq_len = inputs_NS.shape
@@ -75,10 +69,7 @@ def _put(at: int | tuple[int, int] | slice, value: int) -> Callable[[np.ndarray]
 
 
 class _Report:
-    """The errors, the warnings, the summary and the exit status of the program.
-
-    The words "error" and "warning" are removed from the lines.
-    """
+    """The errors, the warnings, the summary and the exit status of the program."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: object) -> None:
         self.status = main([str(argument) for argument in arguments])

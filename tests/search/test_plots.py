@@ -52,25 +52,11 @@ def test_a_sweep_with_pruned_trials_and_a_condition(tmp_path: Path, direction: s
     assert "<i>" not in text and "&lt;i&gt;mine" in text
 
 
-@pytest.mark.parametrize(
-    ("state", "num", "pictures"),
-    [
-        (TrialState.COMPLETE, 2, PNGS[1:]),
-        (TrialState.PRUNED, 1, ["curves.png"]),
-        (TrialState.RUNNING, 1, ["curves.png"]),
-        (TrialState.FAIL, 1, []),
-    ],
-)
-def test_a_figure_without_trials_is_left_out(tmp_path: Path, state: TrialState, num: int, pictures: list[str]) -> None:
-    values = () if state == TrialState.FAIL else (0.5,)
-    trials = [Ended({"lr": 1e-3, "weight_decay": 0.1, "ema": False}, values, state)] * num
-    text, drawn = _written(finished(read_sweep(tmp_path, parameters=PARAMETERS), trials))
-    assert drawn == pictures and text.count("nothing to draw") == len(PNGS) - len(pictures)
-
-
 def test_a_list_of_points_has_one_axis(tmp_path: Path) -> None:
     sweep = read_sweep(tmp_path, points=[{"lr": 1e-3}, {"ema": True}], sampler={"name": "grid"})
     trials = [Ended({"number of the point": number}, (number / 10,)) for number in range(2)]
-    assert _written(finished(sweep, trials))[1] == PNGS[1:]
+    assert _written(finished(sweep, trials))[1] == PNGS[1:], "of two trials no key is more important than another"
+    text, pictures = _written(finished(sweep, [Ended(trials[0].params, (), TrialState.FAIL)]))
+    assert pictures == [] and text.count("nothing to draw") == len(PNGS)
     with pytest.raises(UserError, match="has begun yet"):
         write_plots(finished(sweep, []), None)

@@ -43,15 +43,6 @@ def test_finished_trials_are_not_counted(data: Path, tmp_path: Path) -> None:
     assert work.num_trials == 2 and [(size.arch, size.num_trials) for size in work.sizes] == [("trm", 2)]
 
 
-def test_drawn_points_speak_for_a_search(data: Path, tmp_path: Path) -> None:
-    typed = ["arch=hrm,trm", "lr=interval(1e-4,1e-2)", "sweep.trials=40", "sweep.sampler.name=tpe", STEPS]
-    work = Workload(sweep_of(data, tmp_path / "s", *typed))
-    assert work.num_trials == 40 and {size.arch for size in work.sizes} == {"hrm", "trm"}
-    for size in work.sizes:
-        size.step_s = 0.5
-    assert work.time().startswith("time: about 33:20 for"), "40 runs of 100 steps"
-
-
 def test_the_time_is_that_of_the_runs_side_by_side(data: Path, tmp_path: Path) -> None:
     """More than a day is a warning. Steps follow from the epochs: 30 puzzles in batches of 10."""
     for at_once, time in ((1, "13:20"), (2, "06:40"), (8, "03:20")):

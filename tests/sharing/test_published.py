@@ -1,7 +1,4 @@
-"""Weights of the published programs fit our models.
-
-If they don't fit, one line names the reason.
-"""
+"""Weights of the published programs fit our models."""
 
 import functools
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Tokenizers: text to tokens and back.
-
-Those of the tokenizers library need requirements-text.txt.
-"""
+"""Tokenizers: text to tokens and back."""
 
 import hashlib
 from collections.abc import Callable
