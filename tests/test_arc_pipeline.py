@@ -173,32 +173,23 @@ def _votes(folder: Path) -> list[dict[str, Any]]:
 # ---- predictors through evaluate ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_a_perfect_predictor_scores_1(data: Path, run: Path, tmp_path: Path, adaptive: bool) -> None:
-    metrics = Judge(data, run)(Predictor(), save_to=tmp_path / "out", adaptive=adaptive)
-    assert _scores(metrics) == dict.fromkeys(KS, 1.0)
-    assert (metrics["exact_accuracy"], metrics["num_examples"]) == (1.0, NUM_VERSIONS * 5)
-    submission = json.loads((tmp_path / "out" / "submission.json").read_text())
-    assert submission == _solutions(_tasks()["evaluation"])
-    for of_input in _votes(tmp_path / "out"):
-        assert (of_input["num_votes"], of_input["num_empty"]) == (NUM_VERSIONS, 0)
-        (candidate,) = of_input["candidates"]
-        assert candidate["right"] and candidate["confidence"] == pytest.approx(1 / (1 + math.exp(-1)))
-
-
 def _on_rank(world: World, data: Path, run: Path, predictor: Predictor, folder: Path) -> dict[str, float]:
     arc_votes.TASKS_AT_A_TIME = 3  # of four tasks, so that the last part is smaller
     return Judge(data, run, world)(predictor, save_to=folder, batch_size=7)
 
 
 def test_the_number_of_ranks_changes_no_score(data: Path, run: Path, tmp_path: Path) -> None:
-    """The ranks get unequal shares of each batch of 7 rows, and the last batch is short.
+    """6 unsure answers win against 5 sure ones, because the count decides before the confidence.
 
-    6 unsure answers win against 5 sure answers: the count decides before the confidence.
+    The ranks get unequal shares of each batch of 7 rows, and the last batch is short.
     """
     predictor = Predictor(num_right=6, q_right=-1.0, q_wrong=2.0)
     expected = Judge(data, run)(predictor, save_to=tmp_path / "one")
-    assert expected["pass@1"] == 1.0
+    assert expected == Judge(data, run)(predictor, save_to=tmp_path / "adaptive", adaptive=True)
+    assert (expected["pass@1"], expected["num_examples"]) == (1.0, NUM_VERSIONS * 5)
+    for of_input in _votes(tmp_path / "one"):
+        assert (of_input["num_votes"], of_input["num_empty"]) == (NUM_VERSIONS, 0)
+        assert of_input["candidates"][0]["confidence"] == pytest.approx(1 / (1 + math.exp(1)))
     for metrics in run_ranks(_on_rank, 4, data, run, predictor, tmp_path / "many"):
         assert _scores(metrics) == _scores(expected)
         assert metrics == pytest.approx(expected, rel=1e-5)

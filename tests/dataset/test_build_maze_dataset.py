@@ -70,22 +70,17 @@ def test_generated_mazes_have_shortest_paths_and_differ(tmp_path: Path) -> None:
     assert check_contents(splits["train"]) != check_contents(other["train"])
 
 
-@pytest.mark.parametrize(
-    ("question", "answer", "expected"),
-    [
+def test_malformed_rows_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test.csv").write_text(f"{HEADER}\n{GOOD_ROW}\n")
+    for question, answer, expected in (
         ("", "", "the question has 0 characters; a maze is a square"),
         ("S  ##   G", "So ##0 oG", "the answer has '0' in cell 6, where only '#', blank, S, G and o can be"),
         ("S  ##   G", "So ##o  G", "the answer is not one path from S to G"),
         ("S  ##   G", "So o#o  G", "the answer has 'o' in cell 4, but the question has '#'"),
         ("S     G  ", "Soo  oGoo", "the answer is no shortest path from S to G"),
-    ],
-)
-def test_malformed_rows_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], question: str, answer: str, expected: str
-) -> None:
-    (tmp_path / "train.csv").write_text(f"{HEADER}\nx,{question},{answer},4\n", encoding="utf-8")
-    (tmp_path / "test.csv").write_text(f"{HEADER}\n{GOOD_ROW}\n")
-    assert f"train.csv:2: {expected}" in _error(capsys, tmp_path / "data", "--source-dir", tmp_path)
+    ):
+        (tmp_path / "train.csv").write_text(f"{HEADER}\nx,{question},{answer},4\n")
+        assert f"train.csv:2: {expected}" in _error(capsys, tmp_path / "data", "--source-dir", tmp_path)
 
 
 def test_any_shortest_path_is_accepted(tmp_path: Path) -> None:

@@ -15,11 +15,7 @@ from dataset.text.sampler import ShuffledSampler
 from dataset.text.schema import TextSplit, check_text_contents, open_text_split
 from dataset.text.sources import Document
 from dataset.text.tokenizer import open_tokenizer
-
-
-def _write(file: Path, *values: object) -> Path:
-    file.write_text("".join(f"{json.dumps(value)}\n" for value in values))
-    return file
+from tests.dataset.text.samples import write_lines
 
 
 def _texts(num: int, prefix: str = "text") -> list[object]:
@@ -53,7 +49,7 @@ def _mistake(capsys: pytest.CaptureFixture[str], *options: object) -> str:
 
 def test_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same input gives the same bytes, which replace the dataset."""
-    source = _write(tmp_path / "a.jsonl", *_problems(200), *_texts(100), {"text": ""})
+    source = write_lines(tmp_path / "a.jsonl", *_problems(200), *_texts(100), {"text": ""})
     splits = _build(tmp_path / "data", "--source", source, "--max-len", 30)
     assert "\n  left out 1 documents without a text or a response\n" in capsys.readouterr().out
     documents = [document for split in splits.values() for document in _documents(split)]
@@ -71,7 +67,9 @@ def test_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_token_of_a_text_is_predicted_once(tmp_path: Path) -> None:
-    split = _build(tmp_path / "data", "--source", _write(tmp_path / "a.jsonl", *_texts(60)), "--max-len", 7)["train"]
+    split = _build(tmp_path / "data", "--source", write_lines(tmp_path / "a.jsonl", *_texts(60)), "--max-len", 7)[
+        "train"
+    ]
     sampler = ShuffledSampler(split, seed=0, epochs=1, capacity=7, rows_per_step=1)
     predicted = np.zeros(259, np.int64)
     for step in range(1, sampler.last_step + 1):
@@ -84,18 +82,18 @@ def test_every_token_of_a_text_is_predicted_once(tmp_path: Path) -> None:
 
 def test_no_document_is_in_both_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Problems with one instruction are one document here, and no share leaves a split empty."""
-    source = _write(tmp_path / "a.jsonl", *_texts(300), *_texts(300))
+    source = write_lines(tmp_path / "a.jsonl", *_texts(300), *_texts(300))
     splits = _build(tmp_path / "data", "--source", source, "--test-share", 0.3)
     train, test = (set(_documents(split)) for split in splits.values())
     assert not train & test and len(train | test) == 300 and len(test) == 90
     other = _build(tmp_path / "data", "--source", source, "--test-share", 0.3, "--seed", 1)
     assert set(_documents(other["test"])) != test
     problems = [{"instruction": f"{n // 4} + 1", "response": str(n)} for n in range(400)]
-    splits = _build(tmp_path / "data", "--source", _write(tmp_path / "b.jsonl", *problems), "--test-share", 0.3)
+    splits = _build(tmp_path / "data", "--source", write_lines(tmp_path / "b.jsonl", *problems), "--test-share", 0.3)
     train, test = ({each.split("|")[0] for each in _documents(split)} for split in splits.values())
     assert len(train) == 70 and len(test) == 30 and not train & test
     for num, share in ((2, 0.01), (2, 0.99), (10, 0.01), (10, 0.99)):
-        few = _write(tmp_path / "c.jsonl", *_texts(num))
+        few = write_lines(tmp_path / "c.jsonl", *_texts(num))
         splits = _build(tmp_path / "data", "--source", few, "--test-share", share)
         assert sum(numbers := [len(_documents(split)) for split in splits.values()]) == num and min(numbers) >= 1
     monkeypatch.setattr(build_text_dataset, "FEW_BYTES", 100)  # the share of more is nearly exact
@@ -105,7 +103,7 @@ def test_no_document_is_in_both_splits(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_trained_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="needs pip install -r requirements-text.txt")
-    source = _write(tmp_path / "a.jsonl", *_texts(300), *_problems(100))
+    source = write_lines(tmp_path / "a.jsonl", *_texts(300), *_problems(100))
     trained = _build(tmp_path / "data", "--source", source, "--train-bpe", 300)["train"]
     tokenizer = open_tokenizer(trained)
     assert trained.metadata.tokenizer == tokenizer.name and len(tokenizer.name) == 64
@@ -116,7 +114,7 @@ def test_a_trained_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"+": 0, "1": 1, "?": 2}, unk_token="?"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     words.save(str(tmp_path / "words.json"))
-    sums = _write(tmp_path / "sums.jsonl", *_problems(100))
+    sums = write_lines(tmp_path / "sums.jsonl", *_problems(100))
     _build(tmp_path / "words", "--source", sums, "--tokenizer", tmp_path / "words.json")
     assert "unknown 198 tokens: the tokenizer lacks a part" in capsys.readouterr().out
     tokenizers.Tokenizer(tokenizers.models.BPE({"+": 0}, [])).save(str(tmp_path / "letters.json"))
@@ -130,7 +128,7 @@ def test_a_trained_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_test_sources(tmp_path: Path) -> None:
-    train, test = _write(tmp_path / "a.jsonl", *_problems(50)), _write(tmp_path / "b.jsonl", *_problems(10))
+    train, test = write_lines(tmp_path / "a.jsonl", *_problems(50)), write_lines(tmp_path / "b.jsonl", *_problems(10))
     splits = _build(tmp_path / "data", "--source", train, "--test-source", test)
     expected = [f"{n} + 1|{n + 1}" for n in range(50)]
     assert [_documents(splits[name]) for name in ("test", "train")] == [expected[:10], expected[10:]]
@@ -149,7 +147,7 @@ def test_a_large_file_needs_little_memory(tmp_path: Path) -> None:
 
 
 def test_long_problems_can_be_left_out(tmp_path: Path) -> None:
-    source = _write(tmp_path / "a.jsonl", *_problems(100))
+    source = write_lines(tmp_path / "a.jsonl", *_problems(100))
     splits = _build(tmp_path / "data", "--source", source, "--max-len", 9, "--skip-long", "--test-share", 0.5)
     left = [document for split in splits.values() for document in _documents(split)]
     assert sorted(left) == sorted(f"{n} + 1|{n + 1}" for n in range(10) if len(f"{n}{n + 1}") < 4)
@@ -157,8 +155,8 @@ def test_long_problems_can_be_left_out(tmp_path: Path) -> None:
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "data"
-    source = _write(tmp_path / "a.jsonl", *_problems(100))
-    one = _write(tmp_path / "one.jsonl", *_texts(1))
+    source = write_lines(tmp_path / "a.jsonl", *_problems(100))
+    one = write_lines(tmp_path / "one.jsonl", *_texts(1))
     for options, message in (
         (["--source", source, "--max-len", 8], "the problem reads 9 tokens, above --max-len 8"),
         (["--source", source, "--test-share", 1.5], "--test-share is 1.5"),
@@ -180,7 +178,7 @@ def test_a_mark_between_documents_divides_them_or_is_reported(
     (tmp_path / "stories").mkdir()
     stories = tmp_path / "stories" / "all.txt"
     stories.write_text("One story.\n<|endoftext|>\nTwo stories.\n<|endoftext|>\nThree stories.\n")
-    other = _write(tmp_path / "a.jsonl", *_texts(20))
+    other = write_lines(tmp_path / "a.jsonl", *_texts(20))
     glued = _build(tmp_path / "data", "--source", stories, other)
     (note,) = [line for line in capsys.readouterr().err.splitlines() if "<|endoftext|>" in line]
     assert "stories/all.txt" in note and "--separator '<|endoftext|>'" in note
@@ -202,7 +200,7 @@ def test_files_and_generated_problems_make_one_dataset(tmp_path: Path, monkeypat
             yield Document(f"problem {n}", f"{n} + 1".encode(), str(n + 1).encode(), "sums")
 
     monkeypatch.setattr(build_text_dataset, "generate", sums)
-    source = _write(tmp_path / "a.jsonl", *_texts(20))
+    source = write_lines(tmp_path / "a.jsonl", *_texts(20))
     splits = _build(tmp_path / "data", "--source", source, "--generate", "sums", "--generate-num", 30, "--seed", 4)
     assert splits["train"].metadata.tasks == ["text", "sums"]
     documents = [document for split in splits.values() for document in _documents(split)]

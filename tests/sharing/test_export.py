@@ -18,7 +18,7 @@ from sharing.exported import open_model
 from sharing.published import to_ours
 from sharing.weights_file import read_weights
 from tests.sharing.test_published import FOLDERS, build, reference
-from utils.checkpoint.format import RunState
+from tests.utils.checkpoint.helpers import state_at
 from utils.checkpoint.writer import Checkpointer, Snapshot
 from utils.command_line import read_config
 from utils.ranks.world import World
@@ -44,25 +44,14 @@ def save_step(
     task: dict[str, Any] | None = None,
 ) -> Path:
     run.mkdir(exist_ok=True)
-    state = RunState(
-        step=step,
-        draws=step,
-        open_steps=0,
-        open_slots=0,
-        best=None,
-        evaluations_since_best=0,
-        pending_row=None,
-        wandb_run_id="x",
-        fingerprint={},
-        task=task or {"seq_len": 6, "vocab_size": 7, "num_puzzle_identifiers": 5},
-        config={"arch": arch, "data_path": "/a/sudoku"} | (config or {}),
-    )
+    of_run = {"arch": arch, "data_path": "/a/sudoku"} | (config or {})
+    sizes = task or {"seq_len": 6, "vocab_size": 7, "num_puzzle_identifiers": 5}
     snapshot = Snapshot(
         weights=model,
         shared={f"ema.{name}": tensor for name, tensor in (ema or {}).items()},
         slots=slice(0, 1),
         by_slot={"steps": torch.zeros(1)},
-        state=state,
+        state=state_at(step).model_copy(update={"config": of_run, "task": sizes}),
     )
     checkpointer = Checkpointer(run, World.single(), None)
     checkpointer.save(snapshot, is_best=False)

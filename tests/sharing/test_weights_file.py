@@ -104,11 +104,9 @@ def test_a_pickle_with_code_is_refused_and_does_not_run(payload: str, kind: str,
     mark = tmp_path / "ran"
     pickle.loads(pickle.dumps(PAYLOADS[payload](mark)))
     mark.unlink()  # the payload works
-    contents = KINDS[kind](PAYLOADS[payload](mark), protocol)
     for name in ("step_21700", "model.safetensors"):
-        path = tmp_path / name
-        path.write_bytes(contents)
-        _one_line(path, "loading it would run code: refused|no file of weights")
+        (tmp_path / name).write_bytes(KINDS[kind](PAYLOADS[payload](mark), protocol))
+        _one_line(tmp_path / name, "loading it would run code: refused|no file of weights")
         assert not mark.exists()
 
 

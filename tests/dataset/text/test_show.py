@@ -8,16 +8,15 @@ import pytest
 
 from dataset import show
 from dataset.build_text_dataset import main as build
-from tests.dataset.text.samples import write_hrm_text
+from tests.dataset.text.samples import write_hrm_text, write_lines
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
-    values: list[object] = [{"instruction": f"{n} + 1", "response": str(n + 1), "task": "sums"} for n in range(40)]
-    values += [{"text": f"text {n}\n\x1b[2J"} for n in range(40)]
-    (folder / "a.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in values))
-    assert build(["--output-dir", str(folder / "data"), "--source", str(folder / "a.jsonl")]) == 0
+    problems = [{"instruction": f"{n} + 1", "response": str(n + 1), "task": "sums"} for n in range(40)]
+    source = write_lines(folder / "a.jsonl", *problems, *({"text": f"text {n}\n\x1b[2J"} for n in range(40)))
+    assert build(["--output-dir", str(folder / "data"), "--source", str(source)]) == 0
     return folder / "data"
 
 

@@ -1,6 +1,5 @@
 """Checks of text datasets by dataset.validate, as a user calls it."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 from dataset import validate
 from dataset.build_text_dataset import main as build
-from tests.dataset.text.samples import write_hrm_text, write_split
+from tests.dataset.text.samples import write_hrm_text, write_lines, write_split
 
 
 def _report(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> tuple[int, list[str]]:
@@ -17,10 +16,9 @@ def _report(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> tu
 
 
 def test_what_the_builder_makes_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = tmp_path / "a.jsonl"
     texts = [{"text": f"the same beginning, {number} and the same end" * 3} for number in range(60)]
     problems = [{"instruction": f"{n} + 1", "response": str(n + 1)} for n in range(60)]
-    source.write_text("".join(f"{json.dumps(each)}\n" for each in texts + problems))
+    source = write_lines(tmp_path / "a.jsonl", *texts, *problems)
     assert build(["--output-dir", str(tmp_path / "data"), "--source", str(source), "--max-len", "20"]) == 0
     built = capsys.readouterr().out
     status, lines = _report(capsys, tmp_path / "data")
