@@ -121,25 +121,21 @@ def test_a_hidden_test_set_has_a_submission_but_no_score(tmp_path: Path, data: P
     assert one["solution"] is None and one["candidates"][0]["right"] is None
 
 
-@pytest.mark.parametrize(
-    ("cast", "ranked"),
-    [
-        # The number of votes counts before confidence, confidence breaks ties, and bytes the rest.
+def test_the_order_of_answers(tmp_path: Path, data: Path) -> None:
+    """The number of votes counts before confidence, confidence breaks ties, and bytes the rest."""
+    black = [[0]]
+    for cast, ranked in (
         ([(WRONG, 0.99), (WORSE, 0.1), (WORSE, 0.1)], [WORSE, WRONG]),
-        ([(WRONG, 0.1), (WRONG, 0.5), (WORSE, 0.4), (WORSE, 0.3), ([[0]], 0.9)], [WORSE, WRONG, [[0]]]),
-        ([(WORSE, 0.5), (WRONG, 0.5), ([[0]], 0.5)], [[[0]], WRONG, WORSE]),
-    ],
-)
-def test_the_order_of_answers(
-    tmp_path: Path, data: Path, cast: list[tuple[list[list[int]], float]], ranked: list[list[list[int]]]
-) -> None:
-    votes, ballot = ArcVotes(open_split(data, "test")), _Ballot(data)
-    for version, (answer, confidence) in enumerate(cast):
-        ballot.vote("one", 0, version, answer, confidence)
-    ballot.cast(votes)
-    votes.result(World.single(), tmp_path)
-    (one,) = json.loads((tmp_path / "arc_votes.json").read_text())["one"]
-    assert [candidate["grid"] for candidate in one["candidates"]] == ranked
+        ([(WRONG, 0.1), (WRONG, 0.5), (WORSE, 0.4), (WORSE, 0.3), (black, 0.9)], [WORSE, WRONG, black]),
+        ([(WORSE, 0.5), (WRONG, 0.5), (black, 0.5)], [black, WRONG, WORSE]),
+    ):
+        votes, ballot = ArcVotes(open_split(data, "test")), _Ballot(data)
+        for version, (answer, confidence) in enumerate(cast):
+            ballot.vote("one", 0, version, answer, confidence)
+        ballot.cast(votes)
+        votes.result(World.single(), tmp_path)
+        (one,) = json.loads((tmp_path / "arc_votes.json").read_text())["one"]
+        assert [candidate["grid"] for candidate in one["candidates"]] == ranked
 
 
 # ---- mistakes ----------------------------------------------------------------------------------

@@ -42,9 +42,8 @@ def own_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with SplitWriter(path / split, seq_len=9, vocab_size=12, num_puzzle_identifiers=7) as writer:
             writer.add(inputs_NS, labels_NS, np.full(6, 2), np.arange(1, 7))
             writer.end_groups(np.array([3, 3]))
-    finish(
-        path, ["<blank>", *(f"rule {letter}" for letter in "abcdef")], {"program": "by_hand", "colour": None, "n": 3}
-    )
+    names = ["<blank>", *(f"rule {letter}" for letter in "abcdef")]
+    finish(path, names, {"program": "by_hand", "colour": None, "n": 3})
     return path
 
 

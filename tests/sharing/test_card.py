@@ -44,29 +44,24 @@ def _save(run: Path, *typed: str) -> Weights:
 
 
 def _results(run: Path, name: str, data: str, exact: float) -> None:
-    folder = run / "eval_outputs" / name
-    folder.mkdir(parents=True)
+    metrics = {"exact_accuracy": exact, "lm_loss": 0.5, "q_halt_accuracy": 0.9, "trajectories/exact_accuracy": 0.97}
+    compute = (("single pass of 4 steps", 2.5, exact), ("trajectories=2 noise=0.3", 5.25, 0.97))
     results = {
         "checkpoint": str(run),
         "data": f"/home/me/{data}/test",
         "num_examples": {"all": 500},
         "settings": {"num_steps": 16, "trajectories": 2, "noise": 0.3, "tta": None, "checkpoint": "/home/me/run"},
-        "metrics": {
-            "eval/all/exact_accuracy": exact,
-            "eval/all/lm_loss": 0.5,
-            "eval/all/q_halt_accuracy": 0.9,
-            "eval/all/trajectories/exact_accuracy": 0.97,
-        },
+        "metrics": {f"eval/all/{key}": value for key, value in metrics.items()},
         "intervals": {
-            "eval/all/exact_accuracy": [exact - 0.01, exact + 0.01],
-            "eval/all/q_halt_accuracy": [0.8, 1.0],
-            "eval/all/trajectories/exact_accuracy": [0.96, 0.98],
+            f"eval/all/{key}": [value - 0.01, value + 0.01] for key, value in metrics.items() if "accuracy" in key
         },
         "compute": [
-            {"set_name": "all", "method": "single pass of 4 steps", "segments": 2.5, "exact_accuracy": exact},
-            {"set_name": "all", "method": "trajectories=2 noise=0.3", "segments": 5.25, "exact_accuracy": 0.97},
+            {"set_name": "all", "method": method, "segments": segments, "exact_accuracy": value}
+            for method, segments, value in compute
         ],
     }
+    folder = run / "eval_outputs" / name
+    folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(results))
 
 

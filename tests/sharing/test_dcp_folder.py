@@ -28,15 +28,11 @@ class Runs:
 
 def _state() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
+    weight, average = torch.randn(2, 6, 3, generator=generator)
     return {
-        "model": {
-            "layer.weight": torch.randn(6, 3, generator=generator),
-            "state": torch.randn(5, generator=generator).bfloat16(),
-        },
+        "model": {"layer.weight": weight, "state": torch.randn(5, generator=generator).bfloat16()},
         "optim": {
-            "state": {
-                "layer.weight": {"step": torch.tensor(3.0), "param_ema": torch.randn(6, 3, generator=generator)},
-            },
+            "state": {"layer.weight": {"step": torch.tensor(3.0), "param_ema": average}},
             "param_groups": [{"params": ["layer.weight"], "betas": (0.9, 0.95), "lr": torch.tensor(0.1)}],
         },
     }
