@@ -12,14 +12,13 @@ import torch
 from dataset.augment import BOXES
 from dataset.online import OnlineAugmentation
 from dataset.schema import Split
-from tests.dataset.shapes import arc_split, augmented_batches, maze_split, mixed_split, split_with, sudoku_split
+from tests.dataset.samples import SAMPLES
+from tests.dataset.shapes import augmented_batches, maze_split, mixed_split, split_with, sudoku_split
 from tests.spawn import world_of
 from utils.ranks.world import World
 
 SPLITS: dict[str, Callable[[], Split]] = {
-    "sudoku": lambda: sudoku_split(BOXES["2x2"], 12),
-    "maze": maze_split,
-    "arc": arc_split,
+    **SAMPLES,
     "boards of three sizes": mixed_split,
     "clues": lambda: sudoku_split(BOXES["2x2"], 12),
 }
