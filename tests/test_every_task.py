@@ -116,9 +116,7 @@ def test_variations_can_be_undone(sample: tuple[BoardTask, Split]) -> None:
     variations = Variations.of(split, count)
     for k in range(count):
         numbers_N = np.arange(len(inputs_NS)) * count + k
-        questions, answers = (
-            variations.vary(numbers_N, torch.from_numpy(boards).long()) for boards in (inputs_NS, labels_NS)
-        )
+        questions, answers = (variations.vary(numbers_N, torch.from_numpy(each).long()) for each in _arrays(split))
         assert variations.undo(numbers_N, answers).numpy().tolist() == labels_NS.tolist()
         assert k > 0 or questions.numpy().tolist() == inputs_NS.tolist(), "variation 0 must be the example itself"
         for question_S, answer_S in zip(questions.numpy(), answers.numpy(), strict=True):

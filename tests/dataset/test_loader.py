@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Generator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,8 @@ from hypothesis import strategies as st
 from dataset import loader
 from dataset.loader import DataOn, EvalLoader, TrainLoader
 from dataset.sampler import Sampler
-from dataset.schema import IGNORE_LABEL, DatasetMetadata, PuzzleSet, Split
+from dataset.schema import IGNORE_LABEL, PuzzleSet, Split
+from tests.dataset.shapes import split_of
 from tests.spawn import world_of
 from tests.utils.ranks.helpers import devices_of_threads
 from utils.ranks.world import World
@@ -41,18 +41,8 @@ def _split(sizes: list[list[int]], *, dtype: Any = np.uint8, ignore: int | None 
             puzzle_indices=np.cumsum([0, *puzzles]),
             group_indices=np.arange(len(puzzles) + 1),
         )
-    metadata = DatasetMetadata(
-        pad_id=0,
-        ignore_label_id=ignore,
-        blank_identifier_id=0,
-        vocab_size=VOCAB,
-        seq_len=SEQ_LEN,
-        num_puzzle_identifiers=200,
-        total_groups=sum(map(len, sizes)),
-        mean_puzzle_examples=1.0,
-        sets=list(sets),
-    )
-    return Split(Path("train"), metadata, sets)
+    plain = split_of(SEQ_LEN, VOCAB)
+    return replace(plain, metadata=plain.metadata.model_copy(update={"ignore_label_id": ignore}), sets=sets)
 
 
 def _sampler(split: Split, size: int, **options: Any) -> Sampler:
