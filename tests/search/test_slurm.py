@@ -104,8 +104,8 @@ def test_the_status_is_that_of_the_run_unless_slurm_ended_it(folder: Path, monke
     _queue(folder, "RUNNING")
     one, other = SlurmLauncher(_config()).start(starts := _starts(folder, 2))
     assert one.poll() is None
-    (folder / "my_sweep/logs/slurm/77_0_result.pkl").parent.mkdir(exist_ok=True)
-    cloudpickle_dump(("success", -9), folder / "my_sweep/logs/slurm/77_0_result.pkl")
+    (folder / "my_sweep/logs/slurm/77_0_0_result.pkl").parent.mkdir(exist_ok=True)
+    cloudpickle_dump(("success", -9), folder / "my_sweep/logs/slurm/77_0_0_result.pkl")
     assert one.poll() == -9
     _queue(folder, "COMPLETED", "OUT_OF_MEMORY")
     assert other.poll() is None, "the result may still be on its way"
