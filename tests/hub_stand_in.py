@@ -27,12 +27,7 @@ class Repository:
 
 @dataclass
 class Hub:
-    """The server.
-
-    Attributes:
-        address: for HF_ENDPOINT.
-        repositories: by owner/repo. An owner other than `me` refuses the token.
-    """
+    """The server. An owner other than `me` refuses the token."""
 
     address: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
@@ -47,20 +42,16 @@ class Hub:
 def hub() -> Iterator[Hub]:
     """Give a running server, and stop it at the end."""
     served = Hub()
-
-    class Handler(_Handler):
-        hub = served
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    served.address = f"http://127.0.0.1:{server.server_port}"
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield served
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    handler = type("Handler", (_Handler,), {"hub": served})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        served.address = f"http://127.0.0.1:{server.server_port}"
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield served
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -77,9 +68,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(401, {"error": "Invalid username or password."})
         elif self.path == "/api/repos/create":
             self._create(json.loads(body))
-        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", self.path):
-            asked = [file["path"] for file in json.loads(body)["files"]]
-            files = [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in asked]
+        elif self.path.endswith("/preupload/main"):
+            files = [file | {"uploadMode": "regular", "shouldIgnore": False} for file in json.loads(body)["files"]]
             self._answer(200, {"files": files})
         elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", self.path):
             self._commit(found[1], [json.loads(line) for line in body.splitlines()])
@@ -96,10 +86,9 @@ class _Handler(BaseHTTPRequestHandler):
         found = re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self.path)
         repository = self.hub.repositories.get(found[1]) if found else None
         if found is None or repository is None or found[2] not in repository.files:
-            self._answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
+            self._answer(404, {"error": "Entry not found"}, **{"X-Error-Code": "EntryNotFound"})
             return
-        contents = repository.files[found[2]]
-        self._send(200, contents, {"ETag": '"1"', "X-Repo-Commit": _COMMIT, "Content-Type": "application/octet-stream"})
+        self._answer(200, repository.files[found[2]], **{"ETag": '"1"', "X-Repo-Commit": _COMMIT})
 
     def _create(self, asked: dict[str, Any]) -> None:
         name = f"{asked.get('organization', 'me')}/{asked['name']}"
@@ -118,18 +107,15 @@ class _Handler(BaseHTTPRequestHandler):
                 repository.messages.append(line["value"]["summary"])
             else:
                 repository.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-        self._answer(
-            200, {"commitUrl": f"{self.hub.address}/{name}/commit/{_COMMIT}", "commitOid": _COMMIT, "success": True}
-        )
+        url = f"{self.hub.address}/{name}/commit/{_COMMIT}"
+        self._answer(200, {"commitUrl": url, "commitOid": _COMMIT, "success": True})
 
-    def _answer(self, status: int, contents: dict[str, Any], headers: dict[str, str] | None = None) -> None:
-        self._send(status, json.dumps(contents).encode(), {"Content-Type": "application/json"} | (headers or {}))
-
-    def _send(self, status: int, contents: bytes, headers: dict[str, str]) -> None:
+    def _answer(self, status: int, contents: dict[str, Any] | bytes, **headers: str) -> None:
+        body = contents if isinstance(contents, bytes) else json.dumps(contents).encode()
         self.send_response(status)
-        for name, value in headers.items():
+        kind = "application/octet-stream" if isinstance(contents, bytes) else "application/json"
+        for name, value in (headers | {"Content-Type": kind, "Content-Length": str(len(body))}).items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(contents)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(contents)
+            self.wfile.write(body)

@@ -1,8 +1,4 @@
-"""A real Slurm with two nodes on this machine, started and stopped by a test.
-
-Each node has its own host name and its own /etc/hosts, by namespaces. Therefore ranks meet at the
-name of a node, as on a cluster.
-"""
+"""A real Slurm with two nodes on this machine, each with a host name and /etc/hosts of its own."""
 
 import os
 import shlex
@@ -103,11 +99,8 @@ class Cluster:
         self.until(lambda: self.state(job) != "PENDING", log)
 
     def _start_soon(self, job: str) -> None:
-        """Spare a job the two minutes that Slurm waits.
-
-        A node refuses a job that begins in the second in which its earlier attempt was ended.
-        """
-        time.sleep(2)
+        """Spare a job the two minutes that Slurm waits."""
+        time.sleep(2)  # a node refuses a job in the second in which its earlier attempt was ended
         # Slurm refuses this if the job runs by now.
         words = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
         subprocess.run(words, env=self.environment, capture_output=True, timeout=60)

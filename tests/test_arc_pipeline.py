@@ -20,19 +20,17 @@ import torch.nn.functional as F
 
 import evaluate as program
 from dataset import arc_votes
-from dataset.arc import FIRST_COLOUR, PADDING, SEQ_LEN, VOCAB_SIZE, parse_name, to_tokens
-from dataset.build_arc_dataset import main as build
+from dataset.arc import FIRST_COLOUR, PADDING, VOCAB_SIZE, parse_name, to_tokens
+from dataset.build_arc_dataset import main
 from dataset.evaluators import build_evaluators
 from dataset.schema import open_split
 from models import inference
 from models.act import segment
 from models.base import RecursiveModel
-from models.carry import Carry, Outputs, SegmentOutput, State
-from models.depth import Depth
-from models.tokens import TokenModel
+from models.carry import Carry, Outputs
 from tests import runs
-from tests.in_process import mistake, train_here
-from tests.models.helpers import small_config
+from tests.dataset.builders import build, write_arc_tasks
+from tests.in_process import load_run, mistake, train_here
 from tests.spawn import run_ranks
 from training.evaluation import EvalOptions, evaluate
 from utils.batch import Batch
@@ -68,27 +66,25 @@ def _tasks() -> dict[str, Tasks]:
     Two tasks have the same test input, so that only the identifier tells them apart.
     """
     rng = np.random.default_rng(0)
-    demonstrations = [((4, 5), (5, 4)), ((3, 3), (6, 2))]
+
+    def task(*test: tuple[tuple[int, int], tuple[int, int]]) -> dict[str, Any]:
+        return {"train": _pairs(rng, ((4, 5), (5, 4)), ((3, 3), (6, 2))), "test": _pairs(rng, *test)}
+
     evaluation = {
-        "flat": {"train": _pairs(rng, *demonstrations), "test": _pairs(rng, ((2, 7), (1, 12)))},
-        "two": {"train": _pairs(rng, *demonstrations), "test": _pairs(rng, ((1, 1), (30, 30)), ((30, 30), (13, 1)))},
-        "this": {"train": _pairs(rng, *demonstrations), "test": _pairs(rng, ((4, 4), (4, 4)))},
-        "that": {"train": _pairs(rng, *demonstrations), "test": _pairs(rng, ((4, 4), (3, 8)))},
+        "flat": task(((2, 7), (1, 12))),
+        "two": task(((1, 1), (30, 30)), ((30, 30), (13, 1))),
+        "this": task(((4, 4), (4, 4))),
+        "that": task(((4, 4), (3, 8))),
     }
     evaluation["that"]["test"][0]["input"] = evaluation["this"]["test"][0]["input"]
-    training = {name: {"train": _pairs(rng, *demonstrations), "test": _pairs(rng, ((3, 4), (4, 3)))} for name in "ab"}
-    return {"training": training, "evaluation": evaluation}
+    return {"training": {name: task(((3, 4), (4, 3))) for name in "ab"}, "evaluation": evaluation}
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("arc")
-    for subset, tasks in _tasks().items():
-        (folder / "tasks" / subset).mkdir(parents=True)
-        for name, task in tasks.items():
-            (folder / "tasks" / subset / f"{name}.json").write_text(json.dumps(task))
-    options = ["--dataset-dirs", str(folder / "tasks"), "--num-aug", str(NUM_AUG)]
-    assert build([*options, "--output-dir", str(folder / "data")]) == 0
+    tasks = write_arc_tasks(folder / "tasks", **_tasks())
+    build(main, folder / "data", "--dataset-dirs", tasks, "--num-aug", NUM_AUG)
     return folder / "data"
 
 
@@ -143,35 +139,17 @@ def _answering(data: Path, predictor: Predictor) -> Segment:
     return answering
 
 
-class Idle(TokenModel):
-    """A model without any computation, because its answers are replaced."""
-
-    def __init__(self, num_identifiers: int) -> None:
-        super().__init__(
-            small_config("trm", hidden_size=4, num_heads=1, puzzle_emb_ndim=4, halt_max_steps=2),
-            states={"z_H": "H_init"},
-            seq_len=SEQ_LEN,
-            vocab_size=VOCAB_SIZE,
-            num_puzzle_identifiers=num_identifiers,
-        )
-        self.init_weights(torch.Generator().manual_seed(0))
-
-    def forward(
-        self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
-    ) -> SegmentOutput:
-        return self.read_out(state["z_H"], state)
-
-
 @dataclass
 class Judge:
     """One evaluator of a dataset, which scores predictors one after another."""
 
     data: Path
+    run: Path
     world: World = SINGLE
 
     def __post_init__(self) -> None:
         self.split = open_split(self.data, "test")
-        self.model = Idle(self.split.metadata.num_puzzle_identifiers)
+        self.model = load_run(self.run, self.world)[1]
         self.evaluators = build_evaluators(["arc"], self.split)
 
     def __call__(self, predictor: Predictor, **options: Any) -> dict[str, float]:
@@ -195,54 +173,41 @@ def _votes(folder: Path) -> list[dict[str, Any]]:
 # ---- predictors through evaluate ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_a_perfect_predictor_scores_1(data: Path, tmp_path: Path, adaptive: bool) -> None:
-    metrics = Judge(data)(Predictor(), save_to=tmp_path / "out", adaptive=adaptive)
-    assert _scores(metrics) == dict.fromkeys(KS, 1.0)
-    assert (metrics["exact_accuracy"], metrics["num_examples"]) == (1.0, NUM_VERSIONS * 5)
-    submission = json.loads((tmp_path / "out" / "submission.json").read_text())
-    assert submission == _solutions(_tasks()["evaluation"])
-    for of_input in _votes(tmp_path / "out"):
-        assert (of_input["num_votes"], of_input["num_empty"]) == (NUM_VERSIONS, 0)
-        (candidate,) = of_input["candidates"]
-        assert candidate["right"] and candidate["confidence"] == pytest.approx(1 / (1 + math.exp(-1)))
-
-
-def _on_rank(world: World, data: Path, predictor: Predictor, folder: Path) -> dict[str, float]:
+def _on_rank(world: World, data: Path, run: Path, predictor: Predictor, folder: Path) -> dict[str, float]:
     arc_votes.TASKS_AT_A_TIME = 3  # of four tasks, so that the last part is smaller
-    return Judge(data, world)(predictor, save_to=folder, batch_size=7)
+    return Judge(data, run, world)(predictor, save_to=folder, batch_size=7)
 
 
-def test_the_number_of_ranks_changes_no_score(data: Path, tmp_path: Path) -> None:
-    """The ranks get unequal shares of each batch of 7 rows, and the last batch is short.
+def test_the_number_of_ranks_changes_no_score(data: Path, run: Path, tmp_path: Path) -> None:
+    """6 unsure answers win against 5 sure ones, because the count decides before the confidence.
 
-    6 unsure answers win against 5 sure answers: the count decides before the confidence.
+    The ranks get unequal shares of each batch of 7 rows, and the last batch is short.
     """
     predictor = Predictor(num_right=6, q_right=-1.0, q_wrong=2.0)
-    expected = Judge(data)(predictor, save_to=tmp_path / "one")
-    assert expected["pass@1"] == 1.0
-    for metrics in run_ranks(_on_rank, 4, data, predictor, tmp_path / "many"):
+    expected = Judge(data, run)(predictor, save_to=tmp_path / "one")
+    adaptive = Judge(data, run)(predictor, adaptive=True)
+    assert _scores(adaptive) == _scores(expected) and adaptive["exact_accuracy"] == expected["exact_accuracy"]
+    assert (expected["pass@1"], expected["num_examples"]) == (1.0, NUM_VERSIONS * 5)
+    for of_input in _votes(tmp_path / "one"):
+        assert (of_input["num_votes"], of_input["num_empty"]) == (NUM_VERSIONS, 0)
+        assert of_input["candidates"][0]["confidence"] == pytest.approx(1 / (1 + math.exp(1)))
+    for metrics in run_ranks(_on_rank, 4, data, run, predictor, tmp_path / "many"):
         assert _scores(metrics) == _scores(expected)
         assert metrics == pytest.approx(expected, rel=1e-5)
     for name in ("submission.json", "arc_votes.json"):
         assert (tmp_path / "many" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
-def test_votes_are_dropped_after_an_evaluation_unless_kept(data: Path, tmp_path: Path) -> None:
-    """A sure wrong predictor votes before an unsure right predictor.
-
-    Each predictor gives 11 votes to every test input.
-    """
-    judge = Judge(data)
+def test_votes_are_dropped_after_an_evaluation_unless_kept(data: Path, run: Path, tmp_path: Path) -> None:
+    """A sure wrong predictor votes before an unsure right one. Each votes 11 times for an input."""
+    judge = Judge(data, run)
     sure, unsure = Predictor(num_right=0, q_wrong=3.0), Predictor(q_right=-3.0)
-    assert judge(sure)["pass@1000"] == 0.0
-    assert judge(unsure)["pass@1"] == 1.0
-    assert judge(sure)["pass@1000"] == 0.0
+    for predictor, k, score in ((sure, 1000, 0.0), (unsure, 1, 1.0), (sure, 1000, 0.0)):
+        assert judge(predictor)[f"pass@{k}"] == score
     together = judge(unsure, keep_votes=True, save_to=tmp_path)
     assert (together["pass@1"], together["pass@2"]) == (0.0, 1.0)
     assert together["exact_accuracy"] == 1.0, "metrics without votes must be those of the second predictor alone"
     assert {of_input["num_votes"] for of_input in _votes(tmp_path)} == {2 * NUM_VERSIONS}
-    assert judge(unsure)["pass@1"] == 1.0
 
 
 # ---- training and evaluate.py ------------------------------------------------------------------
@@ -317,16 +282,12 @@ def test_the_program_prints_scores_with_intervals_over_tasks(
     assert "55 examples in" in first and last == f"exact_accuracy={5 / 11:.4f}"
     rows = {name.removeprefix("eval/all/"): rest for name, *rest in (line.split() for line in lines)}
     z = 1.959964**2  # of Wilson's interval
-    for k in KS:
-        of_none, of_all = (
-            ["0.0000", "0.0000", "..", f"{z / (4 + z):.4f}"],
-            ["1.0000", f"{4 / (4 + z):.4f}", "..", "1.0000"],
-        )
-        assert rows[f"pass@{k}"][:4] == (of_none if k == 1 else of_all)
+    assert rows["pass@1"][:4] == ["0.0000", "0.0000", "..", f"{z / (4 + z):.4f}"]
+    for k in KS[1:]:
+        assert rows[f"pass@{k}"][:4] == ["1.0000", f"{4 / (4 + z):.4f}", "..", "1.0000"]
     saved = json.loads((tmp_path / "results.json").read_text())
     assert saved["metrics"]["eval/all/pass@2"] == 1.0
     assert saved["intervals"]["eval/all/pass@2"] == pytest.approx((4 / (4 + z), 1.0), abs=1e-4)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["arc_votes.json", "results.json", "submission.json"]
 
 
 def test_checkpoints_vote_together(
@@ -334,14 +295,12 @@ def test_checkpoints_vote_together(
 ) -> None:
     """The joint votes equal the votes of both checkpoints, which are the model's own, added."""
     monkeypatch.setattr("dataset.arc_votes.NUM_SHOWN", 10**6)
-    steps = [run / f"step_0000000{step}" for step in (2, 4)]
-    for step in steps:
-        _evaluate_run(monkeypatch, capsys, f"checkpoint={step}", f"out={tmp_path / step.name}")
-    _evaluate_run(monkeypatch, capsys, f"checkpoint={steps[1]}", f"vote_with=[{steps[0]}]", f"out={tmp_path / 'both'}")
-    folders = [tmp_path / name for name in (steps[0].name, steps[1].name, "both")]
-    early, late, both = (_votes(folder) for folder in folders)
+    first, second = (run / f"step_0000000{step}" for step in (2, 4))
+    folders = [tmp_path / name for name in ("early", "late", "both")]
+    for folder, typed in zip(folders, ([first], [second], [second, f"vote_with=[{first}]"]), strict=True):
+        _evaluate_run(monkeypatch, capsys, f"checkpoint={typed[0]}", *map(str, typed[1:]), f"out={folder}")
     num_shared = 0
-    for one, other, joint in zip(early, late, both, strict=True):
+    for one, other, joint in zip(*map(_votes, folders), strict=True):
         assert joint["num_empty"] == one["num_empty"] + other["num_empty"]
         assert joint["num_empty"] + joint["num_votes"] == 2 * NUM_VERSIONS
         added: dict[str, list[float]] = {}
@@ -363,12 +322,13 @@ def test_votes_of_few_examples_replace_none_of_more(
 ) -> None:
     """Saved answers were asked for. The votes of a whole evaluation stay."""
     copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("eval_outputs")))
-    _evaluate_run(monkeypatch, capsys, f"checkpoint={copy}")
-    (folder,) = (copy / "eval_outputs").iterdir()
-    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    found = []
+    for typed in ([], ["max_examples=2", "save_outputs=[inputs]"]):
+        _evaluate_run(monkeypatch, capsys, f"checkpoint={copy}", *typed)
+        (folder,) = (copy / "eval_outputs").iterdir()
+        found.append({file.name: file.read_bytes() for file in folder.iterdir()})
+    before, after = found
     assert before.keys() == {"results.json", "arc_votes.json", "submission.json"}
-    _evaluate_run(monkeypatch, capsys, f"checkpoint={copy}", "max_examples=2", "save_outputs=[inputs]")
-    after = {file.name: file.read_bytes() for file in folder.iterdir()}
     assert after.keys() - before.keys() == {"all_rank0_0000.safetensors"}
     assert before == {name: after[name] for name in before}
 

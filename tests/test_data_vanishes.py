@@ -62,10 +62,16 @@ def own_data(data: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_changed_file_is_noticed(own_data: Path, case: str) -> None:
+def test_a_changed_file_is_noticed(own_data: Path, tmp_path: Path, case: str) -> None:
+    """To read, copy and back up a file does not change it."""
     puzzles = open_split(own_data, "train").sets["all"]
     change, what = CASES[case]
     file = puzzles.files[0].path
+    shutil.copy2(file, tmp_path / file.name)
+    os.link(file, tmp_path / f"{file.name}.backup")
+    file.chmod(0o644)
+    with unchanged([puzzles]):
+        pass
     message = f"{file} {what.format(size=file.stat().st_size)}"
     with pytest.raises(UserError, match=re.escape(message)), unchanged([puzzles]):
         change(file)
@@ -73,14 +79,35 @@ def test_a_changed_file_is_noticed(own_data: Path, case: str) -> None:
         pytest.fail("the change is noticed before the file is read")
 
 
-@pytest.mark.parametrize("case, ranks", [("deleted", 1), ("emptied", 2)])
-def test_every_rank_ends_with_the_reason(own_data: Path, tmp_path: Path, log: Path, case: str, ranks: int) -> None:
+def _reads_slowly(rank: int) -> None:
+    """Make the loop wait for every batch, so that a missing file is noticed late."""
+    host_part = TrainLoader._host_part
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.1)
+        return host_part(*args)
+
+    TrainLoader._host_part = slowly  # type: ignore[method-assign,assignment]
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "ranks", "hook"),
+    [
+        ("deleted", "train/all__inputs.npy", 1, runs.slowly),
+        ("emptied", "train/all__inputs.npy", 2, runs.slowly),
+        ("emptied", "train/all__inputs.npy", 2, _reads_slowly),
+        ("emptied", "test/all__labels.npy", 2, runs.slowly),
+    ],
+)
+def test_every_rank_ends_with_the_reason(
+    own_data: Path, tmp_path: Path, log: Path, case: str, name: str, ranks: int, hook: runs.Hook
+) -> None:
     change, what = CASES[case]
-    file, run = own_data / "train" / "all__inputs.npy", tmp_path / "run"
+    file, run = own_data / name, tmp_path / "run"
     message = _message(file, what)
-    arguments = runs.settings(own_data, run, max_steps=10_000, eval_every_n_steps=None)
-    running = runs.start(arguments, log, ranks=ranks, hook=runs.slowly)
-    runs.until(lambda: runs.latest(run) >= 4, running)
+    often = {"eval_every_n_steps": 5 if "test" in name else None}
+    running = runs.start(runs.settings(own_data, run, max_steps=10_000, **often), log, ranks=ranks, hook=hook)
+    runs.until(lambda: runs.latest(run) >= 6, running)  # an evaluation at step 5 has ended
     change(file)
     assert running.wait(timeout_s=30).error() == f"error: {message}"
 
@@ -105,37 +132,6 @@ def test_the_run_saves_its_steps_before_it_ends(
     shutil.copy(data / split / "all__labels.npy", file)
     runs.train(again, log, ranks=2).ok()
     runs.assert_same_run(run, quiet_2)
-
-
-def test_test_data_that_vanish_end_the_run(own_data: Path, tmp_path: Path, log: Path) -> None:
-    file, run = own_data / "test" / "all__labels.npy", tmp_path / "run"
-    arguments = runs.settings(own_data, run, max_steps=10_000)
-    running = runs.start(arguments, log, ranks=2, hook=runs.slowly)
-    runs.until(lambda: runs.latest(run) >= 6, running)  # one evaluation has ended
-    message = _message(file, CASES["emptied"][1])
-    os.truncate(file, 0)
-    assert running.wait(timeout_s=30).error() == f"error: {message}"
-
-
-def _reads_slowly(rank: int) -> None:
-    """Make the loop wait for every batch, so that a missing file is noticed late."""
-    host_part = TrainLoader._host_part
-
-    def slowly(*args: Any) -> Any:
-        time.sleep(0.1)
-        return host_part(*args)
-
-    TrainLoader._host_part = slowly  # type: ignore[method-assign,assignment]
-
-
-def test_with_a_slow_reader_all_ranks_end_together(own_data: Path, tmp_path: Path, log: Path) -> None:
-    file, run = own_data / "train" / "all__inputs.npy", tmp_path / "run"
-    arguments = runs.settings(own_data, run, max_steps=10_000, eval_every_n_steps=None)
-    running = runs.start(arguments, log, ranks=2, hook=_reads_slowly)
-    runs.until(lambda: runs.latest(run) >= 4, running)
-    message = _message(file, CASES["emptied"][1])
-    os.truncate(file, 0)
-    assert running.wait(timeout_s=30).error() == f"error: {message}"
 
 
 def _one_rank_finds_other_data(rank: int) -> None:
@@ -223,13 +219,3 @@ def test_a_file_emptied_amid_a_read_ends_the_run_with_a_traceback(own_data: Path
     ended = runs.train(arguments, log, hook=hook)
     assert ended.status == -signal.SIGBUS, ended.output
     assert "Fatal Python error: Bus error" in ended.output and "loader.py" in ended.output
-
-
-def test_reading_copying_and_backing_up_are_no_changes(own_data: Path, tmp_path: Path) -> None:
-    split = open_split(own_data, "train")
-    for file in (own_data / "train").glob("*.npy"):
-        shutil.copy2(file, tmp_path / file.name)
-        os.link(file, tmp_path / f"{file.name}.backup")
-        file.chmod(0o444)
-    with unchanged([split.sets["all"]]):
-        pass

@@ -1,7 +1,4 @@
-"""Every task of the table keeps the promises of BoardTask: a new entry is tested by being there.
-
-The tests in tests/dataset/tasks/ prove what is special about each task.
-"""
+"""Every task of the table keeps the promises of BoardTask: a new entry is tested by being there."""
 # N = examples, S = tokens of an example, V = vocabulary
 
 import numpy as np
@@ -16,8 +13,6 @@ from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, TextTask
 from dataset.tta import Variations
 from tests.dataset.samples import samples_of
-
-WORDS = ("kind", "plural", "shapes", "checked")
 
 
 @pytest.fixture(params=TASKS, ids=lambda task: task.kind)
@@ -37,16 +32,14 @@ def _num_faulty(task: BoardTask, inputs_NS: np.ndarray, labels_NS: np.ndarray) -
 
 def test_the_class_says_all_that_messages_need(sample: tuple[BoardTask, Split]) -> None:
     task, split = sample
-    for word in (*WORDS, "name", "title"):
+    for word in ("kind", "plural", "shapes", "checked", "name", "title"):
         assert getattr(task, word, ""), f"{type(task).__name__} has no {word}"
     assert task.rows * task.columns == split.metadata.seq_len
-    assert len(task.tokens) in (0, split.metadata.vocab_size), "tokens must name every token, or none"
-    assert len(task.symbols) in (0, split.metadata.vocab_size), "symbols must hold one for every token, or none"
+    assert {len(task.tokens), len(task.symbols)} <= {0, split.metadata.vocab_size}, "of every token, or of none"
     found = task_of_shape(split.metadata.seq_len, split.metadata.vocab_size)
     assert type(found) is type(task), f"an earlier task of the table takes this shape: {found and found.kind}"
-    assert not any(set(task.metrics) & set(other.metrics) for other in TASKS if other is not type(task)), (
-        "metrics of two tasks must have different names"
-    )
+    others = [other for other in TASKS if other is not type(task)]
+    assert not any(set(task.metrics) & set(other.metrics) for other in others), "metrics must differ by their names"
 
 
 def test_correct_examples_are_right_and_without_faults(sample: tuple[BoardTask, Split]) -> None:
@@ -123,9 +116,7 @@ def test_variations_can_be_undone(sample: tuple[BoardTask, Split]) -> None:
     variations = Variations.of(split, count)
     for k in range(count):
         numbers_N = np.arange(len(inputs_NS)) * count + k
-        questions, answers = (
-            variations.vary(numbers_N, torch.from_numpy(boards).long()) for boards in (inputs_NS, labels_NS)
-        )
+        questions, answers = (variations.vary(numbers_N, torch.from_numpy(each).long()) for each in _arrays(split))
         assert variations.undo(numbers_N, answers).numpy().tolist() == labels_NS.tolist()
         assert k > 0 or questions.numpy().tolist() == inputs_NS.tolist(), "variation 0 must be the example itself"
         for question_S, answer_S in zip(questions.numpy(), answers.numpy(), strict=True):

@@ -67,21 +67,17 @@ def test_shellcheck_finds_nothing() -> None:
 
 
 def test_srun_gets_the_overrides_as_they_were_typed(folder: Path) -> None:
-    overrides = [
-        "run_name='a  b'",
-        "data_paths=[a, b]",
-        "optim={name: muon}",
-        "wandb.name=$HOME*",
-        "checkpoint_path=run",
-    ]
-    assert _ended(_start(folder, "", *overrides, SLURM_CPUS_PER_TASK="7"), folder) == (0, "")
-    assert _lines(folder, "arguments") == ["--kill-on-bad-exit=1", "true", "pretrain.py", *overrides, "resume=auto"]
+    overrides = ["run_name='a  b'", "data_paths=[a, b]", "optim={name: muon}", "wandb.name=$HOME*"]
+    variables = {"SLURM_CPUS_PER_TASK": "7"}
+    assert _ended(_start(folder, "", *overrides, "checkpoint_path=run", **variables), folder) == (0, "")
+    first, rest = ["--kill-on-bad-exit=1", "true", "pretrain.py", *overrides], ["resume=auto"]
+    assert _lines(folder, "arguments") == [*first, "checkpoint_path=run", *rest]
     assert {"OMP_NUM_THREADS=7", "SRUN_CPUS_PER_TASK=7"} <= {*_lines(folder, "environment")}
-
-
-def test_a_run_without_a_path_is_named_after_the_job(folder: Path) -> None:
-    _ended(_start(folder, "", "lr=1e-3"), folder)
-    assert _lines(folder, "arguments")[-3:] == ["lr=1e-3", "checkpoint_path=checkpoints/slurm/31017", "resume=auto"]
+    _ended(_start(folder, "", *overrides), folder)
+    assert _lines(folder, "arguments") == [*first, "checkpoint_path=checkpoints/slurm/31017", *rest]
+    (folder / "pretrain.py").unlink()
+    told, _ = _start(folder, "").communicate(timeout=60)
+    assert told.startswith("error: there is no pretrain.py in ") and told.count("\n") == 1
 
 
 def test_torchrun_starts_once_on_each_node(folder: Path) -> None:
@@ -109,18 +105,18 @@ def test_a_run_that_began_elsewhere_goes_on_from_its_own_checkpoint(folder: Path
 @pytest.mark.parametrize(
     ("does", "status", "asked"),
     [
-        (f"{SAVES}; exit 0", 0, ""),
-        (f"{SAVES}; touch run/stopped; exit 0", 0, ""),  # somebody else has stopped the run
-        (f"{SAVES}; exit 137", 0, "requeue 31017\n"),
-        (f"{SAVES}; exit 1", 0, "requeue 31017\n"),
-        (f"{SAVES}; exit 2", 2, ""),  # a mistake
-        ("exit 137", 137, ""),  # the next attempt would fail at the same place
+        ("exit 0", 0, ""),
+        ("touch run/stopped; exit 0", 0, ""),  # somebody else has stopped the run
+        ("exit 137", 0, "requeue 31017\n"),
+        ("exit 1", 0, "requeue 31017\n"),
+        ("exit 2", 2, ""),  # a mistake
+        ("rm run/latest; exit 137", 137, ""),  # the next attempt would fail at the same place
     ],
 )
 def test_a_job_goes_back_into_the_queue_only_if_it_came_further(
     folder: Path, does: str, status: int, asked: str
 ) -> None:
-    assert _ended(_start(folder, does, "checkpoint_path=run"), folder) == (status, asked)
+    assert _ended(_start(folder, f"{SAVES}; {does}", "checkpoint_path=run"), folder) == (status, asked)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +138,3 @@ def test_the_warning_reaches_srun_whose_status_counts(folder: Path, does: str, s
         time.sleep(0.01)
     started.send_signal(signal.SIGUSR1)
     assert _ended(started, folder) == (status, asked)
-
-
-def test_a_wrong_place_is_one_line(folder: Path) -> None:
-    (folder / "pretrain.py").unlink()
-    told, _ = _start(folder, "").communicate(timeout=60)
-    assert told.startswith("error: there is no pretrain.py in ") and told.count("\n") == 1

@@ -225,29 +225,19 @@ def here(puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-def test_a_dry_run_prints_every_command_line_and_writes_nothing(here: Path) -> None:
-    page = _page("--dry-run", "lr=1e-4,2e-4", "arch=hrm,trm", "seed=range(3)", "data_path=data/4", "debug=tiny")
-    lines = page.splitlines()
+def test_a_dry_run_prints_command_lines_that_run_and_writes_nothing(here: Path) -> None:
+    common = ["data_path=data/4", "debug=tiny", "max_steps=2"]
+    lines = _page("--dry-run", "lr=1e-4,2e-4", "arch=hrm,trm", "seed=range(3)", *common).splitlines()
     assert len(lines) == 12 and not Path("checkpoints").exists()
     first = "checkpoint_path=checkpoints/sweeps/lr+arch/trial_0000_seed_0"
     assert lines[0] == (
-        f"OMP_NUM_THREADS=1 python pretrain.py data_path=data/4 debug=tiny lr=0.0001 arch=hrm seed=0 {first} "
+        f"OMP_NUM_THREADS=1 python pretrain.py {' '.join(common)} lr=0.0001 arch=hrm seed=0 {first} "
         "run_name=lr+arch_trial_0000_seed_0 wandb.group=lr+arch"
     )
-    environment, *words = shlex.split(lines[-1])
-    assert environment == "OMP_NUM_THREADS=1" and words[4:7] == ["lr=0.0002", "arch=trm", "seed=2"]
-
-
-def test_a_printed_command_line_runs(here: Path) -> None:
-    line = _page("--dry-run", "lr=1e-4,2e-4", "data_path=data/4", "debug=tiny", "max_steps=2").splitlines()[0]
-    ended = runs.command(line.replace("pretrain.py", str(REPOSITORY / "pretrain.py")), here)
+    assert shlex.split(lines[-1])[6:9] == ["lr=0.0002", "arch=trm", "seed=2"]
+    ended = runs.command(lines[-1].replace("pretrain.py", str(REPOSITORY / "pretrain.py")), here)
     assert ended.status == 0, ended.stderr
-    assert (here / "checkpoints/sweeps/lr/trial_0000/latest").exists()
-
-
-def test_help_shows_the_commented_keys() -> None:
-    page = _page("--help")
-    assert page.startswith("sweep.py: ") and (REPOSITORY / "config/sweep.yaml").read_text().strip() in page
+    assert (here / "checkpoints/sweeps/lr+arch/trial_0003_seed_2/latest").exists()
 
 
 SWEEP_FILE = """
@@ -260,18 +250,13 @@ MISTAKES = [
     ([], "there is nothing to search"),
     (["sweep=my.yaml", "sweep.trial=3"], "did you mean sweep.trials"),
     (["sweep=unknown.yaml"], "unknown.yaml:1: unknown key 'sweep.trialz'; did you mean "),
-    (["sweep=kind.yaml"], "unknown key 'log_rang'; did you mean log_range"),
     (["lrr=1,2"], "the config refuses lrr=1: unknown key 'lrr'; did you mean lr?"),
-    (["global_batch_size=16,32", "grad_accumulation=1,2,0"], "refuses global_batch_size=16 grad_accumulation=0: "),
     (["lr=1,2", "sweep.metric=exact_acuracy"], "did you mean eval/all/exact_accuracy"),
     (["lr=1,2", "eval_every_n_steps=null"], "the runs never evaluate"),
     (["lr=1,2", "data_path=data/no"], "no dataset at data/no: "),
     (["lr=1,2", "run_name=x"], "sweep.py gives every run its own run_name"),
-    (["sweep.parameters={lr:[1,2]}"], "lr=1e-4,2e-4"),
-    (["lr=shuffle(1,2)"], "'lr=shuffle(1,2)' is no list of values"),
     (["lr=1,[2"], "'lr=1,[2' can't be read"),
     (["status", "nope"], "there is no sweep at nope"),
-    (["again", "nope", "--best", "0"], "--best is 0"),
 ]
 
 
@@ -279,7 +264,6 @@ MISTAKES = [
 def test_a_mistake_is_one_line_before_the_first_trial(here: Path, typed: list[str], message: str) -> None:
     Path("my.yaml").write_text(SWEEP_FILE)
     Path("unknown.yaml").write_text("trialz: 3" + SWEEP_FILE)
-    Path("kind.yaml").write_text(SWEEP_FILE.replace("log_range", "log_rang"))
     common = [] if not typed or typed[0] in ("status", "again") or "sweep" in typed[0] else ["debug=tiny"]
     data = [] if not common or "data_path" in "".join(typed) else ["data_path=data/4"]
     with pytest.raises(UserError) as caught:
@@ -309,10 +293,7 @@ def test_again_runs_the_best_points_with_other_seeds(here: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "package", "shown"),
-    [
-        ("sweep.py", "optuna", "python sweep.py status lr_arch"),
-        ("launch/ray_train.py", "ray", "num_workers: "),
-    ],
+    [("sweep.py", "optuna", "python sweep.py status lr_arch"), ("launch/ray_train.py", "ray", "num_workers: ")],
 )
 def test_without_its_extra_a_program_shows_its_help(
     file: str, package: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

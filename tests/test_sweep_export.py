@@ -16,12 +16,10 @@ from utils.config import Container, flatten
 from utils.errors import UserError
 
 
-def _exported(study: Study, file: Path) -> tuple[Container, dict[str, Any], str]:
-    """Return the config of the exported file, its own values, and its text."""
-    file.parent.mkdir(exist_ok=True)
+def _exported(study: Study, file: Path) -> tuple[Container, dict[str, Any]]:
+    """Return the config of the exported file, and its own values."""
     assert write_experiment(study, file).splitlines()[0] == str(file)
-    text = file.read_text()
-    return read_config("pretrain", [f"experiment={file}"]), yaml.safe_load(text) or {}, text
+    return read_config("pretrain", [f"experiment={file}"]), yaml.safe_load(file.read_text()) or {}
 
 
 _DEPTH = "arch.depth_curriculum=[{until:0.5,H_cycles:1,L_cycles:1}]"
@@ -45,7 +43,7 @@ def test_it_is_the_command_line_of_the_best(tmp_path: Path, case: str) -> None:
     overrides, point = CASES[case]
     sweep = read_sweep(tmp_path, overrides=overrides, parameters={key: [value] for key, value in point.items()})
     study = finished(sweep, [Ended(point, (0.5,))])
-    config, own, _ = _exported(study, tmp_path / "best.yaml")
+    config, own = _exported(study, tmp_path / "best.yaml")
     run = [each for each in sweep.overrides(point, 0) if not each.startswith("wandb.group=")]
     assert config == read_config("pretrain", run)
     groups = [pair for entry in own.pop("defaults", []) for pair in entry.items()]
@@ -60,7 +58,7 @@ def test_a_group_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "arch/small.yaml").write_text("defaults:\n  - trm\n  - _self_\nhidden_size: 48\nnum_heads: 4\n")
     arch = f"{tmp_path}/arch/small.yaml"
     sweep = read_sweep(tmp_path, parameters={"arch": [arch, "hrm"]})
-    config, own, _ = _exported(finished(sweep, [Ended({"arch": arch}, (0.5,))]), tmp_path / "best.yaml")
+    config, own = _exported(finished(sweep, [Ended({"arch": arch}, (0.5,))]), tmp_path / "best.yaml")
     assert own == {"defaults": [{"override /arch": "trm"}], "arch": {"hidden_size": 48, "num_heads": 4}}
     assert config == read_config("pretrain", [f"arch={arch}"])
 
@@ -77,14 +75,13 @@ def test_the_default_file_is_an_experiment_of_the_checkout(tmp_path: Path, monke
 def test_mistakes(tmp_path: Path) -> None:
     sweep = read_sweep(tmp_path, parameters={"lr": [1e-3]})
     study = finished(sweep, [Ended({"lr": 1e-3}, (0.5,))])
-    (tmp_path / "link.yaml").symlink_to(tmp_path / "nowhere.yaml")
     file = tmp_path / "there.yaml"
     file.write_text("lr: 1\n")
+    (tmp_path / "link.yaml").symlink_to(tmp_path / "nowhere.yaml")
     for path, message in (
         (file, "there.yaml exists; remove it, or name another file with -o"),
         (tmp_path / "link.yaml", "link.yaml exists; remove it"),
         (tmp_path / "x.txt", "x.txt can't be chosen as experiment="),
-        (file / "x.yaml", "can't be used"),
     ):
         with pytest.raises(UserError, match=message):
             write_experiment(study, path)
@@ -100,18 +97,14 @@ def test_the_commands(tmp_path: Path) -> None:
         sweep.write()
         add_trials(study.optuna, sweep, [Ended({"lr": 1e-2}, (0.5,)), Ended({"lr": 1e-3}, (0.7,))])
     file = tmp_path / "best.yaml"
-    exported = main(["export", str(sweep.path), "-o", str(file)])
-    assert isinstance(exported, str) and exported.splitlines()[0] == str(file) and "lr: 0.001" in file.read_text()
-    plotted = main(["plot", str(sweep.path), "-o", str(tmp_path)])
-    assert isinstance(plotted, str) and plotted.splitlines()[0] == str(tmp_path / "plots.html")
-    status = main(["status", str(sweep.path)])
-    assert isinstance(status, str)
-    assert [line.split()[:5] for line in status.splitlines()[-4:-2]] == [
-        ["*", "1", "complete", "0.7000", "0.001"],
-        ["0", "complete", "0.5000", "0.01"],
-    ]
-    best = main(["best", str(sweep.path)])
-    assert isinstance(best, str) and best.splitlines()[-1].endswith("pretrain.py lr=0.001 seed=0")
-    for option in (["--dry-run"], ["-o", "x"]):
-        with pytest.raises(UserError, match=f"unrecognized arguments: {option[0]}"):
-            main(["status", str(sweep.path), *option])
+    for typed, shown in (
+        (["export", str(sweep.path), "-o", str(file)], str(file)),
+        (["plot", str(sweep.path), "-o", str(tmp_path)], str(tmp_path / "plots.html")),
+        (["status", str(sweep.path)], "0.7000"),
+        (["best", str(sweep.path)], "pretrain.py lr=0.001 seed=0"),
+    ):
+        page = main(typed)
+        assert isinstance(page, str) and shown in page
+    assert "lr: 0.001" in file.read_text()
+    with pytest.raises(UserError, match="unrecognized arguments: --dry-run"):
+        main(["status", str(sweep.path), "--dry-run"])

@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,15 @@ def write_source(folder: Path, rows: Sequence[str]) -> Path:
     (folder / "train.csv").write_text("\n".join([HEADER, *rows[:12]]) + "\n")
     with gzip.open(folder / "test.csv.gz", "wt") as stream:
         stream.write("\n".join([HEADER, *rows[12:]]) + "\n")
+    return folder
+
+
+def write_arc_tasks(folder: Path, **subfolders: dict[str, Any]) -> Path:
+    """Write tasks as ARC does: a subfolder for each subset, and a file for each task."""
+    for subfolder, tasks in subfolders.items():
+        (folder / subfolder).mkdir(parents=True)
+        for name, task in tasks.items():
+            (folder / subfolder / f"{name}.json").write_text(json.dumps(task))
     return folder
 
 

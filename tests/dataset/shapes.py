@@ -10,7 +10,6 @@ import torch
 
 from dataset import sudoku
 from dataset.arc import SIDE
-from dataset.arc import VOCAB_SIZE as ARC_VOCAB
 from dataset.augment import BOXES, Box
 from dataset.loader import TrainLoader
 from dataset.maze import VOCAB_SIZE as MAZE_VOCAB
@@ -24,28 +23,26 @@ from utils.ranks.world import World
 
 def split_of(seq_len: int, vocab_size: int) -> Split:
     """Return a split with these sizes and without sets."""
-    return Split(Path("data/test"), _metadata(seq_len, vocab_size, 0, 1), {})
-
-
-def split_with(inputs_NS: np.ndarray, labels_NS: np.ndarray, vocab_size: int, ignore: int | None = 0) -> Split:
-    """Return a split in memory. Each puzzle has one example."""
-    num, seq_len = inputs_NS.shape
-    puzzle_set = PuzzleSet("all", inputs_NS, labels_NS, np.zeros(num, np.int64), np.arange(num + 1), np.arange(num + 1))
-    return Split(Path("data/train"), _metadata(seq_len, vocab_size, ignore, num), {"all": puzzle_set})
-
-
-def _metadata(seq_len: int, vocab_size: int, ignore: int | None, total_groups: int) -> DatasetMetadata:
-    return DatasetMetadata(
+    metadata = DatasetMetadata(
         pad_id=0,
-        ignore_label_id=ignore,
+        ignore_label_id=0,
         blank_identifier_id=0,
         vocab_size=vocab_size,
         seq_len=seq_len,
         num_puzzle_identifiers=1,
-        total_groups=total_groups,
+        total_groups=1,
         mean_puzzle_examples=1.0,
         sets=["all"],
     )
+    return Split(Path("data/test"), metadata, {})
+
+
+def split_with(inputs_NS: np.ndarray, labels_NS: np.ndarray, vocab_size: int) -> Split:
+    """Return a split in memory. Each puzzle has one example."""
+    num, seq_len = inputs_NS.shape
+    puzzle_set = PuzzleSet("all", inputs_NS, labels_NS, np.zeros(num, np.int64), np.arange(num + 1), np.arange(num + 1))
+    metadata = split_of(seq_len, vocab_size).metadata.model_copy(update={"total_groups": num})
+    return Split(Path("data/train"), metadata, {"all": puzzle_set})
 
 
 def tensors(inputs_BS: np.ndarray, labels_BS: np.ndarray, **arrays: np.ndarray) -> dict[str, torch.Tensor]:
@@ -124,25 +121,13 @@ def arc_grids(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int, in
     return one, other, top, left
 
 
-def random_arc(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    one, other, top, left = arc_grids(rng)
-    return on_canvas(one, top, left), on_canvas(other, top, left)
-
-
-def arc_split() -> Split:
-    rng = np.random.default_rng(0)
-    pairs = [random_arc(rng) for _ in range(12)]
-    return split_with(np.stack([p[0] for p in pairs]), np.stack([p[1] for p in pairs]), ARC_VOCAB)
-
-
 # ---- batches -----------------------------------------------------------------------------------
 
 
 def augmented_batches(
-    split: Split, world: World, steps: range, size: int = 8, seed: int = 0, most_clues: float = 0.0, **options: Any
+    split: Split, world: World, steps: range, size: int = 8, most_clues: float = 0.0, **options: Any
 ) -> list[Any]:
-    sets = list(split.sets.values())
-    sampler = Sampler(sets, seed=seed, epochs=20, global_batch_size=size)
+    sampler = Sampler(list(split.sets.values()), seed=0, epochs=20, global_batch_size=size)
     slots = world.slice_of(size)
-    augmentation = OnlineAugmentation(split, seed=seed, global_batch_size=size, slots=slots, most_clues=most_clues)
+    augmentation = OnlineAugmentation(split, seed=0, global_batch_size=size, slots=slots, most_clues=most_clues)
     return list(TrainLoader(split, sampler, world, augmentation=augmentation, **options).batches(steps))

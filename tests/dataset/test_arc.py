@@ -3,6 +3,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,10 @@ def _random_grid(rng: np.random.Generator, height: int, width: int) -> np.ndarra
 # ---- tasks as JSON -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_one_task_has_the_name_of_its_file(tmp_path: Path, suffix: str) -> None:
-    (task,) = read_tasks(_write(tmp_path / f"0a1b{suffix}", TASK))
-    assert (task.name, task.as_json(), task.side) == ("0a1b", TASK, 3)
-    assert task.train[0].input.dtype == np.uint8
-
-
-def test_many_tasks_with_solutions_and_without(tmp_path: Path) -> None:
+def test_one_task_or_many_with_solutions_and_without(tmp_path: Path) -> None:
+    for suffix in (".json", ".json.gz"):
+        (task,) = read_tasks(_write(tmp_path / f"0a1b{suffix}", TASK))
+        assert (task.name, task.as_json(), task.side) == ("0a1b", TASK, 3)
     hidden = {"train": [SMALL], "test": [{"input": [[7]]}]}
     # A task may have the name "train", which is also a key of a task.
     file = _write(tmp_path / "x_challenges.json", {"train": hidden, "b": hidden})
@@ -89,47 +86,31 @@ BAD_GRIDS: list[Any] = [3, [[]], [1], [[1, 2], [1]], [[0]] * 31, [[1, 10]], [[1]
             (_with("test", {"input": grid, "output": [[1]]}), "t.json: test pair 2, input: is no grid of 1x1 to 30x30")
             for grid in BAD_GRIDS
         ),
-        (_with("test", {"input": [[1]], "output": [[0] * 31]}), "t.json: test pair 2, output: is no grid"),
     ],
 )
 def test_malformed_tasks_are_refused(tmp_path: Path, value: Any, expected: str) -> None:
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=rf"^{tmp_path}[^\n]*{re.escape(expected)}[^\n]*$"):
         read_tasks(_write(tmp_path / "t.json", value))
-    message = str(error.value)
-    assert expected in message and message.startswith(str(tmp_path)) and "\n" not in message and ";" in message
 
 
-def test_unreadable_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no file .*none\.json"):
-        read_tasks(tmp_path / "none.json")
-    whole = _write(tmp_path / "t.json.gz", TASK).read_bytes()
-    (tmp_path / "t.json.gz").write_bytes(whole[:-12])
-    with pytest.raises(ValueError, match=r"t\.json\.gz: cannot be read \(Compressed file ended"):
-        read_tasks(tmp_path / "t.json.gz")
-
-
-@pytest.mark.parametrize(
-    ("solutions", "expected"),
-    [
+def test_wrong_solutions_and_files_are_refused(tmp_path: Path) -> None:
+    file = _write(tmp_path / "t.json", {"a": TASK})
+    for solutions, expected in (
         ([], "s.json: task a: is no list of 2 outputs"),
         ({"a": [[[1]]]}, "s.json: task a: is no list of 2 outputs"),
         ({"a": [[[1]], [[10]]]}, "s.json: task a: output 2: is no grid"),
-    ],
-)
-def test_wrong_solutions_are_refused(tmp_path: Path, solutions: Any, expected: str) -> None:
-    file = _write(tmp_path / "t.json", {"a": TASK})
-    with pytest.raises(ValueError) as error:
-        read_tasks(file, _write(tmp_path / "s.json", solutions))
-    assert expected in str(error.value)
+    ):
+        with pytest.raises(ValueError, match=expected):
+            read_tasks(file, _write(tmp_path / "s.json", solutions))
+    with pytest.raises(ValueError, match="there is no file"):
+        read_tasks(tmp_path / "none.json")
+    whole = _write(tmp_path / "t.json.gz", TASK).read_bytes()
+    (tmp_path / "t.json.gz").write_bytes(whole[:-12])
+    with pytest.raises(ValueError, match=r"t\.json\.gz: cannot be read"):
+        read_tasks(tmp_path / "t.json.gz")
 
 
 # ---- grids and tokens --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("top", "left"), [(-1, 0), (0, 29), (29, 0)])
-def test_a_grid_that_leaves_the_canvas_is_refused(top: int, left: int) -> None:
-    with pytest.raises(ValueError, match="goes over the edge"):
-        to_tokens(np.zeros((2, 2), dtype=np.uint8), top, left)
 
 
 def _largest_rectangle(canvas_RC: np.ndarray) -> tuple[int, int]:
@@ -229,17 +210,14 @@ def test_versions_differ_by_content_and_keep_black() -> None:
     assert len({_content(pairs, int(t), p_C) for t, p_C in zip(*found, strict=True)}) == len(found.transforms_A) == 201
 
 
-@pytest.mark.parametrize(
-    ("row", "num_versions"),
-    [
+def test_each_version_of_a_small_task_is_drawn_once() -> None:
+    for row, num_versions in (
         ([1], 9),  # no transform changes a single cell; only its 9 colours are left
         ([0, 0], 2),  # all cells are black, so that only the shape differs: 1x2 or 2x1
         ([1, 2], 9 * 8 * 2),  # a mirrored grid only exchanges the two colours
-    ],
-)
-def test_each_version_of_a_small_task_is_drawn_once(row: list[int], num_versions: int) -> None:
-    pair = Pair(np.array([row], np.uint8), np.zeros((1, 1), np.uint8))
-    assert len(draw_augmentations([pair], 300, np.random.default_rng(0)).transforms_A) == num_versions
+    ):
+        pair = Pair(np.array([row], np.uint8), np.zeros((1, 1), np.uint8))
+        assert len(draw_augmentations([pair], 300, np.random.default_rng(0)).transforms_A) == num_versions
 
 
 def test_all_transforms_keep_the_colours_and_differ_by_content() -> None:

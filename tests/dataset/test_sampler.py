@@ -1,7 +1,4 @@
-"""The stream of examples is a pure function of (seed, step, slot).
-
-Every epoch takes one puzzle of every group.
-"""
+"""The stream of examples is a pure function of (seed, step, slot)."""
 
 from collections import Counter
 from typing import Any
@@ -52,10 +49,7 @@ def _stream(sampler: Sampler) -> list[int]:
 
 
 def _groups_of_puzzles(data: list[Layout]) -> list[list[range]]:
-    """Return for each group of all sets the example numbers of each of its puzzles.
-
-    Plain loops serve as a reference.
-    """
+    """Return for each group of all sets the example numbers of each of its puzzles."""
     groups, number = [], 0
     for layout in data:
         for group in layout:
@@ -119,44 +113,39 @@ def test_the_epoch_of_a_step_counts_draws_within_their_own_epoch(
         assert int(whole.epoch(step)) == whole.epochs_done(step)
 
 
-@given(data=DATA, seed=SEEDS, size=st.integers(1, 9), num_ranks=st.integers(1, 5))
+@given(data=DATA, seed=SEEDS, size=st.integers(1, 9), num_ranks=st.integers(1, 5), order=st.randoms())
 @settings(max_examples=40, deadline=None)
-def test_ranks_together_draw_the_global_batch(data: list[Layout], seed: int, size: int, num_ranks: int) -> None:
+def test_ranks_together_draw_the_global_batch_whatever_was_asked_before(
+    data: list[Layout], seed: int, size: int, num_ranks: int, order: Any
+) -> None:
     whole = _sampler(data, seed=seed, global_batch_size=size)
-    for step in range(1, whole.last_step + 1):
-        expected = whole.examples(step, slice(0, size))
-        assert len(expected) == size
-        shares = [
-            _sampler(data, seed=seed, global_batch_size=size).examples(step, world_of(rank, num_ranks).slice_of(size))
-            for rank in range(num_ranks)
-        ]
-        np.testing.assert_array_equal(np.concatenate(shares), expected)
+    steps = range(1, whole.last_step + 1)
+    expected = {step: whole.examples(step, slice(0, size)) for step in steps}
+    ranks = [_sampler(data, seed=seed, global_batch_size=size) for _ in range(num_ranks)]
+    for step in order.sample([*steps] * 2, 2 * len(steps)):
+        assert len(expected[step]) == size
+        slots = [world_of(rank, num_ranks).slice_of(size) for rank in range(num_ranks)]
+        shares = [sampler.examples(step, each) for sampler, each in zip(ranks, slots, strict=True)]
+        np.testing.assert_array_equal(np.concatenate(shares), expected[step])
 
 
-@given(data=DATA, seed=SEEDS, size=st.integers(1, 5), order=st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
-def test_earlier_calls_change_no_batch(data: list[Layout], seed: int, size: int, order: Any) -> None:
-    in_order = _sampler(data, seed=seed, global_batch_size=size)
-    steps = list(range(1, in_order.last_step + 1))
-    expected = {step: in_order.examples(step, slice(0, size)) for step in steps}
-    shuffled = _sampler(data, seed=seed, global_batch_size=size)
-    for step in order.sample(steps * 2, 2 * len(steps)):
-        np.testing.assert_array_equal(shuffled.examples(step, slice(0, size)), expected[step])
-
-
-def test_seeds_and_epochs_give_other_orders() -> None:
+def test_seeds_and_epochs_give_other_orders_and_groups_draw_evenly() -> None:
     data = [[[1]] * 50]
     streams = [_stream(_sampler(data, seed=seed, epochs=2)) for seed in range(5)]
     epochs = [tuple(stream[i : i + 50]) for stream in streams for i in (0, 50)]
     assert len(set(epochs)) == 10
     assert all(list(epoch) != sorted(epoch) for epoch in epochs)
-
-
-def test_a_group_draws_its_puzzles_evenly() -> None:
-    sampler = _sampler([[[1, 1, 1]]], epochs=3000)
-    counts = Counter(_stream(sampler))
+    counts = Counter(_stream(_sampler([[[1, 1, 1]]], epochs=3000)))
     assert sorted(counts) == [0, 1, 2]
     assert all(900 <= count <= 1100 for count in counts.values())  # expected: 1000, with a standard deviation of 26
+
+
+def test_the_steps_of_the_published_run_are_counted() -> None:
+    """It has 20,000 epochs of 1,000 groups. It drops a partial batch at every evaluation."""
+    sampler = _sampler([[[1] * 1001] * 1000], epochs=20_000, global_batch_size=768)
+    assert (sampler.num_draws, sampler.last_step) == (20_000_000, 26_041)
+    assert sampler.examples(26_041, slice(0, 768)).max() < 1_001_000
+    assert sampler.epochs_done(26_041) == 19_999
 
 
 @given(data=DATA, seed=SEEDS, old=st.integers(1, 5), new=st.integers(1, 5), share=st.floats(0, 1))
@@ -191,14 +180,3 @@ def test_repeat_first_batch_repeats_it_after_a_resume_too() -> None:
         np.testing.assert_array_equal(repeating.examples(step, slice(0, 2)), plain.examples(1, slice(0, 2)))
         if step >= 4:
             np.testing.assert_array_equal(resumed.examples(step, slice(0, 2)), plain.examples(1, slice(0, 2)))
-
-
-def test_the_steps_of_the_published_run_are_counted() -> None:
-    """The published Sudoku run has 20,000 epochs of 1,000 groups of 1,001 puzzles."""
-    sampler = _sampler([[[1] * 1001] * 1000], epochs=20_000, global_batch_size=768)
-    assert sampler.num_draws == 20_000_000
-    # The published trainer makes fewer steps, because it drops a partial batch at every evaluation.
-    assert sampler.last_step == 26_041
-    batch = sampler.examples(26_041, slice(0, 768))
-    assert batch.min() >= 0 and batch.max() < 1_001_000
-    assert sampler.epochs_done(26_041) == 19_999

@@ -40,14 +40,19 @@ def read_sweep(folder: Path, **keys: Any) -> Sweep:
     return Sweep.read([f"sweep={file}", f"sweep.path={folder / 'sweep'}"])
 
 
-def finished(sweep: Sweep, trials: list[Ended], *, steps: tuple[int, ...] = (10, 20)) -> Study:
+def finished(sweep: Sweep, trials: list[Ended]) -> Study:
     """Return a study of a sweep, in memory, with these trials. Their runs have logged metrics."""
     study = optuna.create_study(study_name=sweep.name, direction=sweep.config.direction)
     add_trials(study, sweep, trials)
     for number, trial in enumerate(trials):
         for seed, value in zip(sweep.config.seeds, trial.values, strict=False):
-            is_whole = trial.state == TrialState.COMPLETE
-            _write_metrics(sweep.run_folder(number, seed), value, steps if is_whole else steps[:1])
+            run = sweep.run_folder(number, seed)
+            run.mkdir(parents=True, exist_ok=True)
+            rows = [
+                {"step": step, "train/lm_loss": 1 + 1 / step, "eval/all/exact_accuracy": value * step / 20}
+                for step in ((10, 20) if trial.state == TrialState.COMPLETE else (10,))
+            ]
+            (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return Study(sweep, study)
 
 
@@ -68,12 +73,3 @@ def add_trials(study: optuna.Study, sweep: Sweep, trials: list[Ended]) -> None:
                 intermediate_values=dict(trial.reported if trial.reported is not None else first),
             )
         )
-
-
-def _write_metrics(run: Path, value: float, steps: tuple[int, ...]) -> None:
-    run.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {"step": step, "train/lm_loss": 1 + 1 / step, "eval/all/exact_accuracy": value * step / steps[-1]}
-        for step in steps
-    ]
-    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -33,12 +33,12 @@ class FakeJob:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "stopped").unlink(missing_ok=True)
         Launched(last_step=launcher.last_step, ranks=1, device="cpu", host="here").write(self.folder)
-        self._launcher, self._log, self._status = launcher, log, None
+        self._launcher, self._log = launcher, log
+        self._status: int | None = None
         self._file = self.folder / "metrics.jsonl"
-        lines = self._file.read_text().splitlines(keepends=True) if self._file.exists() else []
-        rows = [line for line in lines if line.startswith("{")]  # a resumed run drops a damaged row
-        if rows != lines:
-            self._file.write_text("".join(rows))
+        self._file.touch()
+        rows = [line for line in self._file.read_text().splitlines(keepends=True) if line.startswith("{")]
+        self._file.write_text("".join(rows))  # a resumed run drops a damaged row
         self._step = len(rows)
 
     def poll(self) -> int | None:
@@ -59,9 +59,8 @@ class FakeJob:
                 log.write(launcher.last_words)
             self._end(1)
             return
-        row = {"step": self._step, launcher.metric: value}
         with open(self._file, "a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps({"step": self._step, launcher.metric: value}) + "\n")
 
     def stop(self) -> None:
         if self._status is None:
@@ -72,7 +71,7 @@ class FakeJob:
         self._end(-9)
 
     def _end(self, status: int) -> None:
-        self._status = status  # type: ignore[assignment]
+        self._status = status
         self._launcher.running.discard(self.folder)
 
 

@@ -156,17 +156,11 @@ def test_trials_that_cannot_even_begin_end_the_sweep(data: Path, tmp_path: Path)
     assert _states(sweep) == [COMPLETE] * 5
 
 
-def test_a_value_that_is_no_number_is_a_failure(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
-    launcher = FakeLauncher(lambda keys, step: float("nan") if keys["lr"] == 1e-3 else rising(keys, step))
-    assert _run(sweep, launcher)
-    assert _states(sweep) == [FAIL, COMPLETE]
-    assert "is nan" in _trials(sweep)[0].user_attrs["error"]
-
-
-def test_a_metric_that_no_run_logs_ends_the_sweep(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4")
-    launcher = FakeLauncher(rising)
+def test_a_value_that_is_no_number_is_a_failure_and_none_ends_the_sweep(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(data, tmp_path / "nan", "lr=1e-3,1e-4")
+    assert _run(sweep, FakeLauncher(lambda keys, step: float("nan") if keys["lr"] == 1e-3 else rising(keys, step)))
+    assert _states(sweep) == [FAIL, COMPLETE] and "is nan" in _trials(sweep)[0].user_attrs["error"]
+    sweep, launcher = sweep_of(data, tmp_path / "none", "lr=1e-3,1e-4"), FakeLauncher(rising)
     launcher.metric = "eval/all/other"
     with pytest.raises(UserError, match=r"has ended without eval/all/exact_accuracy .*; it logged eval/all/other"):
         _run(sweep, launcher)
@@ -174,15 +168,8 @@ def test_a_metric_that_no_run_logs_ends_the_sweep(data: Path, tmp_path: Path) ->
 
 
 def test_poor_trials_are_pruned_by_their_first_seed(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(
-        data,
-        tmp_path / "s",
-        "lr=1e-3,2e-3,1e-6",
-        "seed=range(2)",
-        "sweep.pruner.name=median",
-        "sweep.pruner.startup_trials=2",
-        "sweep.pruner.warmup_steps=2",
-    )
+    pruner = [f"sweep.pruner.{key}" for key in ("name=median", "startup_trials=2", "warmup_steps=2")]
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3,1e-6", "seed=range(2)", *pruner)
     launcher = FakeLauncher(rising)
     assert _run(sweep, launcher)
     assert _states(sweep) == [COMPLETE, COMPLETE, PRUNED]
@@ -235,18 +222,12 @@ def test_a_trial_waits_until_no_other_process_trains_it(data: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(("budget", "expected"), [("sweep.trials=2", 2), ("sweep.steps=5", 2), ("sweep.steps=4", 1)])
 def test_the_budget_ends_a_sweep(data: Path, tmp_path: Path, budget: str, expected: int) -> None:
-    """A run has four steps. The budget of steps is looked at before a trial begins."""
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4,1e-5", budget)
-    assert _run(sweep, FakeLauncher(rising))
+    """A run has four steps. The steps are looked at before a trial begins. Hours end one start."""
+    typed = ["lr=1e-3,1e-4,1e-5", budget]
+    assert not _run(sweep_of(data, tmp_path / "s", *typed, "sweep.hours=1e-9"), FakeLauncher(rising))
+    sweep = sweep_of(data, tmp_path / "s", *typed, "sweep.hours=1")
+    assert _states(sweep) == [] and _run(sweep, FakeLauncher(rising))
     assert _states(sweep) == [COMPLETE] * expected
-
-
-def test_hours_end_this_start_only(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", "sweep.hours=1e-9")
-    assert not _run(sweep, FakeLauncher(rising)) and _states(sweep) == []
-    longer = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", "sweep.hours=1")
-    assert _run(longer, FakeLauncher(rising))
-    assert _states(sweep) == [COMPLETE, COMPLETE]
 
 
 def test_a_point_that_the_config_refuses_fails_alone(data: Path, tmp_path: Path) -> None:
@@ -262,19 +243,16 @@ def test_a_point_that_the_config_refuses_fails_alone(data: Path, tmp_path: Path)
 def test_a_line_has_the_best_and_the_time_left_of_this_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One of four trials had ended before it. Then each takes 30 seconds."""
+    """One of four trials had ended before it. Then one takes 30 seconds."""
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr("search.driver.time.monotonic", lambda: clock.now)
-    trials = [Ended({"lr": lr}, (lr,)) for lr in (0.1, 0.3, 0.2)]
-    study = finished(read_sweep(tmp_path, parameters={"lr": [0.1, 0.2, 0.3, 0.4]}), trials[:1])
+    study = finished(read_sweep(tmp_path, parameters={"lr": [0.1, 0.2, 0.3, 0.4]}), [Ended({"lr": 0.1}, (0.1,))])
     progress = driver_module.Progress(study)
     progress.show("trial 0")
-    for trial in trials[1:]:
-        add_trials(study.optuna, study.sweep, [trial])
-        clock.now += 30
-        progress.show("trial")
+    add_trials(study.optuna, study.sweep, [Ended({"lr": 0.3}, (0.3,))])
+    clock.now += 30
+    progress.show("trial 1")
     assert capsys.readouterr().err.splitlines() == [
         "trial 0  [1/4, best 0.1000 (trial 0), time left unknown]",
-        "trial  [2/4, best 0.3000 (trial 1), 01:00 left]",
-        "trial  [3/4, best 0.3000 (trial 1), 00:30 left]",
+        "trial 1  [2/4, best 0.3000 (trial 1), 01:00 left]",
     ]

@@ -76,16 +76,11 @@ def test_a_run_whose_folder_is_in_use_may_not_start(folder: Path) -> None:
     assert launcher.may_start(folder, folder / "log")
 
 
-@pytest.mark.parametrize(("options", "at_once"), [({"threads": 2}, 2), ({"threads": 64}, 1), ({"at_once": 7}, 7)])
-def test_as_many_runs_at_once_as_the_cores_suffice_for(
-    options: dict[str, object], at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_at_once_share_the_cores_and_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers, "num_cores", lambda: 4)
-    assert runs_at_once(_config(**options)) == at_once
-
-
-@pytest.mark.parametrize(("ranks", "devices"), [(1, ["3", "5", "6", "7"]), (2, ["3,5", "6,7"])])
-def test_runs_at_once_share_no_device(ranks: int, devices: list[str]) -> None:
-    config = _config(name="torchrun", ranks=ranks, gpus=[3, 5, 6, 7])
-    places = range(runs_at_once(config))
-    assert [environment_of(config, place)["CUDA_VISIBLE_DEVICES"] for place in places] == devices
+    options: tuple[dict[str, object], ...] = ({"threads": 2}, {"threads": 64}, {"at_once": 7})
+    assert [runs_at_once(_config(**each)) for each in options] == [2, 1, 7]
+    for ranks, devices in ((1, ["3", "5", "6", "7"]), (2, ["3,5", "6,7"])):
+        config = _config(name="torchrun", ranks=ranks, gpus=[3, 5, 6, 7])
+        places = range(runs_at_once(config))
+        assert [environment_of(config, place)["CUDA_VISIBLE_DEVICES"] for place in places] == devices

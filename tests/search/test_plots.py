@@ -52,27 +52,11 @@ def test_a_sweep_with_pruned_trials_and_a_condition(tmp_path: Path, direction: s
     assert "<i>" not in text and "&lt;i&gt;mine" in text
 
 
-@pytest.mark.parametrize(
-    ("trials", "pictures"),
-    [
-        ([Ended({"lr": 1e-3, "weight_decay": 0.1, "ema": False}, (0.5,))] * 2, PNGS[1:]),
-        ([Ended({"lr": 1e-3, "weight_decay": 0.1, "ema": False}, (0.5,), TrialState.PRUNED)], ["curves.png"]),
-        ([Ended({"lr": 1e-3, "weight_decay": 0.1, "ema": False}, (0.5,), TrialState.RUNNING)], ["curves.png"]),
-        ([Ended({"lr": 1e-3, "weight_decay": 0.1, "ema": False}, (), TrialState.FAIL)], []),
-    ],
-    ids=["few", "pruned", "running", "failed"],
-)
-def test_a_figure_without_trials_is_left_out(tmp_path: Path, trials: list[Ended], pictures: list[str]) -> None:
-    text, drawn = _written(finished(read_sweep(tmp_path, parameters=PARAMETERS), trials))
-    assert drawn == pictures and text.count("nothing to draw") == len(PNGS) - len(pictures)
-
-
 def test_a_list_of_points_has_one_axis(tmp_path: Path) -> None:
     sweep = read_sweep(tmp_path, points=[{"lr": 1e-3}, {"ema": True}], sampler={"name": "grid"})
     trials = [Ended({"number of the point": number}, (number / 10,)) for number in range(2)]
-    assert _written(finished(sweep, trials))[1] == PNGS[1:]
-
-
-def test_without_a_trial_there_is_no_page(tmp_path: Path) -> None:
+    assert _written(finished(sweep, trials))[1] == PNGS[1:], "of two trials no key is more important than another"
+    text, pictures = _written(finished(sweep, [Ended(trials[0].params, (), TrialState.FAIL)]))
+    assert pictures == [] and text.count("nothing to draw") == len(PNGS)
     with pytest.raises(UserError, match="has begun yet"):
-        write_plots(finished(read_sweep(tmp_path, parameters=PARAMETERS), []), None)
+        write_plots(finished(sweep, []), None)

@@ -88,16 +88,6 @@ def test_suggested_points_obey_the_conditions_and_the_ranges() -> None:
     assert stepped == {2, 4, 6}
 
 
-def test_points_are_taken_as_they_are() -> None:
-    points: tuple[dict[str, Any], ...] = ({"arch": "hrm", "lr": 1e-3}, {"arch": "trm"}, {})
-    space = space_of({}, points)
-    assert _grid(space) == [*points] and space.is_finite
-    study = optuna.create_study()
-    for named, _ in space.grid():
-        study.enqueue_trial(named)
-    assert [space.suggest(study.ask()) for _ in points] == [*points]
-
-
 def test_a_point_on_a_command_line() -> None:
     point = {"ema": True, "max_steps": None, "lr": 3.4129381e-4, "arch": "trm", "a": "x, y", "b": "[1,2]"}
     assert overrides_of(point) == [

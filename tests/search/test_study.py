@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 import sqlite3
 import time
 from contextlib import closing
@@ -76,6 +75,16 @@ def test_three_processes_share_a_grid_without_gaps_or_repeats(data: Path, tmp_pa
         assert sorted(study.sweep.space.point_of(trial)["lr"] for trial in study.trials()) == list(range(1, 13))  # type: ignore[type-var]
 
 
+def test_a_killed_process_leaves_no_hole_in_a_grid(data: Path, tmp_path: Path) -> None:
+    """An earlier version was killed while it put the points of the grid into the study."""
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4,1e-5")
+    with open_study(sweep, create=True) as study:
+        study.optuna.enqueue_trial({"lr": 1e-3})
+    with open_study(sweep, create=True) as study:
+        assert [_claim(study).point["lr"] for _ in range(3)] == [1e-3, 1e-4, 1e-5]
+        assert study.claim() is None and study.sweep.num_trials == 3
+
+
 def test_a_process_killed_while_it_draws_loses_no_point(data: Path, tmp_path: Path) -> None:
     """The taken-over trial draws the parameters that it lacks."""
     sweep = sweep_of(data, tmp_path / "s", "lr=interval(1e-4,1e-2)", "weight_decay=interval(0,1)")
@@ -89,31 +98,22 @@ def test_a_process_killed_while_it_draws_loses_no_point(data: Path, tmp_path: Pa
         assert claim.point["lr"] == drawn
 
 
-def test_a_killed_process_leaves_no_hole_in_a_grid(data: Path, tmp_path: Path) -> None:
-    """An earlier version was killed while it put the points of the grid into the study."""
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4,1e-5")
-    with open_study(sweep, create=True) as study:
-        study.optuna.enqueue_trial({"lr": 1e-3})
-    with open_study(sweep, create=True) as study:
-        claims = [study.claim() for _ in range(3)]
-        assert [claim.point["lr"] for claim in claims if claim is not None] == [1e-3, 1e-4, 1e-5]
-        assert study.claim() is None and study.sweep.num_trials == 3
-
-
 @pytest.mark.parametrize("name", ["random", "tpe"])
-def test_a_restarted_process_draws_other_points(data: Path, tmp_path: Path, name: str) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=interval(1e-4,1e-2)", f"sweep.sampler.name={name}", "sweep.trials=6")
+def test_a_restarted_process_and_a_neighbouring_seed_draw_other_points(data: Path, tmp_path: Path, name: str) -> None:
+    typed = ["lr=interval(1e-4,1e-2)", f"sweep.sampler.name={name}", "sweep.trials=6"]
+    sweep = sweep_of(data, tmp_path / "s", *typed, "sweep.sampler.seed=0")
     drawn = []
     for _ in range(6):
         with open_study(sweep, create=True) as study:
-            claim = study.claim()
-            assert claim is not None
+            claim = _claim(study)
             drawn.append(claim.point["lr"])
             study.optuna.tell(claim.trial, 1.0)
-    assert len(set(drawn)) == 6
     assert [point["lr"] for point in dry_points(sweep)] == drawn, "--dry-run shows the points that are drawn"
     with open_study(sweep, create=True) as study:
         assert study.claim() is None
+    for seed in (1, 2):
+        drawn += [point["lr"] for point in dry_points(sweep_of(data, tmp_path, *typed, f"sweep.sampler.seed={seed}"))]
+    assert len(set(drawn)) == 18
 
 
 @pytest.mark.parametrize("name", ["random", "tpe"])
@@ -131,71 +131,51 @@ def test_a_finite_space_is_drawn_whole_and_no_point_twice(data: Path, tmp_path: 
         assert len(study.trials()) == 3
 
 
-@pytest.mark.parametrize("name", ["random", "tpe"])
-def test_neighbouring_seeds_draw_other_points(data: Path, tmp_path: Path, name: str) -> None:
-    typed = ["lr=interval(1e-4,1e-2)", f"sweep.sampler.name={name}", "sweep.trials=10"]
-    drawn = [
-        point["lr"]
-        for seed in range(3)
-        for point in dry_points(sweep_of(data, tmp_path / "s", *typed, f"sweep.sampler.seed={seed}"))
-    ]
-    assert len(set(drawn)) == 30
-
-
 def test_a_study_and_a_folder_that_do_not_belong_together_are_refused(data: Path, tmp_path: Path) -> None:
     """Otherwise the runs in the folder would be taken for those of other points."""
 
-    def sweep(folder: str, database: str) -> Sweep:
-        url = f"sqlite:///{tmp_path / database}"
-        return sweep_of(data, tmp_path / folder, "lr=1e-3,1e-4", "sweep.name=x", f"sweep.storage='{url}'")
-
-    for folder, database in (("a", "1.db"), ("a", "1.db")):
-        with open_study(sweep(folder, database), create=True) as study:
+    def begin(folder: str, database: str) -> None:
+        storage = f"sweep.storage='sqlite:///{tmp_path / database}'"
+        sweep = sweep_of(data, tmp_path / folder, "lr=1e-3,1e-4", "sweep.name=x", storage)
+        with open_study(sweep, create=True) as study:
             study.begin()
+
+    begin("a", "1.db")
+    begin("a", "1.db")
     (tmp_path / "a/trial_0000").mkdir()
     for folder, database in (("a", "2.db"), ("b", "1.db")):
-        with (
-            pytest.raises(UserError, match="do not belong together; give another"),
-            open_study(sweep(folder, database), create=True),
-        ):
-            pass
+        with pytest.raises(UserError, match="do not belong together; give another"):
+            begin(folder, database)
 
 
 def test_a_folder_with_another_sweep_is_refused(data: Path, tmp_path: Path) -> None:
-    with open_study(sweep_of(data, tmp_path / "s", "lr=1,2", "sweep.name=a"), create=True):
-        pass
+    def num_trials(*typed: str) -> int | None:
+        with open_study(sweep_of(data, tmp_path / "s", "sweep.name=a", *typed), create=True) as study:
+            return study.sweep.config.trials
+
+    num_trials("lr=1,2")
     for typed, key in (
         (["lr=1,3"], "parameters"),
         (["lr=1,2", "epochs=3"], "overrides"),
         (["lr=1,2", "seed=1"], "seeds"),
     ):
-        with (
-            pytest.raises(UserError, match=rf"holds another sweep, with other {key}; give another sweep.name"),
-            open_study(sweep_of(data, tmp_path / "s", "sweep.name=a", *typed), create=True),
-        ):
-            pass
-    more = sweep_of(data, tmp_path / "s", "lr=1,2", "sweep.name=a", "sweep.trials=1", "sweep.launcher.at_once=3")
-    with open_study(more, create=True) as study:
-        assert study.sweep.config.trials == 1, "the budget and the launcher may change"
+        with pytest.raises(UserError, match=rf"holds another sweep, with other {key}; give another sweep.name"):
+            num_trials(*typed)
+    assert num_trials("lr=1,2", "sweep.trials=1", "sweep.launcher.at_once=3") == 1, "budget and launcher may change"
 
 
 def test_a_database_that_is_not_there_is_one_line(data: Path, tmp_path: Path) -> None:
     for url, reason in (
-        ("postgresql://me@localhost:1/db", "; pip install 'psycopg[binary]' for PostgreSQL"),
-        ("nonsense", "can't be used"),
+        ("postgresql://me@localhost:1/db", r"pip install 'psycopg\[binary\]' for PostgreSQL"),
         (f"sqlite:///{tmp_path}/no/folder.db", "unable to open database file"),
     ):
-        with (
-            pytest.raises(UserError, match=re.escape(reason)) as caught,
-            open_study(sweep_of(data, tmp_path / "s", "lr=1,2", f"sweep.storage='{url}'"), create=True),
-        ):
+        sweep = sweep_of(data, tmp_path / "s", "lr=1,2", f"sweep.storage='{url}'")
+        with pytest.raises(UserError, match=rf"^[^\n]*{reason}[^\n]*$"), open_study(sweep, create=True):
             pass
-        assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("options", ["", "?timeout=5"])
-def test_a_database_by_its_url_works_like_the_file(data: Path, tmp_path: Path, options: str) -> None:
-    url = f"sqlite:///{tmp_path / 'elsewhere.db'}{options}"
+def test_a_database_by_its_url_works_like_the_file(data: Path, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'elsewhere.db'}?timeout=5"
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", f"sweep.storage='{url}'")
     with open_study(sweep, create=True) as study:
         sweep.write()

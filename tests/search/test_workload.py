@@ -30,11 +30,6 @@ def test_a_grid_is_counted_by_the_sizes_of_its_runs(
         assert line in lines
 
 
-def test_steps_follow_from_the_epochs(data: Path, tmp_path: Path) -> None:
-    work = Workload(sweep_of(data, tmp_path / "s", "epochs=8,16", "max_steps=null", "global_batch_size=10"))
-    assert [size.num_steps for size in work.sizes] == [24, 48], "30 puzzles in batches of 10"
-
-
 def test_finished_trials_are_not_counted(data: Path, tmp_path: Path) -> None:
     sweep = sweep_of(data, tmp_path / "s", "arch=hrm,trm", "lr=1e-3,2e-3", STEPS)
     with open_study(sweep, create=True) as study:
@@ -48,32 +43,17 @@ def test_finished_trials_are_not_counted(data: Path, tmp_path: Path) -> None:
     assert work.num_trials == 2 and [(size.arch, size.num_trials) for size in work.sizes] == [("trm", 2)]
 
 
-def test_drawn_points_speak_for_a_search(data: Path, tmp_path: Path) -> None:
-    typed = ["arch=hrm,trm", "lr=interval(1e-4,1e-2)", "sweep.trials=40", "sweep.sampler.name=tpe", STEPS]
-    work = Workload(sweep_of(data, tmp_path / "s", *typed))
-    assert work.num_trials == 40 and {size.arch for size in work.sizes} == {"hrm", "trm"}
-    for size in work.sizes:
-        size.step_s = 0.5
-    assert work.time().startswith("time: about 33:20 for"), "40 runs of 100 steps"
-
-
-@pytest.mark.parametrize(("at_once", "time"), [(1, "13:20"), (2, "06:40"), (8, "03:20")])
-def test_the_time_is_that_of_the_runs_side_by_side(data: Path, tmp_path: Path, at_once: int, time: str) -> None:
-    typed = ["arch=hrm,trm", "seed=range(2)", STEPS, f"sweep.launcher.at_once={at_once}"]
-    work = Workload(sweep_of(data, tmp_path / "s", *typed))
-    work.sizes[0].step_s, work.sizes[1].step_s = 1.0, 3.0
-    assert work.time() == f"time: about {time} for the training steps alone, by a step of 1 s with arch=hrm, " + (
-        "3 s with arch=trm"
-    )
-
-
-def test_more_than_a_day_is_a_warning(data: Path, tmp_path: Path) -> None:
-    def warns(*typed: str) -> bool:
-        work = Workload(sweep_of(data, tmp_path / "s", "seed=range(2)", *typed))
-        work.sizes[0].step_s = 50.0
-        return work.time().startswith("WARNING")
-
-    assert warns("max_steps=900") and not warns("max_steps=800")
+def test_the_time_is_that_of_the_runs_side_by_side(data: Path, tmp_path: Path) -> None:
+    """More than a day is a warning. Steps follow from the epochs: 30 puzzles in batches of 10."""
+    for at_once, time in ((1, "13:20"), (2, "06:40"), (8, "03:20")):
+        typed = ["arch=hrm,trm", "seed=range(2)", STEPS, f"sweep.launcher.at_once={at_once}"]
+        work = Workload(sweep_of(data, tmp_path / "s", *typed))
+        work.sizes[0].step_s, work.sizes[1].step_s = 1.0, 3.0
+        assert work.time().startswith(f"time: about {time} for the training steps alone")
+    work.sizes[0].step_s = 1e4
+    assert work.time().startswith("WARNING")
+    work = Workload(sweep_of(data, tmp_path / "s", "epochs=8,16", "max_steps=null", "global_batch_size=10"))
+    assert [size.num_steps for size in work.sizes] == [24, 48]
 
 
 def test_a_process_of_its_own_times_the_steps(data: Path, tmp_path: Path) -> None:

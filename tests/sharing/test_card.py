@@ -44,29 +44,24 @@ def _save(run: Path, *typed: str) -> Weights:
 
 
 def _results(run: Path, name: str, data: str, exact: float) -> None:
-    folder = run / "eval_outputs" / name
-    folder.mkdir(parents=True)
+    metrics = {"exact_accuracy": exact, "lm_loss": 0.5, "q_halt_accuracy": 0.9, "trajectories/exact_accuracy": 0.97}
+    compute = (("single pass of 4 steps", 2.5, exact), ("trajectories=2 noise=0.3", 5.25, 0.97))
     results = {
         "checkpoint": str(run),
         "data": f"/home/me/{data}/test",
         "num_examples": {"all": 500},
         "settings": {"num_steps": 16, "trajectories": 2, "noise": 0.3, "tta": None, "checkpoint": "/home/me/run"},
-        "metrics": {
-            "eval/all/exact_accuracy": exact,
-            "eval/all/lm_loss": 0.5,
-            "eval/all/q_halt_accuracy": 0.9,
-            "eval/all/trajectories/exact_accuracy": 0.97,
-        },
+        "metrics": {f"eval/all/{key}": value for key, value in metrics.items()},
         "intervals": {
-            "eval/all/exact_accuracy": [exact - 0.01, exact + 0.01],
-            "eval/all/q_halt_accuracy": [0.8, 1.0],
-            "eval/all/trajectories/exact_accuracy": [0.96, 0.98],
+            f"eval/all/{key}": [value - 0.01, value + 0.01] for key, value in metrics.items() if "accuracy" in key
         },
         "compute": [
-            {"set_name": "all", "method": "single pass of 4 steps", "segments": 2.5, "exact_accuracy": exact},
-            {"set_name": "all", "method": "trajectories=2 noise=0.3", "segments": 5.25, "exact_accuracy": 0.97},
+            {"set_name": "all", "method": method, "segments": segments, "exact_accuracy": value}
+            for method, segments, value in compute
         ],
     }
+    folder = run / "eval_outputs" / name
+    folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(results))
 
 
@@ -81,13 +76,7 @@ def test_the_folder_is_a_checkpoint_for_every_command(tmp_path: Path, capsys: py
     weights = _save(tmp_path / "run")
     folder = tmp_path / "shared"
     assert main([str(tmp_path / "run"), "-o", str(folder)]) == 0
-    wrote, *commands = capsys.readouterr().out.splitlines()
-    assert (
-        wrote
-        == f"wrote {folder}: {len(weights)} tensors, {sum(t.numel() for t in weights.values()):,} numbers, "
-        + ("recipe.yaml and README.md")
-    )
-    assert f"  python solve.py checkpoint={folder} puzzle=..." in commands
+    assert f"  python solve.py checkpoint={folder} puzzle=..." in capsys.readouterr().out.splitlines()
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "model.safetensors", "recipe.yaml"]
     shared = read_weights(str(folder))
     assert shared.keys() == weights.keys() and all(torch.equal(shared[name], weights[name]) for name in weights)
@@ -131,8 +120,6 @@ def test_the_card_has_every_evaluation_of_this_step(tmp_path: Path) -> None:
     assert names == ["all/exact_accuracy num_steps=16", f"all/trajectories/exact_accuracy {typed}"]
     assert "| sudoku-9x9 | all | single pass of 4 steps | 2.5 | 0.2500 |" in text
     assert "0.1000" not in text and "q_halt" not in text
-    assert "Training took 7 steps of 32 sequences. The seed was" in text
-    assert "It is told the rows, columns and boxes of a Sudoku" in text
     assert "It has 3,440 parameters." in text
 
 
@@ -146,32 +133,23 @@ def test_without_an_evaluation_the_card_has_what_training_logged(tmp_path: Path)
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main([str(run), "-o", str(tmp_path / "shared")]) == 0
     _, text = _card(tmp_path / "shared")
-    assert "`evaluate.py` has not measured it." in text
     assert "| all/exact_accuracy | 0.7500 |" in text and "0.1000" not in text and "lm_loss" not in text
-    assert "Training took 7 steps of 32 sequences, and 6 minutes with the evaluations between them." in text
-    assert "num_examples" not in text
+    assert "Training took 7 steps of 32 sequences, and 6 minutes" in text and "num_examples" not in text
 
 
 def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     _save(run)
-    assert main([str(run), "-o", str(tmp_path / "model.safetensors")]) == 0
     (tmp_path / "there").mkdir()
-    capsys.readouterr()
     for typed, expected in {
         (): r"-o \(or --push\) is missing",
         ("-o", tmp_path / "there"): "exists; remove it",
         ("-o", tmp_path / "x" / "y"): "can't write .*No such file",
-        ("-o", tmp_path / "model.safetensor"): "has to end in .safetensors",
         ("-o", tmp_path / "x", "--private"): "--private contradicts",
         ("-o", tmp_path / "x", "--raw"): "--raw contradicts",
-        ("--push", "me/it", "--format", "hrm"): "--push contradicts",
         ("--push", "it"): "it names no repository",
     }.items():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("HF_TOKEN", "x")
-            assert re.search(expected, mistake(capsys, run, *typed)), typed
-    assert "export the run that wrote it" in mistake(capsys, tmp_path / "model.safetensors", "-o", tmp_path / "x")
+        assert re.search(expected, mistake(capsys, run, *typed)), typed
     _results(run, "step_00000007", "sudoku-6x6", 0.9)
     (run / "eval_outputs/step_00000007/results.json").write_text("{")
     assert "holds no results of evaluate.py" in mistake(capsys, run, "-o", tmp_path / "x")
@@ -192,34 +170,29 @@ def test_a_pushed_model_is_found_on_the_hub(tmp_path: Path) -> None:
     run = tmp_path / "run"
     _save(run)
     with hub() as served:
-        pushed = _python(served, tmp_path, "-m", "sharing.export", run, "--push", "me/six", "--private")
+        push = ("-m", "sharing.export", run, "--push", "me/six")
+        pushed = _python(served, tmp_path, *push, "--private")
         assert pushed.status == 0, pushed.stderr
-        first, *commands = pushed.stdout.splitlines()
-        assert first == f"uploaded to {served.address}/me/six"
-        assert "  python solve.py checkpoint=hf://me/six puzzle=..." in commands
+        assert "  python solve.py checkpoint=hf://me/six puzzle=..." in pushed.stdout.splitlines()
         repository = served.repositories["me/six"]
         assert repository.private
         assert repository.files.keys() == {"README.md", "model.safetensors", "recipe.yaml"}
         assert b"checkpoint=hf://me/six" in repository.files["README.md"]
-        again = _python(served, tmp_path, "-m", "sharing.export", run, "--push", "me/six", "-o", tmp_path / "kept")
+        again = _python(served, tmp_path, *push, "-o", tmp_path / "kept")
         assert again.status == 0 and repository.messages == ["Upload se_mixer on sudoku-6x6 after step 7"] * 2
         assert (tmp_path / "kept" / "model.safetensors").read_bytes() == repository.files["model.safetensors"]
         solved = _python(served, tmp_path, "solve.py", "checkpoint=hf://me/six", f"puzzle={'0' * 35}1", "device=cpu")
         assert "step 4" in solved.stdout, solved.stderr
 
 
-@pytest.mark.parametrize(
-    ("repo", "token", "said"),
-    [
-        ("you/six", None, "you/six can't be uploaded (403"),
-        ("me/six", "", "nobody is logged in"),
-    ],
-)
-def test_a_refused_upload_is_one_line(repo: str, token: str | None, said: str, tmp_path: Path) -> None:
+def test_a_refused_upload_is_one_line(tmp_path: Path) -> None:
     _save(tmp_path / "run")
-    with hub() as served:
-        environment = {} if token is None else {"HF_TOKEN": token}
-        refused = _python(served, tmp_path, "-m", "sharing.export", tmp_path / "run", "--push", repo, **environment)
-        assert refused.status == 2 and served.repositories == {}
-        assert refused.stderr.count("\n") == 1 and refused.stdout == ""
-        assert refused.stderr.startswith(f"error: {said}")
+    for repo, environment, said in (
+        ("you/six", {}, "you/six can't be uploaded (403"),
+        ("me/six", {"HF_TOKEN": ""}, "nobody is logged in"),
+    ):
+        with hub() as served:
+            push = ("-m", "sharing.export", tmp_path / "run", "--push", repo)
+            refused = _python(served, tmp_path, *push, **environment)
+            assert refused.status == 2 and served.repositories == {} and refused.stdout == ""
+            assert refused.stderr.count("\n") == 1 and refused.stderr.startswith(f"error: {said}")

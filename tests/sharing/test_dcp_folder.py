@@ -28,15 +28,11 @@ class Runs:
 
 def _state() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
+    weight, average = torch.randn(2, 6, 3, generator=generator)
     return {
-        "model": {
-            "layer.weight": torch.randn(6, 3, generator=generator),
-            "state": torch.randn(5, generator=generator).bfloat16(),
-        },
+        "model": {"layer.weight": weight, "state": torch.randn(5, generator=generator).bfloat16()},
         "optim": {
-            "state": {
-                "layer.weight": {"step": torch.tensor(3.0), "param_ema": torch.randn(6, 3, generator=generator)},
-            },
+            "state": {"layer.weight": {"step": torch.tensor(3.0), "param_ema": average}},
             "param_groups": [{"params": ["layer.weight"], "betas": (0.9, 0.95), "lr": torch.tensor(0.1)}],
         },
     }
@@ -170,9 +166,14 @@ def test_a_forged_folder_is_named(folder: Path, forge: Callable[[Metadata], obje
 
 
 def test_a_file_that_was_cut_is_named(folder: Path) -> None:
-    file = folder / "__0_0.distcp"
-    file.write_bytes(file.read_bytes()[:-9])
-    assert "is missing or was cut short" in _mistake(folder)
+    for name, kept, message in (
+        ("__0_0.distcp", -9, "is missing or was cut short"),
+        *((".metadata", kept, "is no index of a checkpoint") for kept in (-1, 300, 0)),
+    ):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[:kept])
+        assert message in _mistake(folder)
+        (folder / name).write_bytes(whole)
 
 
 def test_parts_that_lie_on_one_another_are_named(in_two_parts: Path) -> None:
@@ -184,13 +185,6 @@ def test_parts_that_lie_on_one_another_are_named(in_two_parts: Path) -> None:
     metadata.storage_data[MetadataIndex("model.layer.weight", second.offsets)] = info
     _write(in_two_parts, metadata)
     assert "lie on one another" in _mistake(in_two_parts)
-
-
-@pytest.mark.parametrize("kept", [0, 300, -1])
-def test_a_metadata_file_that_was_cut_is_named(folder: Path, kept: int) -> None:
-    file = folder / ".metadata"
-    file.write_bytes(file.read_bytes()[:kept])
-    assert "is no index of a checkpoint" in _mistake(folder)
 
 
 def test_damaged_bytes_never_end_in_another_error(folder: Path) -> None:

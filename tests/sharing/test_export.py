@@ -18,7 +18,7 @@ from sharing.exported import open_model
 from sharing.published import to_ours
 from sharing.weights_file import read_weights
 from tests.sharing.test_published import FOLDERS, build, reference
-from utils.checkpoint.format import RunState
+from tests.utils.checkpoint.helpers import state_at
 from utils.checkpoint.writer import Checkpointer, Snapshot
 from utils.command_line import read_config
 from utils.ranks.world import World
@@ -44,25 +44,14 @@ def save_step(
     task: dict[str, Any] | None = None,
 ) -> Path:
     run.mkdir(exist_ok=True)
-    state = RunState(
-        step=step,
-        draws=step,
-        open_steps=0,
-        open_slots=0,
-        best=None,
-        evaluations_since_best=0,
-        pending_row=None,
-        wandb_run_id="x",
-        fingerprint={},
-        task=task or {"seq_len": 6, "vocab_size": 7, "num_puzzle_identifiers": 5},
-        config={"arch": arch, "data_path": "/a/sudoku"} | (config or {}),
-    )
+    of_run = {"arch": arch, "data_path": "/a/sudoku"} | (config or {})
+    sizes = task or {"seq_len": 6, "vocab_size": 7, "num_puzzle_identifiers": 5}
     snapshot = Snapshot(
         weights=model,
         shared={f"ema.{name}": tensor for name, tensor in (ema or {}).items()},
         slots=slice(0, 1),
         by_slot={"steps": torch.zeros(1)},
-        state=state,
+        state=state_at(step).model_copy(update={"config": of_run, "task": sizes}),
     )
     checkpointer = Checkpointer(run, World.single(), None)
     checkpointer.save(snapshot, is_best=False)
@@ -71,10 +60,7 @@ def save_step(
 
 
 def _generated(arch: str) -> dict[str, Tensor]:
-    """Return weights of a published bfloat16 model.
-
-    They hold values that a detour over another dtype would lose.
-    """
+    """Return weights with values that a detour over another dtype would lose."""
     weights = {name: tensor.detach().clone() for name, tensor in build(arch).state_dict().items()}
     starts = [name for name in weights if name.endswith("_init")]
     # URM's code has its convolution in bfloat16 as well.
@@ -103,7 +89,7 @@ def test_published_weights_survive_the_conversion_to_our_names_and_back(source: 
     compiled = source.startswith("generated")
     output = "out.safetensors" if compiled else "step_5"
     prefix, to = "_orig_mod." if compiled else "", "urm" if "urm" in source else "hrm"
-    if source.startswith("generated"):
+    if compiled:
         ours = _generated(source.split()[1])
         save_file(ours, tmp_path / "ours")
         assert _export(tmp_path / "ours", "-o", tmp_path / "published", to=to) == 0
@@ -115,29 +101,16 @@ def test_published_weights_survive_the_conversion_to_our_names_and_back(source: 
     flags = ["--compiled"] if compiled else []
     assert _export(tmp_path / "ours.safetensors", "-o", tmp_path / output, *flags, to=to) == 0
     _assert_same(read_weights(str(tmp_path / output)), published)
-
-
-def test_the_published_code_can_load_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_file(_generated("trm"), tmp_path / "ours")
-    assert _export(tmp_path / "ours", "-o", tmp_path / "step_5", "--compiled") == 0
-    state_dict = torch.load(tmp_path / "step_5", map_location="cpu")
-    assert type(state_dict) is dict and "_orig_mod.model.inner.puzzle_emb.weights" in state_dict
-    wrote, command = capsys.readouterr().out.splitlines()
-    assert wrote.startswith(f"wrote {tmp_path}/step_5: 15 tensors, ")
-    assert command.startswith(f"  python evaluate.py checkpoint={tmp_path}/step_5 data_path=... arch=...")
-
-
-def _saved_by_urm(file: Path, weights: dict[str, Tensor]) -> Path:
-    """Save a checkpoint as URM's program does, with optimizers and random states."""
-    states = [{"state": {0: {"step": 3.0, "exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 1e-4, "params": [0]}]}]
-    whole = {"step": 518050, "model_state_dict": weights, "optimizer_states": states}
-    torch.save(whole | {"rng_state": torch.get_rng_state(), "cuda_rng_state": [torch.get_rng_state()]}, file)
-    return file
+    if not compiled:
+        assert type(torch.load(tmp_path / output, map_location="cpu")) is dict, "the published code loads it so"
 
 
 def test_a_checkpoint_of_urm_is_read_and_written_back_with_its_step(tmp_path: Path) -> None:
     published = {f"_orig_mod.{name}": tensor for name, tensor in reference("urm_adam").items()}
-    theirs = _saved_by_urm(tmp_path / "step_518050.pt", published)
+    states = [{"state": {0: {"step": 3.0, "exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 1e-4, "params": [0]}]}]
+    whole = {"step": 518050, "model_state_dict": published, "optimizer_states": states}
+    theirs = tmp_path / "step_518050.pt"
+    torch.save(whole | {"rng_state": torch.get_rng_state(), "cuda_rng_state": [torch.get_rng_state()]}, theirs)
     _assert_same(read_weights(str(theirs)), published)
     assert _export(theirs, "-o", tmp_path / "back.pt", "--compiled", to="urm") == 0
     back = torch.load(tmp_path / "back.pt", weights_only=True)
@@ -153,10 +126,14 @@ def test_a_run_of_urm_is_written_as_its_program_needs_it(tmp_path: Path, capsys:
     arch |= {"rope_theta": 5e4, "conv_bias": True}
     save_step(tmp_path / "run", 7, arch, model=weights)
     assert _export(tmp_path / "run", "-o", tmp_path / "out.pt", to="urm") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        f"  the published URM code: DISABLE_COMPILE=1 python pretrain.py ++load_checkpoint={tmp_path}/out.pt arch=urm "
-        "++arch.loops=8 ++arch.H_cycles=2 ++arch.L_cycles=6 ++arch.num_layers=4 ++arch.hidden_size=32 "
-        "++arch.puzzle_emb_ndim=32 ++arch.num_heads=2 ++arch.rope_theta=50000.0"
+    assert (
+        capsys.readouterr()
+        .out.rstrip()
+        .endswith(
+            f"++load_checkpoint={tmp_path}/out.pt arch=urm ++arch.loops=8 ++arch.H_cycles=2 ++arch.L_cycles=6 "
+            "++arch.num_layers=4 ++arch.hidden_size=32 ++arch.puzzle_emb_ndim=32 ++arch.num_heads=2 "
+            "++arch.rope_theta=50000.0"
+        )
     )
     written = torch.load(tmp_path / "out.pt", weights_only=True)
     assert written["step"] == 7
@@ -179,61 +156,32 @@ def test_a_convolution_without_a_bias_is_written_with_zeros(tmp_path: Path) -> N
 # ---- checkpoints of runs -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ["hrm", "trm"])
-def test_a_run_or_a_step_can_be_exported(arch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, weights = tmp_path / "run", _generated(arch)
-    first = save_step(run, 1, {"name": arch}, model={name: tensor * 0 for name, tensor in weights.items()})
-    newest = save_step(run, 2, {"name": arch}, model=weights)
-    for checkpoint, expected in ((run, weights), (newest, weights), (first, None)):
-        assert _export(checkpoint, "-o", tmp_path / "out") == 0
-        exported = to_ours(read_weights(str(tmp_path / "out")))
-        if expected is None:
-            assert not any(tensor.any() for tensor in exported.values())
-        else:
-            _assert_same(exported, expected)
+def test_a_run_or_a_step_can_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The moving average is exported by default. H_init and L_init have none."""
+    run, weights = tmp_path / "run", _generated("hrm")
+    average = {name: tensor + 1 for name, tensor in weights.items() if tensor.dtype == torch.float32}
+    zeros = {name: tensor * 0 for name, tensor in weights.items()}
+    first = save_step(run, 1, {"name": "hrm"}, model=zeros)
+    newest = save_step(run, 2, {"name": "hrm"}, model=weights, ema=average)
+    for checkpoint, flags, expected in (
+        (run, [], weights | average),
+        (run, ["--raw"], weights),
+        (newest, [], weights | average),
+        (first, [], zeros),
+    ):
+        assert _export(checkpoint, "-o", tmp_path / "out", *flags) == 0
+        _assert_same(to_ours(read_weights(str(tmp_path / "out"))), expected)
     assert capsys.readouterr().err == ""
     (newest / "model.safetensors").write_bytes(b"")
     assert _export(run, "-o", tmp_path / "out") == 0
     assert "warning: " in (said := capsys.readouterr().err) and "going back to step_00000001" in said
 
 
-def test_the_printed_commands_find_the_data_from_another_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = tmp_path / "my lab"
-    (there / "data" / "sudoku").mkdir(parents=True)
-    started = {"data_path": "data/sudoku", "started_in": str(there)}
-    save_step(there / "run", 1, {"name": "hrm"}, model=_generated("hrm"), config=started)
-    for folder, data in ((tmp_path, there / "data" / "sudoku"), (there, Path("data/sudoku"))):
-        monkeypatch.chdir(folder)
-        assert main([str(there / "run"), "-o", "m.safetensors"]) == 0
-        evaluate, _, train = capsys.readouterr().out.splitlines()[1:]
-        for command in (evaluate, train):
-            typed = shlex.split(command)[-1].removeprefix("data_path=").strip("'")
-            assert typed == str(data) and Path(typed).is_dir(), command
-    described = open_model("m.safetensors").described
-    assert described is not None and described.data == ["sudoku"], "the file names no folders of its author"
-
-
-def test_the_moving_average_is_exported_by_default(tmp_path: Path) -> None:
-    """The average has only the trained tensors. H_init and L_init come from the weights."""
-    weights = _generated("hrm")
-    average = {name: tensor + 1 for name, tensor in weights.items() if tensor.dtype == torch.float32}
-    run = tmp_path / "run"
-    save_step(run, 1, {"name": "hrm"}, model=weights, ema=average)
-    assert _export(run, "-o", tmp_path / "out") == 0
-    _assert_same(to_ours(read_weights(str(tmp_path / "out"))), weights | average)
-    assert _export(run, "-o", tmp_path / "out", "--raw") == 0
-    _assert_same(to_ours(read_weights(str(tmp_path / "out"))), weights)
-
-
 @pytest.mark.parametrize(
     "arch, match",
     [
         ({"name": "transformer"}, "arch.name=transformer"),
-        ({"name": "trm", "mlp": "swiglu", "width_multiple": 64}, "arch.width_multiple=64"),
         ({"name": "trm", "mlp": "swiglu", "pos_encodings": "rope_2d"}, "arch.pos_encodings=rope_2d"),
-        ({"name": "urm", "mlp": "swiglu"}, "arch.mlp=swiglu"),
         ({"name": "urm", "num_registers": 2}, "arch.num_registers=2"),
         ({"conv_2d": True, "puzzle_emb_ndim": 0}, "arch.conv_2d=True"),
         ({"name": "hrm", "puzzle_emb_len": 4}, "arch.puzzle_emb_len=4"),
@@ -264,34 +212,27 @@ def test_a_file_describes_its_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert described.arch.mlp == "normalized_swiglu" and described.arch.hidden_size == 32
     assert (described.run, described.step, described.data) == ("demo/happy otter", 7, ["sudoku"])
     assert described.sizes == {"seq_len": 6, "vocab_size": 7, "num_puzzle_identifiers": 5}
-    evaluate, solve, train = capsys.readouterr().out.splitlines()[1:]
-    quoted = f"'{file}'"
-    assert f'"checkpoint={quoted}"' in evaluate, "a person can read it"
-    assert shlex.split(evaluate) == ["python", "evaluate.py", f"checkpoint={quoted}", "data_path=/a/sudoku"]
-    assert shlex.split(solve) == ["python", "solve.py", f"checkpoint={quoted}", "puzzle=..."]
-    assert shlex.split(train) == ["python", "pretrain.py", f"init_from={quoted}", "data_path=/a/sudoku"]
+    printed = [shlex.split(line)[1:] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert printed == [
+        ["evaluate.py", f"checkpoint='{file}'", "data_path=/a/sudoku"],
+        ["solve.py", f"checkpoint='{file}'", "puzzle=..."],
+        ["pretrain.py", f"init_from='{file}'", "data_path=/a/sudoku"],
+    ]
     assert main([str(file), "-o", str(again)]) == 0
     assert again.read_bytes() == file.read_bytes()
-    assert "arch.mlp=normalized_swiglu" in _mistake_after(capsys, "--format", "hrm", file, "-o", tmp_path / "out")
-
-
-def _mistake_after(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     capsys.readouterr()
-    return mistake(capsys, *arguments)
+    assert "arch.mlp=normalized_swiglu" in mistake(capsys, "--format", "hrm", file, "-o", tmp_path / "out")
 
 
 def test_a_file_without_its_architecture_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_file(_generated("hrm"), tmp_path / "ours")
-    message = mistake(capsys, tmp_path / "ours", "-o", tmp_path / "out.safetensors")
-    assert "export the run that wrote it" in message
+    assert "export the run that wrote it" in mistake(capsys, tmp_path / "ours", "-o", tmp_path / "out.safetensors")
     step = tmp_path / "run" / "step_00000004"
     step.mkdir(parents=True)
     (step / "state.json").write_text("{}")
     shutil.move(tmp_path / "ours", step / "model.safetensors")
-    message = _mistake_after(capsys, step / "model.safetensors", "-o", tmp_path / "out.safetensors")
+    message = mistake(capsys, step / "model.safetensors", "-o", tmp_path / "out.safetensors")
     assert message.rstrip().endswith(f", {step}"), message
-    assert "-o out.pt has to end in .safetensors" in mistake(capsys, tmp_path / "ours", "-o", "out.pt")
-    assert "--compiled contradicts" in mistake(capsys, "x", "-o", "y.safetensors", "--compiled")
 
 
 @pytest.mark.parametrize(
@@ -313,30 +254,6 @@ def test_the_printed_options_are_those_that_differ(typed: list[str], expected: l
         assert printed == expected
     for option in printed[1:]:
         assert arch([typed for typed in printed if typed != option]) != arch(typed), f"{option} is not needed"
-
-
-def test_the_published_code_is_told_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arch = {"name": "trm", "mlp_t": True, "pos_encodings": "none", "L_cycles": 4, "rope_theta": 5e4, "backprop": "all"}
-    save_step(tmp_path / "run", 1, arch, model=_generated("trm_mlp"))
-    assert _export(tmp_path / "run", "-o", tmp_path / "out") == 0
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert line == (
-        f"  the published TRM code: DISABLE_COMPILE=1 python pretrain.py ++load_checkpoint={tmp_path}/out arch=trm "
-        "++arch.L_cycles=4 ++arch.backprop=all ++arch.mlp_t=true ++arch.pos_encodings=none ++arch.rope_theta=50000.0"
-    )
-    save_step(tmp_path / "bare", 1, {"name": "trm", "puzzle_emb_ndim": 0}, model=_generated("trm_mlp"))
-    assert _export(tmp_path / "bare", "-o", tmp_path / "out") == 0
-    assert "arch.puzzle_emb_len=0" in capsys.readouterr().out, "the published TRM crashes with any other length"
-    arch = {"name": "hrm", "puzzle_emb_len": 1, "H_cycles": 3, "loss": {"halt_weight": 0.3}}
-    save_step(tmp_path / "hrm", 1, arch, model=_generated("hrm"))
-    assert _export(tmp_path / "hrm", "-o", tmp_path / "out") == 0
-    assert (
-        capsys.readouterr()
-        .out.splitlines()[-1]
-        .endswith(" beside it: arch=hrm_v1 arch.H_cycles=3 arch.puzzle_emb_len=1")
-    )
-    assert _export(tmp_path / "run", "-o", tmp_path / "out.safetensors") == 0
-    assert "reads only files of torch.save; name the file otherwise" in capsys.readouterr().out.splitlines()[-1]
 
 
 # ---- mistakes ----------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +130,7 @@ def test_options_that_a_config_leaves_out_are_the_published_ones(tmp_path: Path)
     _write_training(tmp_path / "run", make_model(_config(HRMTextConfig, half_layers=False)))
     file = tmp_path / "run/all_config.yaml"
     config = yaml.safe_load(file.read_text())
-    for key in ("half_layers", "attn_type", "H_override", "bp_warmup_ratio", "bp_min_steps", "init_std"):
+    for key in ("half_layers", "attn_type", "bp_min_steps"):
         del config["arch"][key]
     config["arch"] |= {"pos_emb_type": "none", "rope_theta": None, "H_override": {"n_layers": 3}}
     file.write_text(yaml.dump(config))
@@ -140,16 +139,26 @@ def test_options_that_a_config_leaves_out_are_the_published_ones(tmp_path: Path)
     assert arch["H_override"] == {"num_layers": 3} and "rope_theta" not in arch
 
 
-def test_the_export_for_transformers(tmp_path: Path) -> None:
+def test_the_export_for_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file on the Hub has its config beside it, as one on the disk."""
+
+    def hf_hub_download(repo: str, file: str, *, revision: str | None) -> str:
+        assert (repo, revision) == ("sapientinc/HRM-Text-1B", None)
+        return shutil.copy(tmp_path / "hf" / file, tmp_path / file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", hf_hub_download)
     config = _config(HRMTextConfig)
     expected = _write_transformers(tmp_path / "hf", make_model(config))
-    for where in (tmp_path / "hf", tmp_path / "hf/model.safetensors"):
+    on_the_hub = "hf://sapientinc/HRM-Text-1B/model.safetensors"
+    for where in (tmp_path / "hf", tmp_path / "hf/model.safetensors", on_the_hub):
         found = _found(where)
         assert (found.kind, found.vocab_size, found.max_len) == ("transformers", 11, 7)
         _same_model(found, config)
         weights = found.read_weights()
         assert weights.keys() == expected.keys()
         assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+    (tmp_path / "hf/config.json").unlink()
+    assert find_published(on_the_hub) is None
 
 
 def test_an_export_in_several_files(tmp_path: Path) -> None:
@@ -175,44 +184,23 @@ def test_an_export_in_several_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("ours", "options"),
     [
-        {"num_hidden_layers": 16, "num_layers_per_stack": 2},
-        {"num_hidden_layers": 2, "rope_theta": None, "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}},
-        {"embedding_scale": None, "head_dim": None, "num_key_value_heads": None, "hidden_act": "silu"},
+        ({}, {"num_hidden_layers": 16, "num_layers_per_stack": 2}),
+        ({}, {"num_hidden_layers": 2, "rope_theta": None, "rope_parameters": {"rope_theta": 100.0}}),
+        ({}, {"embedding_scale": None, "head_dim": None, "num_key_value_heads": None, "hidden_act": "silu"}),
+        (
+            {"attention": "causal", "init_type": "fixed_normal", "H_override": {"num_layers": 3}},
+            {"prefix_lm": False, "initializer_range": 0.02, "embedding_scale": 50.0},
+        ),
     ],
-    ids=str,
 )
-def test_other_ways_to_write_config_json(tmp_path: Path, options: dict[str, Any]) -> None:
-    config = _config(HRMTextConfig)
+def test_other_options_and_ways_to_write_config_json(
+    tmp_path: Path, ours: dict[str, Any], options: dict[str, Any]
+) -> None:
+    config = _config(HRMTextConfig, **ours)
     _write_transformers(tmp_path / "hf", make_model(config), **options)
     _same_model(_found(tmp_path / "hf"), config)
-
-
-def test_other_options_of_the_model(tmp_path: Path) -> None:
-    config = _config(HRMTextConfig, attention="causal", init_type="fixed_normal", H_override={"num_layers": 3})
-    options = {"prefix_lm": False, "initializer_range": 0.02, "embedding_scale": 50.0}
-    _write_transformers(tmp_path / "hf", make_model(config), **options)
-    _same_model(_found(tmp_path / "hf"), config)
-
-
-def test_a_file_on_the_hub_has_its_config_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    _write_transformers(tmp_path / "hf", make_model(_config(HRMTextConfig)))
-
-    def hf_hub_download(repo: str, file: str, *, revision: str | None) -> str:
-        assert (repo, revision) == ("sapientinc/HRM-Text-1B", None)
-        shutil.copy(tmp_path / "hf" / file, tmp_path / file)
-        return str(tmp_path / file)
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
-    assert _found("hf://sapientinc/HRM-Text-1B/model.safetensors").read_weights()["lm_head.weight"].shape == (
-        11,
-        HIDDEN,
-    )
-    (tmp_path / "hf/config.json").unlink()
-    assert find_published("hf://sapientinc/HRM-Text-1B/model.safetensors") is None
 
 
 def test_other_files_and_folders_are_not_published_models(tmp_path: Path) -> None:
@@ -224,50 +212,37 @@ def test_other_files_and_folders_are_not_published_models(tmp_path: Path) -> Non
         assert find_published(str(tmp_path)) is None
 
 
-def _set(key: str, value: object) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {key: value}))
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (_set("hidden_act", "gelu"), "hidden_act"),
-        (_set("num_key_value_heads", 1), "num_key_value_heads"),
-        (_set("embedding_scale", 1.0), "embedding_scale is not 1 / initializer_range"),
-        (_set("H_cycles", "2"), "H_cycles"),
-        (_set("rope_parameters", {"rope_type": "yarn"}), "rope_parameters"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "there is no file at"),
-    ],
-)
-def test_an_export_that_no_model_here_computes_is_refused(
-    tmp_path: Path, change: Callable[[Path], object], message: str
-) -> None:
+def test_an_export_that_no_model_here_computes_is_refused(tmp_path: Path) -> None:
     _write_transformers(tmp_path / "hf", make_model(_config(HRMTextConfig)))
-    change(tmp_path / "hf")
-    with pytest.raises(UserError, match=message):
+    file = tmp_path / "hf/config.json"
+    whole = json.loads(file.read_text())
+    for key, value, message in (
+        ("hidden_act", "gelu", "hidden_act"),
+        ("num_key_value_heads", 1, "num_key_value_heads"),
+        ("embedding_scale", 1.0, "embedding_scale is not 1 / initializer_range"),
+        ("H_cycles", "2", "H_cycles"),
+        ("rope_parameters", {"rope_type": "yarn"}, "rope_parameters"),
+    ):
+        file.write_text(json.dumps(whole | {key: value}))
+        with pytest.raises(UserError, match=message):
+            find_published(str(tmp_path / "hf"))
+    file.write_text(json.dumps(whole))
+    (tmp_path / "hf/model.safetensors").unlink()
+    with pytest.raises(UserError, match="there is no file at"):
         find_published(str(tmp_path / "hf"))
 
 
-@pytest.mark.parametrize(
-    ("file", "contents", "message"),
-    [
-        ("all_config.yaml", None, "all_config.yaml can't be used"),
+def test_an_incomplete_training_folder_is_refused(tmp_path: Path) -> None:
+    _write_training(tmp_path / "run", make_model(_config(HRMTextConfig)))
+    whole = {name: (tmp_path / "run" / name).read_text() for name in ("all_config.yaml", "train_metadata.yaml")}
+    for name, contents, message in (
         ("train_metadata.yaml", "vocab_size: 3", "max_seq_len"),
         ("all_config.yaml", "arch: {name: x@Y}", "known are HierarchicalReasoningModel"),
         ("all_config.yaml", "&a [*a]", "can't be read as YAML"),
-    ],
-)
-def test_an_incomplete_training_folder_is_refused(
-    tmp_path: Path, file: str, contents: str | None, message: str
-) -> None:
-    _write_training(tmp_path / "run", make_model(_config(HRMTextConfig)))
-    if contents is None:
-        (tmp_path / "run" / file).unlink()
-    else:
-        (tmp_path / "run" / file).write_text(contents)
-    with pytest.raises(UserError, match=message):
-        find_published(str(tmp_path / "run"))
+        ("all_config.yaml", None, "all_config.yaml can't be used"),
+    ):
+        file = tmp_path / "run" / name
+        file.unlink() if contents is None else file.write_text(contents)
+        with pytest.raises(UserError, match=message):
+            find_published(str(tmp_path / "run"))
+        file.write_text(whole[name])

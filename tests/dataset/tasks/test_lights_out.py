@@ -2,12 +2,11 @@
 # B, N = boards, S = cells of a board, L = side, T = transforms
 
 import itertools
-import re
 
 import numpy as np
 import pytest
 
-from dataset.evaluators import build_evaluators, fitting_evaluators
+from dataset.evaluators import build_evaluators
 from dataset.tasks.lights_out import DARK, LEAVE, LIT, PRESS, LightsOutTask, solve, toggled
 from tests.dataset.mazes import turned_row
 from tests.dataset.shapes import split_of, tensors
@@ -73,56 +72,40 @@ def test_labels_are_the_first_of_the_fewest_presses(side: int) -> None:
 
 
 def test_text_and_tokens() -> None:
-    question_S, solution_S = TASK.parse(QUESTION, "puzzle"), TASK.parse_solution(SOLUTION, "answer", _tokens(QUESTION))
-    assert (TASK.plain(question_S), TASK.plain(solution_S)) == (QUESTION, SOLUTION)
-    np.testing.assert_array_equal(TASK.parse("111\n010\n000\n", "puzzle"), question_S)
-    np.testing.assert_array_equal(TASK.parse_solution("010000000", "answer", question_S), solution_S)
+    question_S, solution_S = _tokens(QUESTION), _tokens(SOLUTION)
+    for text in (QUESTION, "111\n010\n000\n"):
+        np.testing.assert_array_equal(TASK.parse(text, "puzzle"), question_S)
+    for text in (SOLUTION, "010000000"):
+        np.testing.assert_array_equal(TASK.parse_solution(text, "answer", question_S), solution_S)
     assert TASK.plain(np.arange(5)) == "?.*-x"
+    for side, text, expected in (
+        (3, "x" + QUESTION[1:], r"here has 'x' in cell 1 \(row 1, column 1\)"),
+        (5, "*" + "." * 24, "here has no solution"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            LightsOutTask(side).parse(text, "here")
 
 
 def _tokens(text: str) -> np.ndarray:
     return np.array(["?.*-x".index(symbol) for symbol in text], np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("side", "text", "expected"),
-    [
-        (3, "x" + QUESTION[1:], "here has 'x' in cell 1 (row 1, column 1), where only * or 1 for a lit lamp"),
-        (5, "*" + "." * 24, "here has no solution: no presses turn all of these lamps off"),
-    ],
-)
-def test_malformed_boards_are_refused(side: int, text: str, expected: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(expected)):
-        LightsOutTask(side).parse(text, "here")
-
-
-@pytest.mark.parametrize(
-    ("answer", "valid", "solved", "reason"),
-    [
+def test_verdicts() -> None:
+    question_S = _tokens(QUESTION)
+    for answer, valid, solved, reason in (
         (SOLUTION, True, True, "every lamp is off after 1 press, and no fewer do"),
         ("---------", True, False, "4 lamps left on"),
         ("xx-------", True, False, "3 lamps left on"),
         (QUESTION, False, False, "9 cells neither pressed nor left alone"),
-    ],
-)
-def test_verdicts(answer: str, valid: bool, solved: bool, reason: str) -> None:
-    verdict = TASK.verdict(_tokens(QUESTION), _tokens(answer))
-    assert (verdict.valid, verdict.solved, verdict.reason) == (valid, solved, reason)
-    if valid and not solved:
-        with pytest.raises(ValueError, match="there is no solution of its question"):
-            TASK.parse_solution(answer, "there", _tokens(QUESTION))
+    ):
+        verdict = TASK.verdict(question_S, _tokens(answer))
+        assert (verdict.valid, verdict.solved, verdict.reason) == (valid, solved, reason)
+    with pytest.raises(ValueError, match="there is no solution of its question"):
+        TASK.parse_solution("---------", "there", question_S)
 
 
-def test_a_board_as_text() -> None:
+def test_a_lamp_that_stays_on_is_marked_as_wrong() -> None:
     question_S = _tokens(QUESTION)
-    assert TASK.show(question_S, color=False).splitlines() == [
-        "┌──────┐",
-        "│● ● ● │",
-        "│· ● · │",
-        "│· · · │",
-        "└──────┘",
-    ]
-    # A lamp that stays on is marked as wrong.
     shown = TASK.show(_tokens("xx-------"), question_S=question_S, previous_S=_tokens(SOLUTION), color=False)
     assert shown.splitlines()[1:4] == ["│x×x!· │", "│·!· · │", "│· · · │"]
 
@@ -163,9 +146,6 @@ def test_any_presses_that_turn_all_lamps_off_are_right() -> None:
     assert evaluators.metrics == tuple(found) == ("lamps_off", "fewest_presses")
     assert found["lamps_off"].tolist() == [True, True, False, False]
     assert found["fewest_presses"].tolist() == [True, is_as_short, False, False]
-    assert fitting_evaluators(split_of(25, 5)) == ["lights_out"]
-    with pytest.raises(ValueError, match="has 81 tokens of 11 kinds, but the evaluator lights_out judges"):
-        build_evaluators(["lights_out"], split_of(81, 11))
 
 
 def test_faults() -> None:

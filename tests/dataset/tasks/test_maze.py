@@ -24,63 +24,43 @@ MAZE_5 = MazeTask(5)
 
 
 def test_maze_text_and_tokens() -> None:
-    tokens_S = MAZE_5.parse(MAZE, "puzzle")
-    np.testing.assert_array_equal(tokens_S, to_tokens(MAZE))
+    tokens_S = to_tokens(MAZE)
     rows = "\n".join(MAZE[start : start + 5] for start in range(0, 25, 5))
-    np.testing.assert_array_equal(MAZE_5.parse(rows, "puzzle"), tokens_S)
-    assert MAZE_5.plain(tokens_S) == MAZE
-    np.testing.assert_array_equal(MAZE_5.parse_solution(LONG, "answer", tokens_S), to_tokens(LONG))
+    for text in (MAZE, rows):
+        np.testing.assert_array_equal(MAZE_5.parse(text, "puzzle"), tokens_S)
     assert MAZE_5.plain(np.arange(6)) == "?# SGo"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (SHORT, "here has 'o' in cell 2 (row 1, column 2), where only # for a wall, blank, S and G can be"),
-        (MAZE.replace("S", " "), "here has no S, where a maze has one"),
-        (MAZE.replace(" ", "G", 1), "here has 2 G, where a maze has one"),
+    np.testing.assert_array_equal(MAZE_5.parse_solution(LONG, "answer", tokens_S), to_tokens(LONG))
+    for text, expected in (
+        (SHORT, r"here has 'o' in cell 2 \(row 1, column 2\)"),
+        (MAZE.replace("S", " "), "here has no S"),
+        (MAZE.replace(" ", "G", 1), "here has 2 G"),
         ("S#  G" + "#### " + MAZE[10:], "here has no way from S to G"),
-    ],
-)
-def test_malformed_mazes_are_refused(text: str, expected: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(expected)):
-        MAZE_5.parse(text, "here")
+    ):
+        with pytest.raises(ValueError, match=expected):
+            MAZE_5.parse(text, "here")
 
 
-@pytest.mark.parametrize(
-    ("answer", "valid", "solved", "reason"),
-    [
+def test_verdicts_on_mazes() -> None:
+    for answer, valid, is_solved, reason in (
         (SHORT, True, True, "a path of 4 steps, and there is no shorter one"),
         (LONG, True, False, "a path of 12 steps, but the shortest has 4"),
         (MAZE, False, False, "no path is marked"),
         (SHORT[:-1] + "o", False, False, "the marked cells are not one path from S to G"),
         (SHORT.replace("#", "o"), False, False, "9 cells of the maze altered"),
-    ],
-)
-def test_verdicts_on_mazes(answer: str, valid: bool, solved: bool, reason: str) -> None:
-    verdict = MAZE_5.verdict(to_tokens(MAZE), to_tokens(answer))
-    assert (verdict.valid, verdict.solved, verdict.reason) == (valid, solved, reason)
-    if not valid:
-        with pytest.raises(ValueError, match="there is no solution of its question"):
-            MAZE_5.parse_solution(answer, "there", to_tokens(MAZE))
+    ):
+        verdict = MAZE_5.verdict(to_tokens(MAZE), to_tokens(answer))
+        assert (verdict.valid, verdict.solved, verdict.reason) == (valid, is_solved, reason)
+    with pytest.raises(ValueError, match="there is no solution of its question"):
+        MAZE_5.parse_solution(MAZE, "there", to_tokens(MAZE))
 
 
 def test_a_maze_as_text() -> None:
     question_S, before_S = to_tokens(MAZE), to_tokens(LONG)
     answer_S = to_tokens("SoooG" + "o## o" + LONG[10:])
     shown = MAZE_5.show(answer_S, question_S=question_S, previous_S=before_S, color=False)
-    assert shown.splitlines() == [
-        "┌──────────┐",
-        "│S o*o*o*G │",
-        "│o ████ ×o │",
-        "│o ██████o │",
-        "│o ██████o │",
-        "│o o o o o │",
-        "└──────────┘",
-    ]
+    assert shown.splitlines()[1:4] == ["│S o*o*o*G │", "│o ████ ×o │", "│o ██████o │"]
     colored = MAZE_5.show(answer_S, question_S=question_S, previous_S=before_S, color=True)
     assert ANSI.sub("", colored) == re.sub("[*×]", " ", shown)
-    assert "\x1b[36;7mo \x1b[0m" in colored and "\x1b[31;7m  \x1b[0m" in colored and "\x1b[90m██\x1b[0m" in colored
 
 
 # ---- symmetries --------------------------------------------------------------------------------

@@ -23,6 +23,12 @@ def test_puzzles_of_several_sizes(own: SudokuTask) -> None:
     in_rows = "\n".join(six[row : row + 6] for row in range(0, 36, 6))
     text = f"{SMALL}\n{nine}\n\n{in_rows}\n{SMALL}\n"
     assert _split(text, own) == [("stdin:1", SMALL), ("stdin:2", nine), ("stdin:4", six), ("stdin:10", SMALL)]
+    for text, message in (
+        ("......\n......\n", "stdin ends after row 2 of a board of 6 rows"),
+        ("......\n......\n.....\n", "stdin:3 has 5 characters, but row 3 of this board needs 6"),
+    ):
+        with pytest.raises(UserError, match=message):
+            _split(text, own)
 
 
 @pytest.mark.parametrize("own", [FOUR, LARGE], ids=["small", "large"])
@@ -37,21 +43,8 @@ def test_sixteen_lines_of_sixteen_cells(own: SudokuTask) -> None:
     assert _split("\n".join([*large, SMALL]), own) == [("stdin:1", "".join(large)), ("stdin:17", SMALL)]
 
 
-def test_incomplete_boards_are_refused() -> None:
-    with pytest.raises(UserError, match=r"stdin ends after row 2 of a board of 6 rows"):
-        _split("......\n......\n")
-    with pytest.raises(UserError, match=r"stdin:3 has 5 characters, but row 3 of this board needs 6"):
-        _split("......\n......\n.....\n")
-
-
-@pytest.mark.parametrize("side", [8, 9, 10, 16, 25, 30])
-def test_a_maze_in_rows_is_one_maze(side: int) -> None:
-    rows = "\n".join(["#" * side] * side)
-    assert _split(rows, MazeTask(10)) == [("stdin:1", "#" * side * side)]
-
-
-def test_a_line_of_a_maze_is_read_as_the_training_was() -> None:
-    large = MazeTask(36)
-    rows = "\n".join(["#" * 36] * 36)
-    assert [len(cells) for _, cells in _split(rows, large)] == [1296]
-    assert [len(cells) for _, cells in _split(rows, MazeTask(6))] == [36] * 36
+def test_a_maze_in_rows_is_one_maze_and_a_line_is_read_as_the_training_was() -> None:
+    for side, own, num_mazes in (*((side, 10, 1) for side in (8, 9, 10, 16, 25, 30)), (36, 36, 1), (36, 6, 36)):
+        rows = ["#" * side] * side
+        expected = rows if num_mazes > 1 else ["".join(rows)]
+        assert [cells for _, cells in _split("\n".join(rows), MazeTask(own))] == expected

@@ -1,8 +1,6 @@
 """Sudoku as a task: text and tokens, boards as text, verdicts and symmetries."""
 # B = boards, S = cells of a board
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -35,21 +33,15 @@ def test_sudoku_text_and_tokens(box: Box) -> None:
     assert task.plain(np.array([0, 1, 2])) == "?.1"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "1..4....4....3.5",
-            "here has '5' in cell 16 (row 4, column 4), where only 1 to 4, and . or 0 for a blank, can",
-        ),
-        ("14.4............", "here has the digit 4 twice in row 1; correct it"),
-        (".3......" + ".3......", "here has the digit 3 twice in column 2; correct it"),
-        ("..2....2........", "here has the digit 2 twice in box 2; correct it"),
-    ],
-)
-def test_malformed_sudokus_are_refused(text: str, expected: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(expected)):
-        SUDOKU.parse(text, "here")
+def test_malformed_sudokus_are_refused() -> None:
+    for text, expected in (
+        ("1..4....4....3.5", r"here has '5' in cell 16 \(row 4, column 4\)"),
+        ("14.4............", "the digit 4 twice in row 1"),
+        (".3......" + ".3......", "the digit 3 twice in column 2"),
+        ("..2....2........", "the digit 2 twice in box 2"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            SUDOKU.parse(text, "here")
 
 
 def _sudoku(text: str) -> np.ndarray:
@@ -57,34 +49,22 @@ def _sudoku(text: str) -> np.ndarray:
 
 
 def test_a_sudoku_as_text() -> None:
+    """A digit is wrong if it occurs twice, or differs from the solution. So is an altered clue."""
     question_S, before_S = SUDOKU.parse(QUESTION, "puzzle"), _sudoku("1234341243222341")
     answer_S = _sudoku("1234341143222342")
-    assert SUDOKU.show(question_S, color=False).splitlines() == [
-        "┌───────┬───────┐",
-        "│ 1  .  │ .  4  │",
-        "│ .  .  │ .  .  │",
-        "├───────┼───────┤",
-        "│ 4  .  │ .  .  │",
-        "│ .  3  │ .  1  │",
-        "└───────┴───────┘",
-    ]
-    # A digit is wrong if it occurs twice in a row, column or box and is not a clue. An altered clue
-    # is wrong, too.
     shown = SUDOKU.show(answer_S, question_S=question_S, previous_S=before_S, color=False).splitlines()
-    assert [shown[row] for row in (1, 2, 4, 5)] == [
+    assert shown == [
+        "┌───────┬───────┐",
         "│ 1  2' │ 3' 4  │",
         "│ 3' 4' │ 1! 1× │",
+        "├───────┼───────┤",
         "│ 4  3! │ 2! 2! │",
         "│ 2! 3  │ 4' 2× │",
+        "└───────┴───────┘",
     ]
     solution_S = _sudoku(SOLUTION)
     shown = SUDOKU.show(answer_S, question_S=question_S, solution_S=solution_S, color=False).splitlines()
-    assert [shown[row] for row in (1, 2, 4, 5)] == [
-        "│ 1  2' │ 3' 4  │",
-        "│ 3' 4' │ 1' 1! │",
-        "│ 4  3! │ 2' 2! │",
-        "│ 2' 3  │ 4' 2! │",
-    ]
+    assert [shown[row] for row in (2, 4, 5)] == ["│ 3' 4' │ 1' 1! │", "│ 4  3! │ 2' 2! │", "│ 2' 3  │ 4' 2! │"]
 
 
 # ---- evaluation --------------------------------------------------------------------------------

@@ -56,6 +56,12 @@ def write_hrm_text(folder: Path, tokens: np.ndarray, epochs: list[dict[str, np.n
             np.save(folder / f"epoch_{number}" / f"{name}.npy", array)
 
 
+def write_lines(file: Path, *values: object) -> Path:
+    """Write a file with a JSON object on each line."""
+    file.write_text("".join(f"{json.dumps(value)}\n" for value in values))
+    return file
+
+
 def random_dataset(folder: Path) -> Path:
     """Write 300 problems for training and 20 for testing. Return the folder."""
     random_split(folder, num=300, longest=40)

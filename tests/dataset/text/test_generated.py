@@ -24,35 +24,29 @@ def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
 
 
-def test_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    _fake(monkeypatch)
-    sums, more_sums = generate(["sums"], 2, seed=7)
-    assert sums.instruction is not None and more_sums.instruction is not None
-    first = int(sums.instruction.split()[0])
-    assert sums[1:] == (b"%d + 1" % first, b"%d" % (first + 1), "sums")
-    assert more_sums[1:] == (b"%d + 1" % (first + 1), b"%d" % (first + 2), "sums")
-
-
-def test_neighbouring_seeds_share_no_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_of_neighbouring_seeds_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """reasoning-gym alone makes problem n from seed + n."""
     _fake(monkeypatch)
-    seen = [{each.instruction for each in generate(["sums"], 100, seed)} for seed in range(4)]
-    assert len(set().union(*seen)) == 4 * 100
+    seen = set()
+    for seed in range(4):
+        for each in generate(["sums"], 100, seed):
+            assert each.instruction is not None and each.task == "sums"
+            assert each.text == str(int(each.instruction.split()[0]) + 1).encode()
+            seen.add(each.instruction)
+    assert len(seen) == 4 * 100
 
 
-def test_a_task_that_names_no_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_generated_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _fake(monkeypatch)
-    with pytest.raises(UserError, match="--generate open: its problems name no answer, because several are right"):
-        list(generate(["sums", "open"], 2, seed=7))
-
-
-@pytest.mark.parametrize("task", ["sumz", "composite"])
-def test_an_unknown_task_is_named(monkeypatch: pytest.MonkeyPatch, task: str) -> None:
-    _fake(monkeypatch)
-    with pytest.raises(UserError, match=rf"--generate {task}: reasoning-gym has no such task; give others, such as "):
-        list(generate(["sums", task], 2, seed=7))
+    for task, message in (
+        ("open", "--generate open: its problems name no answer, because several are right"),
+        ("sumz", "--generate sumz: reasoning-gym has no such task; give others, such as "),
+        ("composite", "--generate composite: reasoning-gym has no such task"),
+    ):
+        with pytest.raises(UserError, match=message):
+            list(generate(["sums", task], 2, seed=7))
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(UserError, match=r"--generate needs the package reasoning-gym, .*-r requirements-text.txt"):
+    with pytest.raises(UserError, match=r"--generate needs the package reasoning-gym"):
         list(generate(["sums"], 2, seed=7))
 
 

@@ -44,31 +44,21 @@ def test_every_number_of_ranks_trains_on_the_same_sequences(split: TextSplit) ->
         assert _sequences(sampler, step, 2) == one and _sequences(sampler, step, 4) == one
 
 
-def test_an_epoch_visits_every_sample_once(split: TextSplit) -> None:
-    sampler = _shuffled(split, epochs=1, rows_per_step=1)
-    starts = np.concatenate([sampler.places(step, slice(0, 1))[:, 0] for step in range(1, sampler.last_step + 1)])
-    assert sorted(starts.tolist()) == split.epochs[0].instruction_start.tolist()
-    assert sampler.epoch(sampler.last_step) == 1.0
-
-
 def test_a_resumed_run_goes_on_with_the_same_steps(split: TextSplit) -> None:
+    """With more rows in a step, the stream goes on where it was, as with puzzles."""
     whole = _shuffled(split)
     resumed = _shuffled(split, first_step=30, first_row=whole.draws_before(30))
     assert resumed.last_step == whole.last_step > 60
     for step in (30, 31, whole.last_step):
         assert (resumed.places(step, slice(0, 4)) == whole.places(step, slice(0, 4))).all()
         assert resumed.epoch(step) == whole.epoch(step)
-
-
-def test_a_step_may_have_more_rows_after_a_resume(split: TextSplit) -> None:
-    """As with puzzles: the stream goes on where it was, with larger steps."""
-    whole, larger = _shuffled(split), _shuffled(split, first_step=11, first_row=40, rows_per_step=8)
+    larger = _shuffled(split, first_step=11, first_row=40, rows_per_step=8)
     expected = np.concatenate([whole.places(step, slice(0, 4)) for step in (11, 12)])
     assert (larger.places(11, slice(0, 8)) == expected).all()
     assert larger.last_step == 10 + (3 * whole._shapes.num_rows - 40) // 8
 
 
-def test_seed_and_epoch_change_the_order(split: TextSplit) -> None:
+def test_an_epoch_visits_every_sample_once_in_an_order_of_its_own(split: TextSplit) -> None:
     sampler, other = _shuffled(split, rows_per_step=1), _shuffled(split, rows_per_step=1, seed=1)
     per_epoch = sampler.last_step // 3
 
@@ -77,7 +67,9 @@ def test_seed_and_epoch_change_the_order(split: TextSplit) -> None:
 
     first, second, third = starts(sampler, 1), starts(sampler, 1 + per_epoch), starts(other, 1)
     assert first != second and first != third
-    assert starts(_shuffled(split, rows_per_step=1), 1) == first
+    for epoch in (first, second, third):
+        assert sorted(start for row in epoch for start in row) == split.epochs[0].instruction_start.tolist()
+    assert sampler.epoch(per_epoch) == 1.0 and starts(_shuffled(split, rows_per_step=1), 1) == first
     shared = {tuple(sorted(row)) for row in first} & {tuple(sorted(row)) for row in second}
     assert len(shared) < per_epoch / 2, "the same samples must not share a row in each epoch"
 
@@ -109,16 +101,13 @@ def test_the_labels_of_a_step_are_known_without_its_tokens(split: TextSplit) -> 
 
 def test_the_first_batch_is_repeated_after_a_resume_too(split: TextSplit) -> None:
     in_order: dict[str, Any] = {"epochs": 1, "capacity": 64, "rows_per_step": 4, "drop_last_batch": True}
-    first = _shuffled(split).places(1, slice(0, 4))
-    resumed = _shuffled(split, repeat_first_batch=True, first_step=5, first_row=16)
+    first, first_in_order = (
+        of.places(1, slice(0, 4)) for of in (_shuffled(split), FileOrderSampler(split, **in_order))
+    )
     for sampler, steps, expected in (
         (_shuffled(split, repeat_first_batch=True), (1, 2, 5), first),
-        (resumed, (5, 6, 30), first),
-        (
-            FileOrderSampler(split, **in_order, repeat_first_batch=True),
-            (1, 2, 5),
-            FileOrderSampler(split, **in_order).places(1, slice(0, 4)),
-        ),
+        (_shuffled(split, repeat_first_batch=True, first_step=5, first_row=16), (5, 6, 30), first),
+        (FileOrderSampler(split, **in_order, repeat_first_batch=True), (1, 2, 5), first_in_order),
     ):
         assert all((sampler.places(step, slice(0, 4)) == expected).all() for step in steps)
 

@@ -22,30 +22,23 @@ def _lines(*values: object) -> str:
     return "".join(f"{json.dumps(value)}\n" for value in values)
 
 
-@pytest.mark.parametrize("name", ["a.ndjson", "a.JSONL.gz"])
-def test_jsonl(tmp_path: Path, name: str) -> None:
-    text = _lines({"text": "Ä\n"}, {"instruction": "2 + 2", "response": "4", "task": "sums", "id": 7})
-    found = list(read_documents(_written(tmp_path / name, "\ufeff" + text + "\n")))
-    assert [each[1:] for each in found] == [(None, "Ä\n".encode(), "text"), (b"2 + 2", b"4", "sums")]
-    assert found[1].place.endswith(f"{name}:2")
-
-
-def test_csv(tmp_path: Path) -> None:
+def test_lines_and_tables(tmp_path: Path) -> None:
     long = "x" * 200_000  # above the limit that Python sets for a field
-    file = _written(tmp_path / "a.csv", f'instruction,response\r\n"a\nb","say ""hi"""\r\n\r\nc,{long}\r\n')
-    found = list(read_documents(file))
-    assert [each[1:] for each in found] == [
-        (b"a\nb", b'say "hi"', "instruction"),
-        (b"c", long.encode(), "instruction"),
-    ]
-    assert [each.place.rsplit(":")[-1] for each in found] == ["2", "5"]
-
-
-def test_tsv(tmp_path: Path) -> None:
-    found = list(read_documents(_written(tmp_path / "rows.tsv.gz", 'text\ttask\nfirst, row\ta\n"a\tb"\tb\n')))
-    assert [each[1:] for each in found] == [(None, b"first, row", "a"), (None, b"a\tb", "b")]
-    with pytest.raises(UserError, match=r"rows.tsv:1: has text,task, not text, or .*tabs are between"):
-        list(read_documents(_written(tmp_path / "rows.tsv", "text,task\nfirst row,a\n")))
+    lines = _lines({"text": "Ä\n"}, {"instruction": "2 + 2", "response": "4", "task": "sums", "id": 7})
+    table = f'instruction,response\r\n"a\nb","say ""hi"""\r\n\r\nc,{long}\r\n'
+    for name, text, expected, places in (
+        ("a.JSONL.gz", f"\ufeff{lines}\n", [(None, "Ä\n".encode(), "text"), (b"2 + 2", b"4", "sums")], "12"),
+        ("a.csv", table, [(b"a\nb", b'say "hi"', "instruction"), (b"c", long.encode(), "instruction")], "25"),
+        (
+            "a.tsv.gz",
+            'text\ttask\nfirst, row\ta\n"a\tb"\tb\n',
+            [(None, b"first, row", "a"), (None, b"a\tb", "b")],
+            "23",
+        ),
+    ):
+        found = list(read_documents(_written(tmp_path / name, text)))
+        assert [each[1:] for each in found] == expected
+        assert [each.place for each in found] == [f"{tmp_path / name}:{line}" for line in places]
 
 
 @pytest.mark.parametrize("separator, between", [(b"<|endoftext|>", b"\r\n<|endoftext|>\n"), (b"\n\n\n", b"\n\n\n")])
@@ -114,26 +107,18 @@ def test_a_text_without_lines_is_cut_between_characters(tmp_path: Path, text: st
     "name, contents, message",
     [
         ("a.txt", b" \n\n", "a.txt: is empty; give plain text"),
-        ("a.csv", b"text\n", "a.csv: holds no text; give a file with text"),
         ("a.txt", b"x" * 70_000 + b"\0", r"a.txt: is binary \(byte 70,000 is 0\); give"),
         ("a.parquet", b"PAR1", "a.parquet: is of a kind that can't be read"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a.jsonl:2: is no JSON \(.*\); write one object on each line"),
         ("a.jsonl", b"[1]\n", "a.jsonl:1: is no object with text, or instruction and response"),
-        ("a.jsonl", b'{"prompt": "a"}\n', "a.jsonl:1: has prompt, not text, or .*; rename the keys"),
         ("a.jsonl", b'{"text": 5}\n', "a.jsonl:1: text is no text; correct or remove the line"),
-        ("a.jsonl", b'{"text": "a", "task": null}\n', "a.jsonl:1: task is no text"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', "a.jsonl:1: text is no text"),
         ("a.csv", b"instruction,response\na,b\nc\n", "a.csv:3: the row has not as many fields as the header"),
-        (
-            "a.csv",
-            b"question,answer\na,b\n",
-            "a.csv:1: has question, answer, not text, or .*; rename the keys or columns",
-        ),
+        ("a.csv", b"question,answer\na,b\n", "a.csv:1: has question, answer, not text, or .*; rename"),
+        ("a.tsv", b"text,task\nfirst row,a\n", "a.tsv:1: has text,task, not text, or .*tabs are between"),
         ("a.csv", b"text,text\na,b\n", "a.csv:1: has two columns named text; rename or remove one"),
         ("a.csv", b'text\na\n"b\n' + b"c\n" * 9, r"a.csv:3: cannot be read \(.*\); correct or remove the row"),
         ("a.csv", b"text,task\na,b\x1b\n", "a.csv:2: task has control characters"),
-        ("a.csv", "text\na\n".encode("utf-16"), "a.csv: is in UTF-16"),
-        ("a.csv", b"text\n\xff\n", "a.csv:2: cannot be read .*; correct or remove the row"),
         ("a.txt.gz", None, "there is no file .*a.txt.gz"),
     ],
 )
@@ -147,22 +132,19 @@ def test_a_bad_file_is_refused(tmp_path: Path, name: str, contents: bytes | None
 @pytest.mark.parametrize(
     "name, line", [("a.txt.gz", "text\n"), ("a.jsonl.gz", '{"text": "b"}\n'), ("a.csv.gz", "text\n")]
 )
-def test_a_truncated_download_or_a_pipe_is_refused(tmp_path: Path, name: str, line: str) -> None:
+def test_a_truncated_download_a_pipe_or_an_endless_line_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, line: str
+) -> None:
     file = _written(tmp_path / name, line * 9000)
     os.truncate(file, file.stat().st_size // 2)
     with pytest.raises(UserError, match=rf"{name}: cannot be read \(.*\); get the file again"):
         list(read_documents(file))
+    if ".txt" not in name:
+        monkeypatch.setattr(sources, "MOST_BYTES", 1000)
+        _written(file, line + "é" * 5000)
+        with pytest.raises(UserError, match=rf"{name}:2: the line has 1,000 bytes or more"):
+            list(read_documents(file))
     file.unlink()
     os.mkfifo(file)
     with pytest.raises(UserError, match=rf"{name}: cannot be read \(.* is no regular file\)"):
-        list(read_documents(file))
-
-
-@pytest.mark.parametrize("name, first", [("a.jsonl.gz", '{"text": "a"}\n'), ("a.csv", "text\n")])
-def test_a_line_that_never_ends_does_not_fill_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, first: str
-) -> None:
-    monkeypatch.setattr(sources, "MOST_BYTES", 1000)
-    file = _written(tmp_path / name, first + "é" * 5000)
-    with pytest.raises(UserError, match=rf"{name}:2: the line has 1,000 bytes or more; split the document"):
         list(read_documents(file))

@@ -23,11 +23,6 @@ def _pieces(tokenizer: Tokenizer, tokens: Sequence[int], stop: Sequence[str] = (
     return [*pieces, stream.end()]
 
 
-def test_a_character_of_several_bytes_comes_whole() -> None:
-    tokens = list("aß🙂".encode())
-    assert _pieces(ByteTokenizer(), tokens) == ["a", "", "ß", "", "", "", "🙂", ""]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_pieces_of_any_bytes_make_the_whole_text(seed: int) -> None:
     draw = random.Random(seed)
@@ -48,9 +43,21 @@ def test_pieces_of_a_trained_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "stop", "pieces"),
+    [
+        # A character of several bytes comes whole. What may begin a stop text is held back.
+        ("aß🙂", [], ["a", "", "ß", "", "", "", "🙂", ""]),
+        ("ababc", ["abc"], ["", "", "ab", "", ""]),
+        ("xab", ["abc"], ["x", "", "", "ab"]),
+    ],
+)
+def test_the_pieces_of_a_text(text: str, stop: list[str], pieces: list[str]) -> None:
+    assert _pieces(ByteTokenizer(), list(text.encode()), stop) == pieces
+
+
+@pytest.mark.parametrize(
     ("stop", "expected"),
     [
-        (["\n\n"], "Straße, 東京 🙂"),
         (["京 🙂\n", "Ende"], "Straße, 東"),
         (["Ende", "東"], "Straße, "),
         (["🙂\n\nEnder"], TEXT),
@@ -59,11 +66,6 @@ def test_pieces_of_a_trained_tokenizer(tmp_path: Path) -> None:
 )
 def test_the_text_ends_before_a_stop_text(stop: list[str], expected: str) -> None:
     assert "".join(_pieces(ByteTokenizer(), list(TEXT.encode()), stop)) == expected
-
-
-def test_only_what_may_begin_a_stop_text_is_held_back() -> None:
-    assert _pieces(ByteTokenizer(), list(b"ababc"), ["abc"]) == ["", "", "ab", "", ""]
-    assert _pieces(ByteTokenizer(), list(b"xab"), ["abc"]) == ["x", "", "", "ab"]
 
 
 def test_a_token_without_text_leaves_the_blank_before_the_next_word() -> None:

@@ -1,6 +1,5 @@
 """Checks of text datasets by dataset.validate, as a user calls it."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 from dataset import validate
 from dataset.build_text_dataset import main as build
-from tests.dataset.text.samples import write_hrm_text, write_split
+from tests.dataset.text.samples import write_hrm_text, write_lines, write_split
 
 
 def _report(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> tuple[int, list[str]]:
@@ -17,10 +16,9 @@ def _report(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> tu
 
 
 def test_what_the_builder_makes_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = tmp_path / "a.jsonl"
     texts = [{"text": f"the same beginning, {number} and the same end" * 3} for number in range(60)]
     problems = [{"instruction": f"{n} + 1", "response": str(n + 1)} for n in range(60)]
-    source.write_text("".join(f"{json.dumps(each)}\n" for each in texts + problems))
+    source = write_lines(tmp_path / "a.jsonl", *texts, *problems)
     assert build(["--output-dir", str(tmp_path / "data"), "--source", str(source), "--max-len", "20"]) == 0
     built = capsys.readouterr().out
     status, lines = _report(capsys, tmp_path / "data")
@@ -36,48 +34,40 @@ def _problems(first: int, num: int) -> tuple[np.ndarray, np.ndarray]:
     return tokens.reshape(-1), table
 
 
+def _texts(first: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return texts in samples of 4 and 3 tokens to read. Only the last token differs."""
+    tokens = np.array([[256, 1, 2, 3, 4, 5, number, 258] for number in range(first, first + 20)], np.uint16)
+    table = np.array([[8 * n + start, 1, length, 0] for n in range(20) for start, length in ((0, 4), (4, 3))])
+    return tokens.reshape(-1), table
+
+
 def test_a_leak_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_split(tmp_path / "train", *_problems(0, 50))
-    write_split(tmp_path / "test", *_problems(40, 20))
-    status, lines = _report(capsys, tmp_path)
-    assert status == 1 and lines[0] == (
-        f"error: {tmp_path}/test/samples.npy: sample 0 is in the training data too, as sample 40 "
-        "(10 of 20 test documents are, 50.00%); leave them out of train or test, or add --allow-leak"
-    )
-    status, lines = _report(capsys, tmp_path, "--allow-leak")
-    assert status == 0 and lines[0].startswith("warning: ") and lines[-1] == "ok: 0 errors, 1 warning"
-
-
-def test_a_text_that_is_in_both_splits_is_a_leak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def texts(first: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return texts in samples of 4 and 3 tokens to read. Only the last token differs."""
-        tokens = np.array([[256, 1, 2, 3, 4, 5, number, 258] for number in range(first, first + 20)], np.uint16)
-        table = np.array([[8 * n + start, 1, length, 0] for n in range(20) for start, length in ((0, 4), (4, 3))])
-        return tokens.reshape(-1), table
-
-    write_split(tmp_path / "train", *texts(0))
-    write_split(tmp_path / "test", *texts(18))
-    status, lines = _report(capsys, tmp_path)
-    assert status == 1 and "sample 0 is in the training data too, as sample 36 (2 of 20 test documents" in lines[0]
+    for name, train, test, message in (
+        ("problems", _problems(0, 50), _problems(40, 20), "as sample 40 (10 of 20 test documents are, 50.00%)"),
+        ("texts", _texts(0), _texts(18), "as sample 36 (2 of 20 test documents"),
+    ):
+        write_split(tmp_path / name / "train", *train)
+        write_split(tmp_path / name / "test", *test)
+        status, lines = _report(capsys, tmp_path / name)
+        assert status == 1 and f"sample 0 is in the training data too, {message}" in lines[0]
+        status, lines = _report(capsys, tmp_path / name, "--allow-leak")
+        assert status == 0 and lines[0].startswith("warning: ") and lines[-1] == "ok: 0 errors, 1 warning"
 
 
 def test_every_error_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokens, table = _problems(0, 50)
+    write_split(tmp_path / "apart/train", tokens, table)
+    write_split(tmp_path / "apart/test", *_problems(60, 5), tasks=["sums"], vocab_size=260)
     tokens[7] = 300
-    write_split(tmp_path / "train", tokens, table)
-    write_split(tmp_path / "test", *_problems(60, 5), num_samples=6)
-    status, lines = _report(capsys, tmp_path)
-    assert status == 1 and lines[-1] == "wrong: 2 errors, 0 warnings"
-    assert "train/tokens.npy: token 7 is 300, but 0 to 258 are possible" in lines[0]
-    assert "test/samples.npy: has 5 rows, but num_samples in dataset.json is 6" in lines[1]
-
-
-def test_splits_that_do_not_fit_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_split(tmp_path / "train", *_problems(0, 50))
-    write_split(tmp_path / "test", *_problems(60, 5), tasks=["sums"], vocab_size=260)
-    status, lines = _report(capsys, tmp_path)
-    assert status == 1 and "has vocab_size 259, but " in lines[0] and "build both with one tokenizer" in lines[0]
-    assert "dataset.json: tasks are not those of train; build both splits together" in lines[1]
+    write_split(tmp_path / "wrong/train", tokens, table)
+    write_split(tmp_path / "wrong/test", *_problems(60, 5), num_samples=6)
+    for name, first, second in (
+        ("wrong", "train/tokens.npy: token 7 is 300", "test/samples.npy: has 5 rows, but num_samples in dataset.json"),
+        ("apart", "has vocab_size 259, but ", "dataset.json: tasks are not those of train"),
+    ):
+        status, lines = _report(capsys, tmp_path / name)
+        assert status == 1 and lines[-1] == "wrong: 2 errors, 0 warnings"
+        assert first in lines[0] and second in lines[1]
 
 
 def test_a_folder_of_hrm_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
