@@ -53,7 +53,7 @@ def _reference(weight_RC: Tensor, *, momentum: float, weight_decay: float) -> Te
 def test_the_update_equals_the_definition(shape: tuple[int, int]) -> None:
     start_RC = _random(shape, 0)
     weight_RC = nn.Parameter(start_RC.clone())
-    _train(weight_RC, Muon([weight_RC], lr=1.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY))
+    _train(weight_RC, _muon(weight_RC))
 
     def error(momentum: float, weight_decay: float) -> float:
         expected_RC = _reference(start_RC, momentum=momentum, weight_decay=weight_decay)
@@ -113,14 +113,10 @@ def test_fewer_iterations_give_a_rougher_orthogonal_matrix() -> None:
     torch.testing.assert_close(weight_RC.detach(), -orthogonal(_random((6, 16), 1), 3))
 
 
-def test_a_zero_gradient_gives_a_finite_update() -> None:
+@pytest.mark.parametrize("gradient", [None, 0.0])
+def test_a_weight_with_a_gradient_of_zero_decays_and_one_without_is_left_alone(gradient: float | None) -> None:
     weight_RC = nn.Parameter(torch.ones(3, 4))
-    weight_RC.grad = torch.zeros(3, 4)
-    Muon([weight_RC], lr=0.5, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY).step()
-    assert torch.equal(weight_RC, torch.full((3, 4), 1 - 0.5 * WEIGHT_DECAY))
-
-
-def test_parameters_without_a_gradient_are_left_alone() -> None:
-    weight_RC = nn.Parameter(torch.ones(3, 4))
-    Muon([weight_RC], lr=0.5, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY).step()
-    assert torch.equal(weight_RC, torch.ones(3, 4))
+    if gradient is not None:
+        weight_RC.grad = torch.full((3, 4), gradient)
+    _muon(weight_RC).step()
+    assert torch.equal(weight_RC, torch.full((3, 4), 1.0 if gradient is None else 1 - WEIGHT_DECAY))
