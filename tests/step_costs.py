@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tests.fake_accelerator import FakeAccelerator, fake_accelerator, register
+from tests.fake_accelerator import fake_accelerator, register
 from tests.fake_training import SIZES, FakeTraining, config_of
 from training.data import Sizes
 
@@ -27,7 +27,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
 }
 
 Costs = dict[str, dict[str, Any]]
-"""For each function of this repository: "operators" by name, "megabytes", and the "lines"."""
+"""For each function of this repository: "operators" by name, and "megabytes"."""
 
 
 def costs_of_a_step(device: torch.device, typed: tuple[str, ...], sizes: Sizes = SIZES) -> Costs:
@@ -38,15 +38,10 @@ def costs_of_a_step(device: torch.device, typed: tuple[str, ...], sizes: Sizes =
         # Anomaly detection notes for each operator of the backward pass who called its forward.
         with torch.autograd.set_detect_anomaly(True, check_nan=False):
             training.step()
-    return _by_function(seen)
-
-
-def _by_function(seen: FakeAccelerator) -> Costs:
     return {
         name: {
             "operators": dict(sorted(seen.operators[name].items())),
             "megabytes": round(seen.num_bytes[name] / 1e6, 1),
-            "lines": sorted(seen.lines[name]),
         }
         for name in sorted(seen.operators)
     }
@@ -85,17 +80,8 @@ def difference(recorded: Costs, now: Costs) -> str:
         changes = {name: of(now, name) - of(recorded, name) for name in recorded.keys() | now.keys()}
         largest = sorted(filter(changes.get, changes), key=lambda name: -abs(changes[name]))[:_SHOWN]
         for name in largest:
-            parts.append(f"  {changes[name]:+,.0f} in {name}{_calls(recorded, now, name)}")
+            parts.append(f"  {changes[name]:+,.0f} in {name}")
     return "\n".join(parts)
-
-
-def _calls(recorded: Costs, now: Costs, name: str) -> str:
-    """Return where a function calls which operators more or less often than before."""
-    before, after = (costs.get(name, {}).get("operators", {}) for costs in (recorded, now))
-    changes = {each: after.get(each, 0) - before.get(each, 0) for each in sorted(before.keys() | after.keys())}
-    changed = ", ".join(f"{each} {change:+d}" for each, change in changes.items() if change)
-    lines = ", ".join(now.get(name, {}).get("lines", []))
-    return f" ({changed or 'the same operators'}{f' at {lines}' if lines else ''})"
 
 
 def torch_version() -> str:
@@ -111,10 +97,8 @@ def main() -> None:
     device = register()
     recipes = {}
     for recipe, typed in RECIPES.items():
-        costs = costs_of_a_step(device, typed)
+        recipes[recipe] = costs = costs_of_a_step(device, typed)
         print(f"{recipe}: {num_operators(costs):,} operators, {megabytes(costs):,.0f} MB read and written")
-        # Lines move with every change; functions stay.
-        recipes[recipe] = {name: {key: cost[key] for key in ("operators", "megabytes")} for name, cost in costs.items()}
     RECORD.write_text(_as_json({"torch": torch_version(), "recipes": recipes}))
 
 

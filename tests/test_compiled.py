@@ -46,6 +46,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "trm_mlp, whose backward pass grows": ("trm_mlp", {"backprop_warmup_steps": 3}),
     "trm, which keeps inputs of blocks": ("trm", {"activation_checkpointing": "block"}),
     "trm, which keeps inputs of calls": ("trm", {"activation_checkpointing": "cycle"}),
+    "urm": ("urm", {}),
+    "transformer": ("transformer", {"recurrent": True, "halt_max_steps": 4}),
     "trm with three starts": ("trm", {"num_states": 3}),
     "se_rrm": ("se_rrm", {}),
     "se_mixer that is told the units": ("se_mixer", {"symbols": "side"}),
@@ -73,7 +75,6 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def _model(name: str) -> RecursiveModel:
-    """Return the model of a name, for random batches."""
     arch, changes = MODELS[name]
     return small_symbol_model(arch, **changes) if arch.startswith("se_") else small_model(arch, **changes)
 

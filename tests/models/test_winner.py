@@ -31,8 +31,6 @@ def _settings(model: RecursiveModel) -> ActSettings:
 
 
 class Alone:
-    """The trajectories of one slot, each run alone: the definition."""
-
     def __init__(self, model: RecursiveModel) -> None:
         self._model = model
         self.halted, self.steps = True, 0

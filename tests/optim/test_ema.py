@@ -11,7 +11,6 @@ from optim.ema import EMA, require_same_average
 
 
 def _live() -> dict[str, Tensor]:
-    """Return two parameters and a table."""
     generator = torch.Generator().manual_seed(0)
     return {
         "weight": nn.Parameter(torch.randn(3, 4, generator=generator)),

@@ -73,12 +73,10 @@ ARCHS = tuple(_OWN)
 
 
 def make_config(config_class: type[TextConfig], **options: Any) -> TextConfig:
-    """Return the config of a small model."""
     return config_class(**(_COMMON | _OWN[config_class] | options))
 
 
 def make_model(config: TextConfig, seed: int = 0) -> TextModel:
-    """Return an initialised model."""
     model = TextModel(config, vocab_size=VOCAB_SIZE)
     model.init_weights(torch.Generator().manual_seed(seed))
     return model
@@ -144,21 +142,13 @@ def varlen_attention(
     return torch.cat(rows)
 
 
-def _rms(x: Tensor, eps: float) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
-
-
 def _rotated(u_NH: Tensor, positions_N: Tensor, theta: float | None) -> Tensor:
     if theta is None:
         return u_NH
     half = u_NH.shape[1] // 2
-    turned_NH = torch.empty_like(u_NH)
-    for j in range(half):
-        angle_N = positions_N.double() * theta ** (-2 * j / (2 * half))
-        first_N, second_N = u_NH[:, j], u_NH[:, j + half]
-        turned_NH[:, j] = first_N * angle_N.cos() - second_N * angle_N.sin()
-        turned_NH[:, j + half] = second_N * angle_N.cos() + first_N * angle_N.sin()
-    return turned_NH
+    angles_NJ = positions_N.double().unsqueeze(1) * theta ** (-torch.arange(half).double() / half)
+    turned_NJ = torch.complex(*u_NH.split(half, 1)) * torch.polar(torch.ones_like(angles_NJ), angles_NJ)
+    return torch.cat([turned_NJ.real, turned_NJ.imag], 1)
 
 
 def _attention(layer: PackedAttention, x_ND: Tensor, stack: Stack, positions_N: Tensor, visible_NN: Tensor) -> Tensor:
@@ -192,7 +182,8 @@ def _mlp(layer: Any, x_ND: Tensor, kind: str) -> Tensor:
 
 
 def _norm(norm: Any, x_ND: Tensor, eps: float) -> Tensor:
-    return _rms(x_ND, eps) * (1 if norm.weight is None else norm.weight.double())
+    y_ND = x_ND / (x_ND.square().mean(-1, keepdim=True) + eps).sqrt()
+    return y_ND if norm.weight is None else y_ND * norm.weight.double()
 
 
 def plain_stack(stack: Stack, x_ND: Tensor, positions_N: Tensor, sequences: Sequences) -> Tensor:
