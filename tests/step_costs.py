@@ -47,40 +47,22 @@ def costs_of_a_step(device: torch.device, typed: tuple[str, ...], sizes: Sizes =
     }
 
 
-def num_operators(costs: Costs) -> int:
-    return sum(_operators_of(costs, name) for name in costs)
-
-
-def megabytes(costs: Costs) -> float:
-    return sum(_megabytes_of(costs, name) for name in costs)
-
-
-def _operators_of(costs: Costs, name: str) -> int:
-    return sum(costs.get(name, {}).get("operators", {}).values())
-
-
-def _megabytes_of(costs: Costs, name: str) -> float:
-    return float(costs.get(name, {}).get("megabytes", 0))
+def _total(cost: dict[str, Any], what: str) -> float:
+    return float(sum(cost["operators"].values()) if what == "operators" else cost["megabytes"])
 
 
 def difference(recorded: Costs, now: Costs) -> str:
-    """Return what changed by more than the tolerance, and which functions changed most.
-
-    Returns an empty string if nothing did.
-    """
+    """Return what changed by more than the tolerance, and which functions changed most."""
     parts = []
-    for what, total, of in (
-        ("operators", num_operators, _operators_of),
-        ("MB read and written", megabytes, _megabytes_of),
-    ):
-        before, after = total(recorded), total(now)
-        if abs(after - before) <= TOLERANCE * before:
+    for what in ("operators", "megabytes"):
+        before, after = ({name: _total(cost, what) for name, cost in costs.items()} for costs in (recorded, now))
+        change, total = sum(after.values()) - sum(before.values()), sum(before.values())
+        if abs(change) <= TOLERANCE * total:
             continue
-        parts.append(f"{after - before:+,.0f} {what}, {after:,.0f} instead of {before:,.0f}:")
-        changes = {name: of(now, name) - of(recorded, name) for name in recorded.keys() | now.keys()}
+        parts.append(f"{change:+,.0f} {what}, {total + change:,.0f} instead of {total:,.0f}:")
+        changes = {name: after.get(name, 0) - before.get(name, 0) for name in before.keys() | after.keys()}
         largest = sorted(filter(changes.get, changes), key=lambda name: -abs(changes[name]))[:_SHOWN]
-        for name in largest:
-            parts.append(f"  {changes[name]:+,.0f} in {name}")
+        parts += [f"  {changes[name]:+,.0f} in {name}" for name in largest]
     return "\n".join(parts)
 
 
@@ -98,7 +80,8 @@ def main() -> None:
     recipes = {}
     for recipe, typed in RECIPES.items():
         recipes[recipe] = costs = costs_of_a_step(device, typed)
-        print(f"{recipe}: {num_operators(costs):,} operators, {megabytes(costs):,.0f} MB read and written")
+        for what in ("operators", "megabytes"):
+            print(f"{recipe}: {sum(_total(cost, what) for cost in costs.values()):,.0f} {what}")
     RECORD.write_text(_as_json({"torch": torch_version(), "recipes": recipes}))
 
 

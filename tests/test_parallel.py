@@ -73,71 +73,55 @@ ARCHS = {
     )
     for config in PUZZLE_ARCHS
 }
-# What a strategy refuses, and why.
-REFUSED = {("tp", "urm"): "arch.mlp is conv_swiglu", ("tp", "se_rrm"): "arch.dropout drops"}
-REFUSED |= {("tp", "se_mixer"): "nothing that tp splits"}
-# Each entry has the numbers of ranks for its runs. A plain strategy runs on all numbers that it
-# supports, and a strategy with further options on one number.
-STRATEGIES: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
-    "ddp": ((1, 2, 4), {}),
-    "ddp_sharded_table": ((2,), {"parallel.puzzle_table": "sharded", "parallel.gradient_as_bucket_view": "true"}),
-    "ddp_unequal": ((4,), {"dist.rank_weights": "[1,3,2,2]"}),
-    "fsdp": ((1, 2, 4), {"parallel": "fsdp"}),
+# The architectures of each strategy by the number of ranks. Further options of a strategy do not
+# depend on the recursion, so that one architecture is enough. Runs on 4 ranks take the longest.
+STRATEGIES: dict[str, tuple[dict[int, list[str]], dict[str, object]]] = {
+    "ddp": ({1: ["hrm", "trm"], 2: ["hrm", "se_rrm", "se_mixer"], 4: ["trm"]}, {}),
+    "ddp_sharded_table": (
+        {2: ["hrm"]},
+        {"parallel.puzzle_table": "sharded", "parallel.gradient_as_bucket_view": "true"},
+    ),
+    "ddp_unequal": ({4: ["hrm"]}, {"dist.rank_weights": "[1,3,2,2]"}),
+    "fsdp": ({1: ["hrm", "trm"], 2: ["trm", "urm"], 4: ["hrm"]}, {"parallel": "fsdp"}),
     "fsdp_accumulating": (
-        (2,),
+        {2: ["hrm"]},
         {
             **{"parallel": "fsdp", "grad_accumulation": 2, "arch.activation_checkpointing": "cycle"},
             **{"parallel.reshard_after_forward": "false", "parallel.puzzle_table": "sharded"},
         },
     ),
-    "hsdp": ((4,), {"parallel": "hsdp", "parallel.replicate": 2}),
-    "tp": ((1, 2, 4), {"parallel": "tp"}),
-    "fsdp_tp": ((4,), {"parallel": "fsdp_tp", "parallel.tensor": 2, "parallel.puzzle_table": "sharded"}),
-    "pipeline_1f1b": ((2, 4), {"parallel": "pipeline", "parallel.schedule": "1f1b"}),
-    "pipeline_interleaved": ((2,), {"parallel": "pipeline", "parallel.schedule": "interleaved"}),
+    "hsdp": ({4: ["trm"]}, {"parallel": "hsdp", "parallel.replicate": 2}),
+    "tp": ({1: ["hrm", "trm"], 2: ["trm", "transformer"], 4: ["trm"]}, {"parallel": "tp"}),
+    "fsdp_tp": ({4: ["hrm"]}, {"parallel": "fsdp_tp", "parallel.tensor": 2, "parallel.puzzle_table": "sharded"}),
+    "pipeline_1f1b": (
+        {2: ["transformer"], 4: ["transformer"]},
+        {"parallel": "pipeline", "parallel.schedule": "1f1b"},
+    ),
+    "pipeline_interleaved": (
+        {2: ["transformer"]},
+        {"parallel": "pipeline", "parallel.schedule": "interleaved"},
+    ),
     # Two pipelines. The second batch of an evaluation has one example, so that a pipeline has none.
     "pipelines_interleaved": (
-        (4,),
+        {4: ["transformer"]},
         {
             **{"parallel": "pipeline", "parallel.stages": 2, "parallel.schedule": "interleaved", "eval_batch_size": 19},
             **{"grad_accumulation": 2, "parallel.microbatches": 2, "dist.rank_weights": "[1,3]"},
         },
     ),
     "pipelines_sharded": (
-        (4,),
+        {4: ["transformer"]},
         {
             **{"parallel": "pipeline", "parallel.stages": 2, "parallel.shard": 2, "eval_batch_size": 19},
             **{"grad_accumulation": 2, "parallel.microbatches": 4, "parallel.schedule": "gpipe"},
         },
     ),
 }
-PLAIN = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp")
 # These runs are resumed from their middle and must end with the same bits.
 RESUMED = {
     2: ("ddp_sharded_table-hrm", "fsdp_accumulating-hrm", "tp-trm", "pipeline_interleaved-transformer"),
     4: ("fsdp_tp-hrm", "pipelines_interleaved-transformer", "pipelines_sharded-transformer"),
 }
-
-
-# Runs on 4 ranks take the longest. CI runs one architecture for each strategy there and two on
-# 2 ranks; make test-slow runs all.
-ON_FOUR = {"ddp": ["trm"], "fsdp": ["hrm"], "hsdp": ["trm"], "tp": ["trm"], "fsdp_tp": ["hrm"]}
-
-
-def _cases(num_ranks: int, *, every_arch: bool) -> dict[str, tuple[str, dict[str, object]]]:
-    """Return the architecture and the changes of every run for this number of ranks."""
-    found: dict[str, tuple[str, dict[str, object]]] = {}
-    for strategy, (numbers_of_ranks, changes) in STRATEGIES.items():
-        # Further options of a strategy do not depend on the recursion, so that one architecture is
-        # enough.
-        archs = ["transformer"] if strategy.startswith("pipeline") else ["hrm", "trm"] if strategy in PLAIN else ["hrm"]
-        if num_ranks == 2 and strategy in PLAIN and every_arch:
-            archs = list(ARCHS)
-        if num_ranks == 4 and not every_arch:
-            archs = ON_FOUR.get(strategy, archs)
-        if num_ranks in numbers_of_ranks:
-            found |= {f"{strategy}-{arch}": (arch, changes) for arch in archs}
-    return found
 
 
 def _arguments(data: Path, run: Path, arch: str, changes: dict[str, object]) -> list[str]:
@@ -202,16 +186,15 @@ def require_the_same(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("num_ranks", "every_arch"),
-    [(1, True), (2, False), (4, False), *(pytest.param(n, True, marks=pytest.mark.slow) for n in (2, 4))],
-)
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_every_strategy_has_the_losses_of_one_process(
-    data: Path, alone: dict[str, list[Row]], tmp_path: Path, num_ranks: int, every_arch: bool
+    data: Path, alone: dict[str, list[Row]], tmp_path: Path, num_ranks: int
 ) -> None:
-    cases, commands = _cases(num_ranks, every_arch=every_arch), []
-    resumed = RESUMED.get(num_ranks, ())
-    for name, (arch, changes) in cases.items():
+    expected, commands, resumed = {}, [], RESUMED.get(num_ranks, ())
+    asked = [(name, arch, more) for name, (by, more) in STRATEGIES.items() for arch in by.get(num_ranks, [])]
+    for strategy, arch, changes in asked:
+        name = f"{strategy}-{arch}"
+        expected[name] = alone[arch]
         if name in resumed:
             changes = changes | {"checkpoint_every_n_steps": LAST_STEP // 2}
         commands.append((name, _arguments(data, tmp_path / name, arch, changes)))
@@ -219,11 +202,6 @@ def test_every_strategy_has_the_losses_of_one_process(
             half = {"resume": tmp_path / name / f"step_{LAST_STEP // 2:08d}"}
             commands.append((f"{name}-resumed", _arguments(data, tmp_path / f"{name}-resumed", arch, changes | half)))
     failures: dict[str, Any] = run_ranks(_train_all, num_ranks, commands, timeout_s=600)[0]
-    refused = {name: REFUSED.get((name.removesuffix(f"-{arch}"), arch)) for name, (arch, _) in cases.items()}
-    for name, why in refused.items():
-        if why is not None:
-            assert why in failures.pop(name, ""), f"{name} was to be refused"
-    expected = {name: alone[arch] for name, (arch, _) in cases.items() if refused[name] is None}
     for name in expected.keys() - failures.keys():
         files = (tmp_path / name / "eval_outputs" / f"step_{LAST_STEP:08d}").glob("*.safetensors")
         saved = sorted(int(row) for file in files for row in load_file(file)["rows"])
@@ -236,15 +214,13 @@ def test_every_strategy_has_the_losses_of_one_process(
 
 
 _TWO_PIPELINES: dict[str, object] = {"parallel": "pipeline", "parallel.stages": 2}
-RECURRENT_CHAIN: list[tuple[int, dict[str, object]]] = [
-    (4, {"parallel": "ddp"}),
-    (2, {"parallel": "fsdp", "parallel.puzzle_table": "sharded"}),
-    (1, {"parallel": "ddp"}),
-    (2, {"parallel": "tp"}),
-]
 CHAINS: dict[str, list[tuple[int, dict[str, object]]]] = {
-    "hrm": RECURRENT_CHAIN,
-    "trm": RECURRENT_CHAIN,
+    "hrm": [
+        (4, {"parallel": "ddp"}),
+        (2, {"parallel": "fsdp", "parallel.puzzle_table": "sharded"}),
+        (1, {"parallel": "ddp"}),
+        (2, {"parallel": "tp"}),
+    ],
     "transformer": [
         (2, {"parallel": "ddp"}),
         (4, _TWO_PIPELINES),
@@ -254,7 +230,7 @@ CHAINS: dict[str, list[tuple[int, dict[str, object]]]] = {
 }
 
 
-@pytest.mark.parametrize("arch", ["hrm", "transformer", pytest.param("trm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("arch", CHAINS)
 def test_a_run_resumes_under_other_strategies(
     data: Path, alone: dict[str, list[Row]], tmp_path: Path, log: Path, arch: str
 ) -> None:

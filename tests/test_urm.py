@@ -2,7 +2,6 @@
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from tests import fuzz, runs
 from tests.in_process import begin, load_run, train_here
 from training.config import PretrainConfig
 from utils.command_line import read_config, validate
-from utils.composing import compose
 from utils.errors import UserError
 
 SMALL = {"arch": "urm", "arch.num_layers": 1, "arch.H_cycles": 2, "arch.L_cycles": 2, "lr_warmup_steps": 3}
@@ -151,18 +149,6 @@ def test_both_names_of_a_key_are_refused() -> None:
     for typed in (["arch.loops=4", "arch.halt_max_steps=4"], ["use_muon=True", "optim=adamw"]):
         with pytest.raises(UserError, match="give one of them"):
             _config("arch=urm", *typed)
-
-
-def test_a_file_is_told_our_names(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    for lines, expected in (
-        ("use_muon: true\n", "write - override /optim: muon_urm below defaults:"),
-        ("arch:\n  loops: 4\n", "did you mean arch.halt_max_steps?"),
-    ):
-        file.write_text(f"# @package _global_\ndefaults:\n  - override /arch: urm\n{lines}")
-        with pytest.raises(UserError, match=re.escape(expected)):
-            overrides = [f"experiment={file}"]
-            validate(PretrainConfig, read_config("pretrain", overrides), partial(compose, "pretrain", overrides))
 
 
 def test_a_checkpoint_for_the_program_of_urm_starts_a_run_here(data: Path, tmp_path: Path) -> None:

@@ -124,13 +124,7 @@ MARGIN = 1e-4
 
 
 class Margins(TorchFunctionMode):
-    """Note how narrowly the decisions inside of this context fall: argmax, argmin and a > b.
-
-    Equal values don't count: they are of symbols that are alike to a model.
-
-    Attributes:
-        least: the smallest distance of the best value from the second, or of a from b.
-    """
+    """Note as `least` how narrowly decisions inside fall: argmax, argmin and a > b."""
 
     _ORDERS = (Tensor.__gt__, Tensor.__ge__, Tensor.__lt__, Tensor.__le__)
 
@@ -155,13 +149,8 @@ class Margins(TorchFunctionMode):
 def seed_with(condition: Callable[[int], bool], what: str) -> int:
     """Return the first seed that meets a condition by decisions that rounding can't change.
 
-    Versions of PyTorch draw other numbers from the same seed. So a test that needs a certain kind
-    of model or example looks for a seed that gives it. Processors round differently. So all
-    decisions that the condition computes must have a `MARGIN`.
-
-    Args:
-        condition: takes a seed, and computes the decisions that the test expects.
-        what: what the condition asks for, for the message.
+    Versions of PyTorch draw other numbers from the same seed, and processors round differently. So
+    all decisions that the condition computes must have a `MARGIN`.
     """
     for seed in range(200):
         with Margins() as margins:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.attention import rotary_tables
 from models.block import Block
 from models.layers import (
     MLPS,
@@ -72,16 +71,6 @@ def test_rms_norm_has_no_weights_and_works_in_float32() -> None:
 )
 def test_swiglu_widths(dim: int, expansion: float, multiple: int, width: int) -> None:
     assert swiglu_width(dim, expansion, multiple) == width
-
-
-@pytest.mark.parametrize("mlp", MLPS)
-@pytest.mark.parametrize("mlp_t", [False, True])
-def test_a_block_normalizes_after_each_sum(mlp: MlpKind, mlp_t: bool) -> None:
-    block = _block(mlp_t=mlp_t, mlp=mlp)
-    assert (block.mlp_t is None) != (block.self_attn is None)
-    x_TD = _randn(5, 12)
-    y_BTD = block(x_TD[None], None if mlp_t else rotary_tables(5, 4, 50.0))
-    torch.testing.assert_close(y_BTD[0].double(), naive_block(block, x_TD, 50.0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("prefix_len", [0, 1, 3])

@@ -5,7 +5,9 @@ One spawn for each number of ranks runs all strategies.
 
 import gc
 import weakref
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partialmethod
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from models.base import RecursiveModel
+from models.block import Level
 from models.parallel.layout import Layout
 from tests.models.helpers import WHY_NO_FP8, run
 from tests.models.parallel.helpers import (
@@ -96,16 +99,39 @@ PIPELINES_OF_FOUR = [
 ]
 
 
+# Buckets of a few weights: with DDP's own splitting, each bucket would be a graph.
+COMPILED: list[Case] = [
+    ("ddp", "hrm", 1, {"compile": True, "L_layers": 2, "bucket_cap_mb": 0.01}),
+    *((name, "hrm", 1, {"compile": True, "L_layers": 2}) for name in ("fsdp", "tp")),
+]
+
+
+@contextmanager
+def _few_graphs() -> Iterator[None]:
+    """Compile levels with a backend that runs operators as they are, and require few graphs."""
+    graphs = list[torch.fx.GraphModule]()
+
+    def compiler(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    torch._dynamo.reset()
+    with patch.object(Level, "compile", partialmethod(torch.nn.Module.compile, backend=compiler)):
+        yield
+    assert 0 < len(graphs) <= 5, f"{len(graphs)} graphs"
+
+
 def _check_all(world: World, cases: list[Case]) -> list[str]:
     wrong, expected = [], {}
     for name, arch, num_parts, options in cases:
         case = f"{name} {options} of {arch} in {num_parts} parts on {world.size} ranks"
-        changes = {key: options[key] for key in options.keys() - KEYS[name] - {"activation_checkpointing"}}
+        changes = {key: options[key] for key in options.keys() - KEYS[name] - {"activation_checkpointing", "compile"}}
         if (key := f"{arch} {sorted(changes.items())}") not in expected:
             expected[key] = by_one_process(arch, **changes)
         given = {key: value for key, value in options.items() if key != "clip"}
         # Pieces of gradients that are less than most tensors have.
-        with patch("models.parallel.pipeline._BUCKET_BYTES", 4096) if "shard" in options else nullcontext():
+        small = patch("models.parallel.pipeline._BUCKET_BYTES", 4096) if "shard" in options else nullcontext()
+        with small, _few_graphs() if "compile" in options else nullcontext():
             layout, its_world = layout_of(world, name, arch, num_parts, **given)
             first = start(layout.model, its_world)
             _, found = train(layout, its_world, first, range(NUM_STEPS), clip=options.get("clip"))
@@ -127,6 +153,7 @@ def _check_all(world: World, cases: list[Case]) -> list[str]:
     [
         (1, [*CASES, _pipeline("interleaved")]),
         (2, [*CASES, *MORE_CASES, *PIPELINES]),
+        pytest.param(2, COMPILED, marks=pytest.mark.invariance),
         pytest.param(4, [*CASES, _pipeline("1f1b"), *PIPELINES_OF_FOUR], marks=pytest.mark.invariance),
     ],
 )

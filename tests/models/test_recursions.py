@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.act import initial_carry, segment
 from models.block import Block, Level
-from models.layers import ConvSwiGLU
+from models.layers import MLPS, ConvSwiGLU
 from models.tokens import TokenModel
 from tests.models.helpers import (
     embedded,
@@ -30,7 +30,8 @@ BATCH = 2
 def _unrolled(model: TokenModel, batch: Batch, num_segments: int) -> list[dict[str, Tensor]]:
     """Return the states of each slot: the TRM computes z = f(x + y + z), then y = f(y + z)."""
     (level,) = (module for module in model.modules() if isinstance(module, Level))
-    f, config, found = naive_level(level, 10000.0), model.config, []
+    config, found = model.config, []
+    f = naive_level(level, 10000.0 if config.pos_encodings == "rope" else None)
     for x_TD in embedded(model, batch).detach():
         states = {name: model.get_buffer(buffer).expand_as(x_TD) for name, buffer in model._states.items()}
         for _ in range(num_segments * config.H_cycles):
@@ -49,7 +50,9 @@ def _unrolled(model: TokenModel, batch: Batch, num_segments: int) -> list[dict[s
     ("name", "changes"),
     [
         ("trm", {"L_layers": 2, "L_cycles": 3}),
-        ("trm", {"L_layers": 2, "L_cycles": 3, "mlp_t": True}),
+        ("trm", {"L_layers": 2, "L_cycles": 3, "pos_encodings": "none"}),
+        *(("trm", {"L_layers": 2, "mlp": mlp}) for mlp in MLPS),
+        *(("trm", {"L_layers": 2, "mlp": mlp, "mlp_t": True}) for mlp in MLPS),
         ("urm", {"num_layers": 2, "L_cycles": 3}),
         ("transformer", {"recurrent": True, "H_cycles": 2, "L_cycles": 3, "halt_max_steps": 4}),
     ],

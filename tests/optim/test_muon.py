@@ -32,19 +32,19 @@ def _train(weight_RC: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
 
 
-def _reference(weight_RC: Tensor, *, momentum: float, weight_decay: float) -> Tensor:
+def _reference(weight_RC: Tensor) -> Tensor:
     num_rows, num_columns = weight_RC.shape
     weight_RC = weight_RC.double()
     mean_RC = torch.zeros_like(weight_RC)
     for step, lr in enumerate(RATES):
         gradient_RC = _random((num_rows, num_columns), 100 + step)
-        mean_RC = momentum * mean_RC + (1 - momentum) * gradient_RC
-        x_RC = momentum * mean_RC + (1 - momentum) * gradient_RC
+        mean_RC = MOMENTUM * mean_RC + (1 - MOMENTUM) * gradient_RC
+        x_RC = MOMENTUM * mean_RC + (1 - MOMENTUM) * gradient_RC
         x_RC = x_RC / x_RC.square().sum().sqrt()
         for _ in range(5):
             gram_RR = x_RC @ x_RC.T
             x_RC = 3.4445 * x_RC - 4.775 * gram_RR @ x_RC + 2.0315 * gram_RR @ gram_RR @ x_RC
-        weight_RC = (1 - lr * weight_decay) * weight_RC - lr * math.sqrt(max(1, num_rows / num_columns)) * x_RC
+        weight_RC = (1 - lr * WEIGHT_DECAY) * weight_RC - lr * math.sqrt(max(1, num_rows / num_columns)) * x_RC
     return weight_RC
 
 
@@ -53,14 +53,8 @@ def test_the_update_equals_the_definition(shape: tuple[int, int]) -> None:
     start_RC = _random(shape, 0)
     weight_RC = nn.Parameter(start_RC.clone())
     _train(weight_RC, _muon(weight_RC))
-
-    def error(momentum: float, weight_decay: float) -> float:
-        expected_RC = _reference(start_RC, momentum=momentum, weight_decay=weight_decay)
-        return float((weight_RC.detach() - expected_RC).norm() / (expected_RC - start_RC).norm())
-
-    assert error(MOMENTUM, WEIGHT_DECAY) < 1e-5
-    assert error(MOMENTUM - 0.3, WEIGHT_DECAY) > 0.04
-    assert error(MOMENTUM, WEIGHT_DECAY - 0.2) > 0.04
+    expected_RC = _reference(start_RC)
+    assert (weight_RC.detach() - expected_RC).norm() < 1e-5 * (expected_RC - start_RC).norm()
 
 
 # The polynomials of URM's code, each for one iteration. The last one goes on.

@@ -130,7 +130,14 @@ def train(
 
 
 def layout_of(
-    world: World, name: str, arch: str = "hrm", num_parts: int = 1, *, freeze: Any = "none", **options: Any
+    world: World,
+    name: str,
+    arch: str = "hrm",
+    num_parts: int = 1,
+    *,
+    freeze: Any = "none",
+    compile: bool = False,
+    **options: Any,
 ) -> tuple[Layout, World]:
     config = config_of(name, **{key: options.pop(key) for key in list(options) if key in KEYS[name]})
     world = connect_devices(world, "cpu", DIST, axes=config.axes(world.size))
@@ -139,7 +146,7 @@ def layout_of(
     model = build_on_meta(whole.config, **sizes)
     assert isinstance(model, RecursiveModel)
     model.freeze(freeze)
-    layout = parallelize(model, config, world, num_microbatches=num_parts)
+    layout = parallelize(model, config, world, num_microbatches=num_parts, compile=compile)
     layout.load(whole.state_dict().items())
     return layout, world
 

@@ -1,6 +1,6 @@
 """What strategies refuse: degrees, sizes, models, options, dtypes and weights that never train."""
 
-import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -8,13 +8,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
-import models
-from models.base import RecursiveModel
-from models.hrm import HRM, HRMConfig
 from models.parallel import parallelize
 from models.parallel.requirements import can_sum
 from models.text.config import GPTConfig, HRMTextConfig, RINSTextConfig
-from tests.models.helpers import ARCH_NAMES, RECURRENT
+from tests.models.helpers import ARCH_NAMES, RECURRENT, small_symbol_model
 from tests.models.parallel.helpers import DIST, NUM_STEPS, config_of, model_of, start, train, without_bf16_sums
 from tests.models.text.helpers import make_config, make_model
 from tests.spawn import run_ranks
@@ -85,12 +82,14 @@ def test_microbatches_must_divide_the_slots(name: str, fitting: int, num_parts: 
         ("urm", {}, 2, "conv_swiglu, .* take arch.mlp=swiglu"),
         ("hrm", {"mlp": "normalized_swiglu"}, 2, "normalized_swiglu, which normalises"),
         ("hrm", {"fp8_no_grad": True}, 2, "arch.fp8_no_grad .* set it to false, or take fsdp"),
+        ("se_rrm", {"dropout": 0.2}, 2, "arch.dropout drops"),
+        ("se_mixer", {}, 2, "nothing that tp splits"),
     ],
 )
 def test_a_model_whose_tensors_ranks_cannot_split_is_refused(
     name: str, arch: str, changes: dict[str, Any], num_ranks: int, advice: str
 ) -> None:
-    config, model = config_of(name), model_of(arch, **changes)
+    config, model = config_of(name), (small_symbol_model if arch.startswith("se_") else model_of)(arch, **changes)
     config.require_support(model, World(size=1))
     with pytest.raises(UserError, match=advice):
         config.require_support(model, World(size=num_ranks))
@@ -150,34 +149,16 @@ def test_the_debug_level_that_crashes_is_refused(monkeypatch: pytest.MonkeyPatch
 # ---- weights that are never trained ------------------------------------------------------------
 
 
-class SpareHRM(HRM):
-    """An HRM with a network that it never calls."""
-
-    def __init__(self, config: HRMConfig, **sizes: int) -> None:
-        super().__init__(config, **sizes)
-        self.spare = self._level(1)
-
-
-MESSAGE = re.escape(
-    "arch=hrm: no gradient reaches spare.layers.0.self_attn.qkv_proj.weight (4 such parameters), so it is never trained"
-)
-
-
-def _steps(model: RecursiveModel, strategy: str, world: World) -> None:
-    config = config_of(strategy)
-    world = connect_devices(world, "cpu", DIST, axes=config.axes(world.size))
-    layout = parallelize(model, config, world)
-    train(layout, world, start(layout.model, world), range(NUM_STEPS))
-
-
 def _check_spare(world: World) -> None:
-    with patch.dict(models.ARCHS, {HRMConfig: SpareHRM}):
-        for strategy in ("ddp", "fsdp", "tp"):
-            with pytest.raises(UserError, match=MESSAGE):
-                _steps(model_of("hrm"), strategy, world)
-            frozen = model_of("hrm")
-            frozen.get_submodule("spare").requires_grad_(False)
-            _steps(frozen, strategy, world)
+    for strategy in ("ddp", "fsdp", "tp"):
+        for is_frozen in (False, True):
+            model, config = model_of("hrm"), config_of(strategy)
+            model.spare = torch.nn.Linear(4, 4).requires_grad_(not is_frozen)
+            its_world = connect_devices(world, "cpu", DIST, axes=config.axes(world.size))
+            layout = parallelize(model, config, its_world)
+            wrong = pytest.raises(UserError, match=r"no gradient reaches spare.weight \(2 such parameters\)")
+            with nullcontext() if is_frozen else wrong:
+                train(layout, its_world, start(model, its_world), range(NUM_STEPS))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
