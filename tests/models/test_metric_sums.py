@@ -31,14 +31,10 @@ def _sums_of(step: int, rank: int) -> dict[str, float]:
     return {name: float((index + 1) * 2**step + 100 * rank) for index, name in enumerate(METRICS)}
 
 
-def _vector(values: dict[str, float]) -> Tensor:
-    return torch.tensor([values[name] for name in METRICS], dtype=torch.float64)
-
-
-def _add_steps(sums: OpenSums, world: World, steps: range, *, count: bool = True) -> None:
+def _add_steps(sums: OpenSums, world: World, steps: range, **other: float) -> None:
     for step in steps:
-        values = _sums_of(step, world.rank) | ({} if count else {"count": 0.0})
-        sums.add(_vector(values), torch.tensor(float(step)))
+        values = _sums_of(step, world.rank) | other
+        sums.add(torch.tensor([values[name] for name in METRICS], dtype=torch.float64), torch.tensor(float(step)))
 
 
 def _expected_row(num_ranks: int, steps: range) -> dict[str, float]:
@@ -52,26 +48,9 @@ def _expected_row(num_ranks: int, steps: range) -> dict[str, float]:
     return row
 
 
-def _reduces(world: World) -> list[dict[str, float]]:
-    sums, rows = OpenSums(ACT_SUMS, world), []
-    for steps in (range(1, 4), range(4, 5), range(0)):
-        _add_steps(sums, world, steps)
-        rows.append(sums.reduce(len(steps), len(steps) * SLOTS_PER_RANK * world.size))
-    return rows
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_a_row_has_losses_per_slot_and_means_over_halted_sequences(num_ranks: int) -> None:
-    """A row covers the steps since the row before. Without any step the row is empty."""
-    first, second, nothing = run_ranks(_reduces, num_ranks)[0]
-    assert first == pytest.approx(_expected_row(num_ranks, range(1, 4)), rel=1e-7)
-    assert second == pytest.approx(_expected_row(num_ranks, range(4, 5)), rel=1e-7)
-    assert nothing == {}
-
-
 def test_a_row_without_halted_sequences_has_only_losses_and_the_norm() -> None:
     sums = OpenSums(ACT_SUMS, SINGLE)
-    _add_steps(sums, SINGLE, range(1, 3), count=False)
+    _add_steps(sums, SINGLE, range(1, 3), count=0.0)
     assert sums.reduce(2, 2 * SLOTS_PER_RANK).keys() == {
         f"train/{name}" for name in ("lm_loss", "q_halt_loss", "q_continue_loss", "grad_norm")
     }
@@ -84,22 +63,28 @@ def _opens(world: World) -> list[list[float]]:
     return by_rank
 
 
-def _goes_on(world: World, saved: list[list[float]]) -> tuple[dict[str, float], list[float]]:
-    """Return the row of a resumed run, and this rank's own part of the restored sums."""
+def _goes_on(world: World, saved: list[list[float]]) -> tuple[list[dict[str, float]], list[float]]:
+    """Return the rows of a resumed run, and this rank's own part of the restored sums."""
     sums = OpenSums(ACT_SUMS, world)
-    open_sums = torch.tensor(saved, dtype=torch.float64)
-    sums.restore({"open_sums": open_sums})
+    sums.restore({"open_sums": torch.tensor(saved, dtype=torch.float64)})
     mine = sums.tensors()["open_sums"][world.rank].tolist()
-    return sums.reduce(3, 3 * SLOTS_PER_RANK * len(saved)), mine
+    rows = [sums.reduce(3, 3 * SLOTS_PER_RANK * len(saved))]
+    for steps in (range(4, 6), range(0)):
+        _add_steps(sums, world, steps)
+        rows.append(sums.reduce(len(steps), len(steps) * SLOTS_PER_RANK * world.size))
+    return rows, mine
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (3, 2), (2, 1), (1, 2)])
-def test_open_sums_are_restored_from_a_checkpoint(before: int, after: int) -> None:
-    """With an equal number of ranks, each rank gets its own sums back."""
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (3, 2), (2, 1), (1, 3)])
+def test_rows_have_losses_per_slot_and_means_over_halted_sequences_also_after_a_resume(before: int, after: int) -> None:
+    """A row covers the steps since the row before. Equally many ranks get their own sums back."""
     saved = run_ranks(_opens, before)[0]
     assert len(saved) == before and {len(values) for values in saved} == {len(METRICS) + 1}
     results = run_ranks(_goes_on, after, saved)
-    assert results[0][0] == pytest.approx(_expected_row(before, range(1, 4)), rel=1e-7)
+    first, second, nothing = results[0][0]
+    assert first == pytest.approx(_expected_row(before, range(1, 4)), rel=1e-7)
+    assert second == pytest.approx(_expected_row(after, range(4, 6)), rel=1e-7)
+    assert nothing == {}
     by_rank = [mine for _, mine in results]
     if before == after:
         assert by_rank == saved

@@ -9,7 +9,7 @@ import torch
 from models.act import initial_carry, segment
 from models.base import RecursiveModel
 from models.carry import State
-from models.inference import Slots, Trace, trace
+from models.inference import Slots, trace
 from models.trajectories import Trajectories
 from tests.models.helpers import fresh_state, random_batch, run, small_model
 from utils.batch import Batch
@@ -21,10 +21,6 @@ TRAJECTORIES = Trajectories(COUNT, NOISE, seed=11)
 @pytest.fixture(scope="module")
 def batch() -> Batch:
     return random_batch(NUM)
-
-
-def _one(batch: Batch, n: int) -> Batch:
-    return {name: tensor[n : n + 1] for name, tensor in batch.items()}
 
 
 @torch.no_grad()
@@ -54,30 +50,15 @@ def test_a_trajectory_has_its_start_and_adds_its_own_noise_before_each_segment(
     model, trajectories = small_model(name, num_states=num_states), Trajectories(COUNT, noise, TRAJECTORIES.seed)
     confidences = set()
     for row, k in ((0, 0), (0, 1), (0, 2), (5, 1)):
-        seen = _trace(model, _one(batch, row), [100 + row], range(k, k + 1), trajectories)
-        expected = _by_hand(model, _one(batch, row), 100 + row, k, noise)
+        one = {name: tensor[row : row + 1] for name, tensor in batch.items()}
+        ((numbers_N, spread),) = trajectories.spread(iter([(np.array([100 + row]), one)]), range(k, k + 1))
+        seen = trace(model, spread, STEPS, trajectories=trajectories, numbers_N=numbers_N)
+        expected = _by_hand(model, one, 100 + row, k, noise)
         assert seen.predictions_TNS[:, 0].tolist() == [answer for answer, _ in expected]
         q_halt = torch.tensor([q for _, q in expected])
         assert seen.confidence_TN[:, 0].tolist() == pytest.approx(q_halt.sigmoid().tolist(), abs=1e-5)
         confidences.add(tuple(seen.confidence_TN[:, 0].tolist()))
     assert len(confidences) == (4 if noise else 3), "without noise, trajectory 2 begins as trajectory 0"
-
-
-def _trace(
-    model: RecursiveModel, batch: Batch, rows: list[int], chosen: range, trajectories: Trajectories = TRAJECTORIES
-) -> Trace:
-    ((numbers_N, spread),) = trajectories.spread(iter([(np.array(rows), batch)]), chosen)
-    return trace(model, spread, STEPS, trajectories=trajectories, numbers_N=numbers_N)
-
-
-def test_the_first_trajectory_is_the_plain_pass(batch: Batch) -> None:
-    model = small_model()
-    seen, plain = _trace(model, batch, list(range(NUM)), range(1)), trace(model, batch, STEPS)
-    assert torch.equal(seen.predictions_TNS, plain.predictions_TNS)
-    assert torch.equal(seen.confidence_TN, plain.confidence_TN)
-    silent = Trajectories(COUNT, 0.0, seed=11)
-    seen = trace(model, batch, STEPS, trajectories=silent, numbers_N=np.arange(1, NUM + 1))
-    assert torch.equal(seen.confidence_TN, plain.confidence_TN)
 
 
 def test_noise_depends_on_seed_example_trajectory_and_segment() -> None:

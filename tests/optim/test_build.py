@@ -32,33 +32,24 @@ from utils.errors import UserError
 from utils.ranks.world import World
 
 LR, BETAS, WEIGHT_DECAY = 0.1, (0.9, 0.95), 0.2
-# What the tests change in config/optim/<name>.yaml, so that three steps of a tiny model show it.
-CHANGES: dict[str, dict[str, object]] = {
-    "adamw": {"eps": 1e-3},
-    "muon": {"muon_lr": 0.05, "muon_momentum": 0.9, "muon_weight_decay": 0.3},
-}
 
 
 def _defaults(name: str) -> dict[str, object]:
     return dict(read_config("pretrain", [f"optim={name}"])["optim"])
 
 
-def _configs() -> dict[str, dict[str, object]]:
-    """Return the options of every optimizer, with every optimizer for the rest that it can have."""
-    found = {}
-    for config in OPTIMIZERS:
-        name = name_of(config)
-        values = _defaults(name) | CHANGES.get(name, {})
-        rest = config.model_fields.get("rest")
-        if rest is None:
-            found[name] = values
-        else:
-            found |= {f"{name} with {each}": values | {"rest": each} for each in get_args(rest.annotation)}
-    found["muon of URM with adamw"] = _defaults("muon_urm") | {"muon_momentum": 0.9, "muon_weight_decay": 0.3}
-    return found
-
-
-CONFIGS = _configs()
+# Options that three steps of a tiny model show.
+MUON: dict[str, object] = {"muon_momentum": 0.9, "muon_weight_decay": 0.3}
+CONFIGS = {
+    "adamw": _defaults("adamw") | {"eps": 1e-3},
+    "adam_atan2": _defaults("adam_atan2"),
+    **{
+        f"muon with {rest}": _defaults("muon") | MUON | {"muon_lr": 0.05, "rest": rest}
+        for rest in ("adamw", "adam_atan2")
+    },
+    "muon of URM with adamw": _defaults("muon_urm") | MUON,
+}
+assert {values["name"] for values in CONFIGS.values()} == {name_of(config) for config in OPTIMIZERS}
 each_config = pytest.mark.parametrize("name", CONFIGS)
 
 

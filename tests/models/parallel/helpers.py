@@ -2,11 +2,9 @@
 
 # B = slots, S = tokens
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import yaml
@@ -161,12 +159,3 @@ def by_one_process(arch: str, *, freeze: Any = "none", clip: float | None = None
 def close(found: Tensor, expected: Tensor, what: str, tolerance: float = 1e-4) -> None:
     error, scale = (found.double() - expected.double()).abs().max().item(), expected.double().abs().max().item()
     assert error <= tolerance * scale, f"{what} differs by {error:.2g}, its largest component is {scale:.2g}"
-
-
-def without_bf16_sums() -> AbstractContextManager[Any]:
-    def sum_(_: World, tensor: Tensor) -> Tensor:
-        if tensor.dtype == torch.bfloat16:
-            raise RuntimeError("Invalid scalar type")
-        return tensor
-
-    return patch.object(World, "sum_", sum_)

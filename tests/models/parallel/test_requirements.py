@@ -1,6 +1,6 @@
 """What strategies refuse: degrees, sizes, models, options, dtypes and weights that never train."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from models.parallel import parallelize
-from models.parallel.requirements import can_sum
 from models.text.config import GPTConfig, HRMTextConfig, RINSTextConfig
 from tests.models.helpers import ARCH_NAMES, RECURRENT, small_symbol_model
-from tests.models.parallel.helpers import DIST, NUM_STEPS, config_of, model_of, start, train, without_bf16_sums
+from tests.models.parallel.helpers import DIST, NUM_STEPS, config_of, model_of, start, train
 from tests.models.text.helpers import make_config, make_model
 from tests.spawn import run_ranks
 from utils.errors import UserError
@@ -125,16 +124,18 @@ def test_options_that_the_device_or_the_backend_lacks_are_refused(name: str) -> 
         config_of(name, cpu_offload=True).require_support(model_of("hrm"), World.single())
     config = config_of(name, reduce_dtype="bfloat16")
     config.require_support(model_of("hrm"), World.single())
-    with without_bf16_sums(), pytest.raises(UserError, match="set it to float32"):
+    with _failing_sums("Invalid scalar type"), pytest.raises(UserError, match="set it to float32"):
+        config.require_support(model_of("hrm"), World.single())
+    # Another error of the backend is not taken for an answer.
+    with _failing_sums("connection closed by peer"), pytest.raises(RuntimeError, match="connection closed"):
         config.require_support(model_of("hrm"), World.single())
 
 
-def test_an_error_of_the_backend_is_not_taken_for_an_answer() -> None:
-    def fail(_: World, tensor: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("connection closed by peer")
+def _failing_sums(said: str) -> AbstractContextManager[Any]:
+    def sum_(_: World, tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(said)
 
-    with patch.object(World, "sum_", fail), pytest.raises(RuntimeError, match="connection closed"):
-        can_sum(torch.bfloat16, World.single())
+    return patch.object(World, "sum_", sum_)
 
 
 def test_the_debug_level_that_crashes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
