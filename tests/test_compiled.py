@@ -1,4 +1,4 @@
-"""A compiled run needs few graphs, makes none after its start, and computes what an eager one does.
+"""A compiled run needs few graphs and makes none after its start.
 
 The compilers here run a graph as it is, because a compiler for the CPU takes a minute.
 """
@@ -20,12 +20,7 @@ from models.block import Level
 from models.carry import Carry
 from models.inference import Slots
 from models.parallel.layout import Layout
-from tests.models.helpers import (
-    WHY_NO_FP8,
-    random_batch,
-    small_model,
-    small_symbol_model,
-)
+from tests.models.helpers import WHY_NO_FP8, random_batch, small_model, small_symbol_model
 from utils.batch import Batch
 from utils.ranks.world import World
 

@@ -13,15 +13,7 @@ from models.act import initial_carry, segment
 from models.block import Block, Level
 from models.layers import MLPS, ConvSwiGLU
 from models.tokens import TokenModel
-from tests.models.helpers import (
-    embedded,
-    naive_level,
-    naive_read_out,
-    random_batch,
-    run,
-    small_config,
-    small_model,
-)
+from tests.models.helpers import embedded, naive_level, naive_read_out, random_batch, run, small_config, small_model
 from utils.batch import Batch
 
 BATCH = 2

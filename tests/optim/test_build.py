@@ -16,14 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from optim.build import (
-    OPTIMIZERS,
-    OptimConfig,
-    Optimizers,
-    build_optimizers,
-    require_exact_cover,
-    require_same_state,
-)
+from optim.build import OPTIMIZERS, OptimConfig, Optimizers, build_optimizers, require_exact_cover, require_same_state
 from optim.ema import EMA
 from tests.spawn import run_ranks
 from utils.command_line import read_config

@@ -22,15 +22,7 @@ from models.text.config import (
 from models.text.model import TextModel
 from models.text.packing import Packing
 from models.text.stack_config import Sequences
-from tests.models.text.helpers import (
-    ARCHS,
-    NUM_TOKENS,
-    SEQUENCES,
-    make_config,
-    make_model,
-    make_row,
-    plain_logits,
-)
+from tests.models.text.helpers import ARCHS, NUM_TOKENS, SEQUENCES, make_config, make_model, make_row, plain_logits
 
 CASES: list[tuple[type[TextConfig], dict[str, Any]]] = [
     *((arch, {}) for arch in ARCHS),
