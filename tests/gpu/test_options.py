@@ -93,11 +93,10 @@ def _losses(rows: list[runs.Row]) -> list[float]:
 def _require_support(typed: list[str]) -> None:
     """Skip a test of what this device can't do."""
     device = torch.device(DEVICE)
-    why_fp8, why_varlen = why_fp8_fails(device, torch.bfloat16), why_varlen_fails(device, torch.bfloat16, SHAPE)
-    if "arch.fp8_no_grad=true" in typed and why_fp8 is not None:
-        pytest.skip(f"no FP8 here: {why_fp8}")
-    if "arch.attention_kernel=varlen" in typed and why_varlen:
-        pytest.skip(f"no varlen here: {why_varlen}")
+    if "arch.fp8_no_grad=true" in typed and (why := why_fp8_fails(device, torch.bfloat16)) is not None:
+        pytest.skip(f"no FP8 here: {why}")
+    if "arch.attention_kernel=varlen" in typed and (why := why_varlen_fails(device, torch.bfloat16, SHAPE)):
+        pytest.skip(f"no varlen here: {why}")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 # B = slots, N = sequences that leave, T = segments, S = tokens, V = vocabulary
 
 import math
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -161,7 +161,7 @@ def _cross_entropy(logits: list[float], label: int) -> float:
 
 def _expected(examples: Examples) -> dict[str, float]:
     """Return the metrics by their definitions, adding one example after another."""
-    total = Counter[str]()
+    total = defaultdict[str, float](float)
     labelled = [n for n in range(len(examples)) if examples.is_labelled_N[n]]
     for n in range(len(examples)):
         last = int(examples.leaves_after_N[n])
@@ -182,7 +182,7 @@ def _expected(examples: Examples) -> dict[str, float]:
             total[f"exact_accuracy_at_step/{step}"] += examples.right_after(n, step)
     total["exact_accuracy"] = total[f"exact_accuracy_at_step/{NUM_SEGMENTS}"]
     losses = ("lm_loss", "q_halt_loss")
-    row = {name: value / len(examples if name in losses else labelled) for name, value in total.items()}
+    row = {name: value / (len(examples) if name in losses else len(labelled)) for name, value in total.items()}
     return row | {"num_examples": len(labelled)}
 
 

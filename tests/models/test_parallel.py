@@ -6,7 +6,7 @@ One spawn for each number of ranks runs all strategies.
 import gc
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partialmethod
 from typing import Any
 from unittest.mock import patch
@@ -130,6 +130,7 @@ def _check_all(world: World, cases: list[Case]) -> list[str]:
             expected[key] = by_one_process(arch, **changes)
         given = {key: value for key, value in options.items() if key != "clip"}
         # Pieces of gradients that are less than most tensors have.
+        small: AbstractContextManager[Any]
         small = patch("models.parallel.pipeline._BUCKET_BYTES", 4096) if "shard" in options else nullcontext()
         with small, _few_graphs() if "compile" in options else nullcontext():
             layout, its_world = layout_of(world, name, arch, num_parts, **given)

@@ -25,7 +25,7 @@ from utils.errors import UserError
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
 
-NUM_ROWS = 8
+NUM_ROWS, TOLERANCE = 8, 3e-5
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
 GPT: dict[str, Any] = {"hidden_size": 32, "num_heads": 4, "num_kv_heads": 2}
 # A pipeline is of a stack. The first model has norms with weights, of which the last one belongs
@@ -80,10 +80,10 @@ def _compare_step(plain: TextModel, layout: Layout, world: World, *, is_pipeline
     alone: Layout = Layout(plain, World.single(), num_microbatches=NUM_ROWS)
     expected = _step(alone, _rows(), World.single())
     found = _step(layout, _rows()[world.slice_of(NUM_ROWS)], world)
-    close(found[0], expected[0], "sums", 1e-5)
-    close(found[1], expected[1], "norm", 1e-5)
+    close(found[0], expected[0], "sums", TOLERANCE)
+    close(found[1], expected[1], "norm", TOLERANCE)
     for name, gradient in found[2].items():
-        close(gradient, expected[2][name], name, 3e-5)
+        close(gradient, expected[2][name], name, TOLERANCE)
     shares = world.gather_objects(sorted(found[2]))
     copies = world.data_size if is_pipeline else len(shares)
     assert sorted(name for share in shares for name in share) == sorted([*expected[2]] * copies), (
@@ -100,14 +100,14 @@ def _compare_evaluation(plain: TextModel, layout: Layout, world: World) -> None:
             for model in (plain, layout.model)
         )
     for ours, theirs, what in zip(found, expected, ("loss", "losses of the tokens", "right tokens"), strict=True):
-        close(ours.float(), theirs.float(), what, 1e-5)
+        close(ours.float(), theirs.float(), what, TOLERANCE)
     assert isinstance(layout.model, TextModel)
     ours, theirs = (
         Decoder(model, PROMPTS, most_new_tokens=4, device=torch.device("cpu")) for model in (layout.model, plain)
     )
     found_BV, expected_BV = ours.read_prompts(), theirs.read_prompts()
     for _ in range(3):
-        close(found_BV, expected_BV, "logits of the next token", 1e-5)
+        close(found_BV, expected_BV, "logits of the next token", TOLERANCE)
         for decoder in (ours, theirs):
             decoder.keep([2, 0] if len(expected_BV) == 3 else [0, 1])
         tokens_B = torch.tensor([3, 4])
