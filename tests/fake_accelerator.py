@@ -120,7 +120,6 @@ class FakeAccelerator(TorchDispatchMode):
             Views don't count. Functions stand as "models/layers.py rms_norm", their backward
             passes as "models/layers.py rms_norm (backward)".
         num_bytes: the bytes that these operators read and wrote, by function.
-        lines: the files and lines that called these operators, by function.
     """
 
     def __init__(self, fake: FakeTensorMode) -> None:
@@ -128,7 +127,6 @@ class FakeAccelerator(TorchDispatchMode):
         self._fake, self._refuses_waits = fake, True
         self.operators: dict[str, Counter[str]] = defaultdict(Counter)
         self.num_bytes: Counter[str] = Counter()
-        self.lines: dict[str, set[str]] = defaultdict(set)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -164,15 +162,15 @@ class FakeAccelerator(TorchDispatchMode):
 
     def forget(self) -> None:
         """Set all counts to zero."""
-        for counts in (self.operators, self.num_bytes, self.lines):
-            counts.clear()
+        self.operators.clear()
+        self.num_bytes.clear()
 
     def _as_fake(self, tensor: Tensor) -> Tensor:
         """Return the tensor without its values, such as those of a batch that a thread read."""
         return tensor if isinstance(tensor, FakeTensor) else self._fake.from_tensor(tensor)
 
     def _count(self, func: Any, tensors: list[Tensor]) -> None:
-        name, line = _place()
+        name, _ = _place()
         self.operators[name][func.overloadpacket.__name__] += 1
         distinct = {id(tensor): tensor for tensor in tensors}
         if func.overloadpacket in _OF_ROWS:  # of the table, only as much as there is to read or to write
@@ -180,7 +178,6 @@ class FakeAccelerator(TorchDispatchMode):
             others = max(map(_num_bytes, distinct.values()))
             self.num_bytes[name] += min(others, _num_bytes(table))
         self.num_bytes[name] += sum(map(_num_bytes, distinct.values()))
-        self.lines[name].add(line)
 
 
 def _tensors_in(value: Any) -> list[Tensor]:

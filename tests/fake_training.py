@@ -28,7 +28,6 @@ SIZES = Sizes(seq_len=SEQ_LEN, vocab_size=11, num_puzzle_identifiers=1001)
 
 
 def config_of(*typed: str) -> PretrainConfig:
-    """Return the config of a command line."""
     return validate(PretrainConfig, read_config("pretrain", list(typed)))
 
 
@@ -54,7 +53,6 @@ class FakeTraining:
         )
 
     def step(self) -> None:
-        """Take a training step, and add its sums as the loop does."""
         config, progress = self._config, self.state.progress
         progress.step += 1
         num_slots = config.global_batch_size

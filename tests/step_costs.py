@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tests.fake_accelerator import FakeAccelerator, fake_accelerator, register
+from tests.fake_accelerator import fake_accelerator, register
 from tests.fake_training import SIZES, FakeTraining, config_of
 from training.data import Sizes
 
@@ -27,7 +27,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
 }
 
 Costs = dict[str, dict[str, Any]]
-"""For each function of this repository: "operators" by name, "megabytes", and the "lines"."""
+"""For each function of this repository: "operators" by name, and "megabytes"."""
 
 
 def costs_of_a_step(device: torch.device, typed: tuple[str, ...], sizes: Sizes = SIZES) -> Costs:
@@ -38,64 +38,32 @@ def costs_of_a_step(device: torch.device, typed: tuple[str, ...], sizes: Sizes =
         # Anomaly detection notes for each operator of the backward pass who called its forward.
         with torch.autograd.set_detect_anomaly(True, check_nan=False):
             training.step()
-    return _by_function(seen)
-
-
-def _by_function(seen: FakeAccelerator) -> Costs:
     return {
         name: {
             "operators": dict(sorted(seen.operators[name].items())),
             "megabytes": round(seen.num_bytes[name] / 1e6, 1),
-            "lines": sorted(seen.lines[name]),
         }
         for name in sorted(seen.operators)
     }
 
 
-def num_operators(costs: Costs) -> int:
-    return sum(_operators_of(costs, name) for name in costs)
-
-
-def megabytes(costs: Costs) -> float:
-    return sum(_megabytes_of(costs, name) for name in costs)
-
-
-def _operators_of(costs: Costs, name: str) -> int:
-    return sum(costs.get(name, {}).get("operators", {}).values())
-
-
-def _megabytes_of(costs: Costs, name: str) -> float:
-    return float(costs.get(name, {}).get("megabytes", 0))
+def _total(cost: dict[str, Any], what: str) -> float:
+    return float(sum(cost["operators"].values()) if what == "operators" else cost["megabytes"])
 
 
 def difference(recorded: Costs, now: Costs) -> str:
-    """Return what changed by more than the tolerance, and which functions changed most.
-
-    Returns an empty string if nothing did.
-    """
+    """Return what changed by more than the tolerance, and which functions changed most."""
     parts = []
-    for what, total, of in (
-        ("operators", num_operators, _operators_of),
-        ("MB read and written", megabytes, _megabytes_of),
-    ):
-        before, after = total(recorded), total(now)
-        if abs(after - before) <= TOLERANCE * before:
+    for what in ("operators", "megabytes"):
+        before, after = ({name: _total(cost, what) for name, cost in costs.items()} for costs in (recorded, now))
+        change, total = sum(after.values()) - sum(before.values()), sum(before.values())
+        if abs(change) <= TOLERANCE * total:
             continue
-        parts.append(f"{after - before:+,.0f} {what}, {after:,.0f} instead of {before:,.0f}:")
-        changes = {name: of(now, name) - of(recorded, name) for name in recorded.keys() | now.keys()}
+        parts.append(f"{change:+,.0f} {what}, {total + change:,.0f} instead of {total:,.0f}:")
+        changes = {name: after.get(name, 0) - before.get(name, 0) for name in before.keys() | after.keys()}
         largest = sorted(filter(changes.get, changes), key=lambda name: -abs(changes[name]))[:_SHOWN]
-        for name in largest:
-            parts.append(f"  {changes[name]:+,.0f} in {name}{_calls(recorded, now, name)}")
+        parts += [f"  {changes[name]:+,.0f} in {name}" for name in largest]
     return "\n".join(parts)
-
-
-def _calls(recorded: Costs, now: Costs, name: str) -> str:
-    """Return where a function calls which operators more or less often than before."""
-    before, after = (costs.get(name, {}).get("operators", {}) for costs in (recorded, now))
-    changes = {each: after.get(each, 0) - before.get(each, 0) for each in sorted(before.keys() | after.keys())}
-    changed = ", ".join(f"{each} {change:+d}" for each, change in changes.items() if change)
-    lines = ", ".join(now.get(name, {}).get("lines", []))
-    return f" ({changed or 'the same operators'}{f' at {lines}' if lines else ''})"
 
 
 def torch_version() -> str:
@@ -111,10 +79,9 @@ def main() -> None:
     device = register()
     recipes = {}
     for recipe, typed in RECIPES.items():
-        costs = costs_of_a_step(device, typed)
-        print(f"{recipe}: {num_operators(costs):,} operators, {megabytes(costs):,.0f} MB read and written")
-        # Lines move with every change; functions stay.
-        recipes[recipe] = {name: {key: cost[key] for key in ("operators", "megabytes")} for name, cost in costs.items()}
+        recipes[recipe] = costs = costs_of_a_step(device, typed)
+        for what in ("operators", "megabytes"):
+            print(f"{recipe}: {sum(_total(cost, what) for cost in costs.values()):,.0f} {what}")
     RECORD.write_text(_as_json({"torch": torch_version(), "recipes": recipes}))
 
 

@@ -1,4 +1,4 @@
-"""A compiled run needs few graphs, makes none after its start, and computes what an eager one does.
+"""A compiled run needs few graphs and makes none after its start.
 
 The compilers here run a graph as it is, because a compiler for the CPU takes a minute.
 """
@@ -19,18 +19,9 @@ from models.base import RecursiveModel
 from models.block import Level
 from models.carry import Carry
 from models.inference import Slots
-from models.parallel import parallelize
 from models.parallel.layout import Layout
-from tests.models.helpers import (
-    WHY_NO_FP8,
-    random_batch,
-    small_model,
-    small_symbol_model,
-)
-from tests.models.parallel.helpers import DIST, NUM_STEPS, by_one_process, close, config_of, model_of, start, train
-from tests.spawn import run_ranks
+from tests.models.helpers import WHY_NO_FP8, random_batch, small_model, small_symbol_model
 from utils.batch import Batch
-from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
 
 NUM_SLOTS = 8
@@ -46,6 +37,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "trm_mlp, whose backward pass grows": ("trm_mlp", {"backprop_warmup_steps": 3}),
     "trm, which keeps inputs of blocks": ("trm", {"activation_checkpointing": "block"}),
     "trm, which keeps inputs of calls": ("trm", {"activation_checkpointing": "cycle"}),
+    "urm": ("urm", {}),
+    "transformer": ("transformer", {"recurrent": True, "halt_max_steps": 4}),
     "trm with three starts": ("trm", {"num_states": 3}),
     "se_rrm": ("se_rrm", {}),
     "se_mixer that is told the units": ("se_mixer", {"symbols": "side"}),
@@ -73,7 +66,6 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def _model(name: str) -> RecursiveModel:
-    """Return the model of a name, for random batches."""
     arch, changes = MODELS[name]
     return small_symbol_model(arch, **changes) if arch.startswith("se_") else small_model(arch, **changes)
 
@@ -134,37 +126,3 @@ def test_the_graphs_of_an_earlier_model_do_not_count(graphs: list[str]) -> None:
         with torch._dynamo.config.patch(recompile_limit=LARGEST_TRAINING):
             _step(model, initial_carry(model, batch), batch, 1)
     assert len(graphs) > LARGEST_TRAINING
-
-
-def _train_on_ranks(world: World, strategy: str, options: dict[str, Any]) -> int:
-    """Return the number of graphs of a rank, and compare its training with that of one process."""
-    num_graphs = 0
-
-    def compiler(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-        nonlocal num_graphs
-        num_graphs += 1
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
-
-    Level.compile = partialmethod(nn.Module.compile, backend=compiler)  # type: ignore[assignment, method-assign]
-    config = config_of(strategy, **options)
-    world = connect_devices(world, "cpu", DIST, axes=config.axes(world.size))
-    layout = parallelize(model_of("hrm", L_layers=2), config, world, compile=True)
-    _, found = train(layout, world, start(layout.model, world), range(NUM_STEPS))
-    expected = by_one_process("hrm", L_layers=2)
-    for step in range(NUM_STEPS):
-        close(found.sums[step], expected.sums[step], f"the sums of metrics of step {step}")
-        for name, gradient in expected.gradients[step].items():
-            close(found.gradients[step][name], gradient, f"the gradient of {name} in step {step}")
-    return num_graphs
-
-
-@pytest.mark.invariance
-@pytest.mark.parametrize(
-    ("strategy", "options"),
-    # Buckets of a few weights: with DDP's own splitting, each bucket would be a graph.
-    [("ddp", {"bucket_cap_mb": 0.01}), ("fsdp", {}), ("tp", {})],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_compiled_ranks_compute_what_one_eager_process_does(strategy: str, options: dict[str, Any]) -> None:
-    for num_graphs in run_ranks(_train_on_ranks, 2, strategy, options):
-        assert 0 < num_graphs <= LARGEST_TRAINING

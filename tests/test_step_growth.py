@@ -4,23 +4,18 @@ The steps run on a device that has no values (tests/fake_accelerator.py), so tha
 exact, and nothing is timed.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache, reduce
+from functools import cache
 from math import comb
-from operator import getitem
 
 import pytest
 
 from tests.fake_accelerator import fake_accelerator, needs_fake_accelerator, register
-from tests.fake_training import SEQ_LEN, SIZES, FakeTraining
+from tests.fake_training import SEQ_LEN, SIZES, FakeTraining, config_of
 from tests.spawn import run_ranks
-from training.config import PretrainConfig
 from training.data import Sizes
-from utils.command_line import read_config, validate
 from utils.ranks.world import World
 
 OPERATORS = "operators"
@@ -54,7 +49,7 @@ class Axis:
         more: the functions whose bytes are of the next degree.
     """
 
-    value: Callable[[int], tuple[dict[str, object], Sizes]]
+    value: Callable[[int], tuple[str, Sizes]]
     operators: int
     bytes: int
     more: tuple[str, ...] = ()
@@ -62,18 +57,18 @@ class Axis:
 
 
 AXES = {
-    "batch": Axis(lambda n: ({"global_batch_size": 8 * n}, SIZES), 0, 1),
+    "batch": Axis(lambda n: (f"global_batch_size={8 * n}", SIZES), 0, 1),
     "width": Axis(
-        lambda n: ({"arch.hidden_size": WIDTH * n, "arch.num_heads": 2 * n, "arch.puzzle_emb_ndim": WIDTH * n}, SIZES),
+        lambda n: (f"arch.hidden_size={WIDTH * n} arch.num_heads={2 * n} arch.puzzle_emb_ndim={WIDTH * n}", SIZES),
         operators=0,
         bytes=2,
     ),
-    "tokens": Axis(lambda n: ({}, replace(SIZES, seq_len=SEQ_LEN * n)), 0, 1, more=(ATTEND, BACKWARD)),
-    "layers": Axis(lambda n: ({"arch.L_layers": n, "arch.H_layers": n}, SIZES), 1, 1),
-    "cycles of H": Axis(lambda n: ({"arch.H_cycles": n}, SIZES), 1, 1),
-    "cycles of L": Axis(lambda n: ({"arch.L_cycles": n}, SIZES), 1, 1),
-    "cycles of L with gradient": Axis(lambda n: ({"arch.L_cycles": n}, SIZES), 1, 1, arch="arch=trm"),
-    "puzzles": Axis(lambda n: ({}, replace(SIZES, num_puzzle_identifiers=1001 * n)), 0, 0, more=(EMA_UPDATE,)),
+    "tokens": Axis(lambda n: ("", replace(SIZES, seq_len=SEQ_LEN * n)), 0, 1, more=(ATTEND, BACKWARD)),
+    "layers": Axis(lambda n: (f"arch.L_layers={n} arch.H_layers={n}", SIZES), 1, 1),
+    "cycles of H": Axis(lambda n: (f"arch.H_cycles={n}", SIZES), 1, 1),
+    "cycles of L": Axis(lambda n: (f"arch.L_cycles={n}", SIZES), 1, 1),
+    "cycles of L with gradient": Axis(lambda n: (f"arch.L_cycles={n}", SIZES), 1, 1, arch="arch=trm"),
+    "puzzles": Axis(lambda n: ("", replace(SIZES, num_puzzle_identifiers=1001 * n)), 0, 0, more=(EMA_UPDATE,)),
 }
 Counts = Counter[str]
 """The number of operators of a step, as "operators", and the bytes by function."""
@@ -83,19 +78,10 @@ def _count_all(_: World) -> dict[str, list[Counts]]:
     """Count along every axis. The device is registered for good, so a process runs only this."""
     device = register()
 
-    composed = cache(lambda arch: read_config("pretrain", [*arch.split(), *SMALL]))
-
-    def config_of(arch: str, keys: dict[str, object]) -> str:
-        container = deepcopy(composed(arch))
-        for key, value in keys.items():
-            *groups, name = key.split(".")
-            reduce(getitem, groups, container)[name] = value
-        return json.dumps(container)
-
     @cache
-    def count(config: str, sizes: Sizes) -> Counts:
+    def count(arch: str, keys: tuple[str, ...], sizes: Sizes) -> Counts:
         with fake_accelerator(device) as seen:
-            training = FakeTraining(validate(PretrainConfig, json.loads(config)), device, sizes)
+            training = FakeTraining(config_of(*arch.split(), *SMALL, *keys), device, sizes)
             seen.forget()
             training.step()
         return seen.num_bytes + Counter({OPERATORS: sum(map(Counter.total, seen.operators.values()))})
@@ -103,7 +89,7 @@ def _count_all(_: World) -> dict[str, list[Counts]]:
     found = {}
     for name, axis in AXES.items():
         points = map(axis.value, range(1, axis.bytes + bool(axis.more) + 3))
-        found[name] = [count(config_of(axis.arch, keys), sizes) for keys, sizes in points]
+        found[name] = [count(axis.arch, tuple(keys.split()), sizes) for keys, sizes in points]
     return found
 
 

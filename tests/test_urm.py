@@ -2,7 +2,6 @@
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from tests import fuzz, runs
 from tests.in_process import begin, load_run, train_here
 from training.config import PretrainConfig
 from utils.command_line import read_config, validate
-from utils.composing import compose
 from utils.errors import UserError
 
 SMALL = {"arch": "urm", "arch.num_layers": 1, "arch.H_cycles": 2, "arch.L_cycles": 2, "lr_warmup_steps": 3}
@@ -96,8 +94,11 @@ def _config(*overrides: str) -> PretrainConfig:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_published_commands_say_what_they_say_there(name: str) -> None:
-    config = _config(*_typed(name))
+def test_a_recipe_is_its_published_command_and_both_say_what_they_say_there(name: str) -> None:
+    recipe = _config(f"experiment={name}")
+    config = _config(*_typed(name), f"data_path={recipe.data_path}")
+    apart = {"run_name", "checkpoint_path", "evaluators"}
+    assert recipe.model_dump(exclude=apart) == config.model_dump(exclude=apart)
     arch = config.puzzle_arch
     assert isinstance(arch, URMConfig)
     assert (arch.halt_max_steps, arch.H_cycles, arch.L_cycles, arch.num_layers) == (16, 2, 6, 4)
@@ -113,14 +114,6 @@ def test_the_published_commands_say_what_they_say_there(name: str) -> None:
         **{"name": "muon", "muon_lr": None, "muon_momentum": 0.95, "muon_weight_decay": 0.1, "muon_iterations": 5},
         **{"muon_coefficients": "urm", "muon_scale": "rms", "muon_matrices": "all", "rest": "adamw", "eps": 1e-8},
     }
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_recipe_is_its_published_command(name: str) -> None:
-    recipe = _config(f"experiment={name}")
-    command = _config(*_typed(name), f"data_path={recipe.data_path}")
-    apart = {"run_name", "checkpoint_path", "evaluators"}
-    assert recipe.model_dump(exclude=apart) == command.model_dump(exclude=apart)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -144,33 +137,18 @@ def test_the_published_commands_run_and_resume(name: str, data: Path, tmp_path: 
     [
         ("grad_accum_steps=2", "global_batch_size the size of the sum, and grad_accumulation=N"),
         ("+load_optimizer_state=False", "resume=<run> goes on with the optimizers' state"),
-        ("arch.loop_deltas=[0,8]", "has no effect on URM in its own code; leave it out"),
         ("load_checkpoint=latest", "give resume=auto and the checkpoint_path of the run instead"),
     ],
 )
 def test_an_option_without_a_counterpart_is_answered_with_what_to_use(typed: str, expected: str) -> None:
-    with pytest.raises(UserError, match=re.escape(expected)) as caught:
+    with pytest.raises(UserError, match=re.escape(expected)):
         _config("arch=urm", typed)
-    assert "\n" not in str(caught.value)
 
 
 def test_both_names_of_a_key_are_refused() -> None:
     for typed in (["arch.loops=4", "arch.halt_max_steps=4"], ["use_muon=True", "optim=adamw"]):
         with pytest.raises(UserError, match="give one of them"):
             _config("arch=urm", *typed)
-    assert _config("arch=urm", "use_muon=False") == _config("arch=urm")
-
-
-def test_a_file_is_told_our_names(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    for lines, expected in (
-        ("use_muon: true\n", "write - override /optim: muon_urm below defaults:"),
-        ("arch:\n  loops: 4\n", "did you mean arch.halt_max_steps?"),
-    ):
-        file.write_text(f"# @package _global_\ndefaults:\n  - override /arch: urm\n{lines}")
-        with pytest.raises(UserError, match=re.escape(expected)):
-            overrides = [f"experiment={file}"]
-            validate(PretrainConfig, read_config("pretrain", overrides), partial(compose, "pretrain", overrides))
 
 
 def test_a_checkpoint_for_the_program_of_urm_starts_a_run_here(data: Path, tmp_path: Path) -> None:

@@ -11,10 +11,14 @@ import torch
 
 from dataset.loader import TrainLoader
 from dataset.sampler import Sampler
+from models.text.config import HRMTextConfig
 from pretrain import StepSettings, train_step
 from tests import runs
+from tests.dataset.text.samples import random_dataset
 from tests.gpu.device import DEVICE, on_the_gpu, waiting_is_an_error
 from tests.in_process import begin, train_here
+from tests.models.text.helpers import make_config
+from training.attention_kernel import why_varlen_fails
 from training.plan import Plan
 from training.precision import why_fp8_fails
 from utils.ranks.setup import connect_devices
@@ -23,7 +27,20 @@ from utils.ranks.world import World
 pytestmark = on_the_gpu
 
 FLOAT32, HALF = 2e-3, 5e-2  # relative differences of losses from those of the CPU in float32
+SHAPE = make_config(HRMTextConfig, hidden_size=32).stacks["H_level"]
+VARLEN = ["arch.attention_kernel=varlen", "arch.forward_dtype=bfloat16"]
 
+TEXT_OPTIONS: dict[str, tuple[list[str], float]] = {
+    "gpt": (["arch=gpt"], FLOAT32),
+    "gpt, shared keys": (["arch=gpt", "arch.num_kv_heads=1"], FLOAT32),
+    "gpt, bfloat16": (["arch=gpt", "arch.forward_dtype=bfloat16"], HALF),
+    "gpt, varlen": (["arch=gpt", *VARLEN], HALF),
+    "gpt, varlen, shared keys": (["arch=gpt", "arch.num_kv_heads=1", *VARLEN], HALF),
+    "gpt, varlen, compile": (["arch=gpt", "compile=true", *VARLEN], HALF),
+    "hrm_text": (["arch=hrm_text"], FLOAT32),
+    "hrm_text, varlen": (["arch=hrm_text", *VARLEN], HALF),
+    "hrm_text, varlen, blocks again": (["arch=hrm_text", "arch.activation_checkpointing=block", *VARLEN], HALF),
+}
 OPTIONS: dict[str, tuple[list[str], float]] = {
     "compile": (["compile=true"], FLOAT32),
     "compile, bfloat16": (["compile=true", "arch.forward_dtype=bfloat16"], HALF),
@@ -64,28 +81,49 @@ def _settings(data: Path, run: Path, device: str, *typed: str) -> list[str]:
     ]
 
 
-def _train(data: Path, run: Path, device: str, *typed: str) -> list[runs.Row]:
-    train_here(_settings(data, run, device, *typed), connect_devices(World.single(), device))  # type: ignore[arg-type]
-    return runs.rows(run)
+def _train(arguments: list[str], device: str) -> None:
+    train_here(arguments, connect_devices(World.single(), device))  # type: ignore[arg-type]
 
 
 def _losses(rows: list[runs.Row]) -> list[float]:
-    return [*(row["train/lm_loss"] for row in rows), rows[-1]["eval/all/lm_loss"]]
+    name = "lm_loss" if "train/lm_loss" in rows[0] else "loss"
+    return [*(row[f"train/{name}"] for row in rows), rows[-1][f"eval/all/{name}"]]
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_the_losses_equal_those_of_the_cpu(
-    name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The CPU computes in float32, and neither compiles nor rounds to FP8."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    typed, tolerance = OPTIONS[name]
-    if "arch.fp8_no_grad=true" in typed and (why := why_fp8_fails(torch.device(DEVICE), torch.bfloat16)) is not None:
+def _require_support(typed: list[str]) -> None:
+    """Skip a test of what this device can't do."""
+    device = torch.device(DEVICE)
+    if "arch.fp8_no_grad=true" in typed and (why := why_fp8_fails(device, torch.bfloat16)) is not None:
         pytest.skip(f"no FP8 here: {why}")
-    ours = _train(data, tmp_path / "ours", DEVICE, *typed)
-    plain = [each for each in typed if not each.startswith(("compile", "arch.forward_dtype", "arch.fp8_no_grad"))]
-    theirs = _train(data, tmp_path / "cpu", "cpu", *plain)
-    assert _losses(ours) == pytest.approx(_losses(theirs), rel=tolerance)
+    if "arch.attention_kernel=varlen" in typed and (why := why_varlen_fails(device, torch.bfloat16, SHAPE)):
+        pytest.skip(f"no varlen here: {why}")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_dataset(tmp_path_factory.mktemp("text"))
+
+
+@pytest.mark.parametrize("name", [*OPTIONS, *TEXT_OPTIONS])
+def test_the_losses_equal_those_of_the_cpu(
+    name: str, data: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU computes in float32 with sdpa, and neither compiles nor rounds to FP8."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    typed, tolerance = (OPTIONS | TEXT_OPTIONS)[name]
+    _require_support(typed)
+    special = ("compile", "arch.forward_dtype", "arch.fp8_no_grad", "arch.attention_kernel")
+    losses = []
+    for device, its in ((DEVICE, typed), ("cpu", [each for each in typed if not each.startswith(special)])):
+        run = tmp_path / f"run_{len(losses)}"
+        if name in TEXT_OPTIONS:
+            fixed = ["debug=tiny_text", f"device={device}", "max_steps=4", "global_batch_size=512", "epochs=100"]
+            its = [*fixed, "eval_every_n_steps=4", f"data_path={text}", f"checkpoint_path={run}", *its]
+        else:
+            its = _settings(data, run, device, *its)
+        _train(its, device)
+        losses.append(_losses(runs.rows(run)))
+    assert losses[0] == pytest.approx(losses[1], rel=tolerance)
 
 
 # As many tokens in a batch as in a real one: above 3,072, CUDA sorts the gradients of embeddings.
@@ -136,7 +174,7 @@ def test_the_guard_sees_a_wait() -> None:
 
 
 def test_a_profile_holds_the_kernels_of_the_gpu(data: Path, tmp_path: Path) -> None:
-    _train(data, tmp_path / "run", DEVICE, "profile.enabled=true", "profile.steps=[2,3]")
+    _train(_settings(data, tmp_path / "run", DEVICE, "profile.enabled=true", "profile.steps=[2,3]"), DEVICE)
     (trace,) = (tmp_path / "run" / "profile").glob("*.pt.trace.json.gz")
     kinds = {event.get("cat") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
     assert {"cuda": "kernel", "cpu": "cpu_op"}[DEVICE] in kinds

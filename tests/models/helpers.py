@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import yaml
 from pydantic import TypeAdapter
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from models import ARCHS, ArchConfig, build_puzzle_arch
 from models.attention import Attention
-from models.base import CommonConfig, RecursiveModel
+from models.base import RecursiveModel
 from models.block import Block, Level
 from models.carry import SegmentOutput, State
 from models.depth import Depth
@@ -83,7 +84,6 @@ def small_config(name: str = "hrm", **changes: Any) -> TokenConfig:
 
 
 def blank_model(name: str = "hrm", *, seq_len: int = SEQ_LEN, **changes: Any) -> TokenModel:
-    """Return a model that is allocated and not initialised."""
     config = small_config(name, **changes)
     model = build_puzzle_arch(config, seq_len=seq_len, vocab_size=VOCAB_SIZE, num_puzzle_identifiers=NUM_PUZZLES)
     assert isinstance(model, TokenModel)
@@ -93,7 +93,6 @@ def blank_model(name: str = "hrm", *, seq_len: int = SEQ_LEN, **changes: Any) ->
 def small_symbol_model(name: str, *, seed: int = 0, **changes: Any) -> RecursiveModel:
     """Return a se_rrm or a se_mixer, initialised. A board has as many symbols as its side."""
     config = TypeAdapter[ArchConfig](ArchConfig).validate_python(small_options(name, **changes))
-    assert isinstance(config, CommonConfig)
     vocab_size = math.isqrt(SEQ_LEN) + NUM_SPECIAL
     model = build_puzzle_arch(config, seq_len=SEQ_LEN, vocab_size=vocab_size, num_puzzle_identifiers=NUM_PUZZLES)
     model.init_weights(torch.Generator().manual_seed(seed))
@@ -115,7 +114,6 @@ def small_model(name: str = "hrm", *, seed: int = 0, **changes: Any) -> TokenMod
 
 
 def small_hrm(*, seed: int = 0, **changes: Any) -> HRM:
-    """Return a `small_model` with the type HRM, for tests that use its two levels."""
     model = small_model("hrm", seed=seed, **changes)
     assert isinstance(model, HRM)
     return model
@@ -126,13 +124,7 @@ MARGIN = 1e-4
 
 
 class Margins(TorchFunctionMode):
-    """Note how narrowly the decisions inside of this context fall: argmax, argmin and a > b.
-
-    Equal values don't count: they are of symbols that are alike to a model.
-
-    Attributes:
-        least: the smallest distance of the best value from the second, or of a from b.
-    """
+    """Note as `least` how narrowly decisions inside fall: argmax, argmin and a > b."""
 
     _ORDERS = (Tensor.__gt__, Tensor.__ge__, Tensor.__lt__, Tensor.__le__)
 
@@ -157,13 +149,8 @@ class Margins(TorchFunctionMode):
 def seed_with(condition: Callable[[int], bool], what: str) -> int:
     """Return the first seed that meets a condition by decisions that rounding can't change.
 
-    Versions of PyTorch draw other numbers from the same seed. So a test that needs a certain kind
-    of model or example looks for a seed that gives it. Processors round differently. So all
-    decisions that the condition computes must have a `MARGIN`.
-
-    Args:
-        condition: takes a seed, and computes the decisions that the test expects.
-        what: what the condition asks for, for the message.
+    Versions of PyTorch draw other numbers from the same seed, and processors round differently. So
+    all decisions that the condition computes must have a `MARGIN`.
     """
     for seed in range(200):
         with Margins() as margins:
@@ -175,38 +162,32 @@ def seed_with(condition: Callable[[int], bool], what: str) -> int:
 
 def random_batch(batch_size: int, *, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> Batch:
     generator = torch.Generator().manual_seed(seed)
-
-    def draw(high: int, *shape: int) -> Tensor:
-        return torch.randint(high, shape, generator=generator, dtype=torch.int32)
-
-    return {
-        "inputs": draw(vocab_size, batch_size, SEQ_LEN),
-        "labels": draw(vocab_size, batch_size, SEQ_LEN),
-        "puzzle_identifiers": draw(NUM_PUZZLES, batch_size),
-    }
+    shape = (2, batch_size, SEQ_LEN)
+    inputs_BS, labels_BS = torch.randint(vocab_size, shape, generator=generator, dtype=torch.int32)
+    ids_B = torch.randint(NUM_PUZZLES, (batch_size,), generator=generator, dtype=torch.int32)
+    return {"inputs": inputs_BS, "labels": labels_BS, "puzzle_identifiers": ids_B}
 
 
 def fresh_state(model: RecursiveModel, batch_size: int) -> State:
-    """Return the state of slots that start now."""
     state = model.initial_state(batch_size, torch.device("cpu"))
     return model.reset(state, torch.ones(batch_size, dtype=torch.bool))
 
 
-def embedded(model: TokenModel, batch: Batch) -> Tensor:
-    """Return the input of the recursion for a batch, x_BTD."""
+def _rows(model: RecursiveModel, batch: Batch) -> Tensor | None:
     table = model.puzzle_embedding
-    return model.embed(batch["inputs"], None if table is None else table.rows(batch["puzzle_identifiers"]))
+    return None if table is None else table.rows(batch["puzzle_identifiers"])
+
+
+def embedded(model: TokenModel, batch: Batch) -> Tensor:
+    return model.embed(batch["inputs"], _rows(model, batch))
 
 
 def run(
     model: RecursiveModel, batch: Batch, *, state: State | None = None, depth: Depth | None = None
 ) -> SegmentOutput:
     """Run one segment. The default is a fresh state and the full depth."""
-    table = model.puzzle_embedding
-    rows_BE = None if table is None else table.rows(batch["puzzle_identifiers"])
-    if state is None:
-        state = fresh_state(model, len(batch["inputs"]))
-    return model(state, batch["inputs"], rows_BE, depth or model.config.depth)
+    state = fresh_state(model, len(batch["inputs"])) if state is None else state
+    return model(state, batch["inputs"], _rows(model, batch), depth or model.config.depth)
 
 
 def gradients_of(model: RecursiveModel, output: SegmentOutput) -> dict[str, Tensor]:
@@ -224,10 +205,7 @@ def assert_same_gradients(ours: dict[str, Tensor], theirs: dict[str, Tensor], *,
     assert ours.keys() == theirs.keys()
     for name, gradient in theirs.items():
         scale = gradient.abs().max().item()
-        error = (ours[name] - gradient).abs().max().item()
-        assert error <= tolerance * scale, (
-            f"the gradient of {name} differs by {error:.2g}, its largest component is {scale:.2g}"
-        )
+        torch.testing.assert_close(ours[name], gradient, rtol=0, atol=tolerance * scale, msg=f"gradient of {name}")
 
 
 def naive_rms(x: Tensor) -> Tensor:
@@ -235,12 +213,7 @@ def naive_rms(x: Tensor) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
 
 
-def _naive_silu(x: Tensor) -> Tensor:
-    return x / (1 + torch.exp(-x))
-
-
 def naive_mlp(layer: SwiGLU, x_TD: Tensor) -> Tensor:
-    """Compute an MLP of any kind, one position at a time."""
     gate_up, down = layer.gate_up_proj.weight.double(), layer.down_proj.weight.double()
     width = down.shape[1]
     previous_W = torch.zeros(width, dtype=torch.float64)
@@ -250,13 +223,13 @@ def naive_mlp(layer: SwiGLU, x_TD: Tensor) -> Tensor:
         if isinstance(layer, NormalizedSwiGLU):
             inner_W = naive_rms(gate_W * up_W) / (1 + torch.exp(-gate_W))
         elif isinstance(layer, ConvSwiGLU):
-            here_W = _naive_silu(gate_W) * up_W
+            here_W = F.silu(gate_W) * up_W
             weight_W12 = layer.conv_weight_W12.double()
             bias_W = 0 if layer.conv_bias_W is None else layer.conv_bias_W.double()
-            inner_W = _naive_silu(weight_W12[:, 0, 0] * previous_W + weight_W12[:, 0, 1] * here_W + bias_W)
+            inner_W = F.silu(weight_W12[:, 0, 0] * previous_W + weight_W12[:, 0, 1] * here_W + bias_W)
             previous_W = here_W
         else:
-            inner_W = _naive_silu(gate_W) * up_W
+            inner_W = F.silu(gate_W) * up_W
         rows.append(down @ inner_W)
     return torch.stack(rows)
 
@@ -329,7 +302,6 @@ def naive_level(level: Level, theta: float | None) -> Callable[[Tensor], Tensor]
 
 
 def naive_read_out(model: TokenModel, z_TD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits_SV and (q_halt, q_continue) of one sequence."""
     assert model.q_head.bias is not None
     logits_SV = z_TD[model.prefix_len :] @ model.lm_head.weight.double().T
     return logits_SV, model.q_head.weight.double() @ z_TD[0] + model.q_head.bias.double()

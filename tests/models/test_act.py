@@ -4,7 +4,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +18,6 @@ BATCH = 4
 
 
 def _with_q(q_halt: float, q_continue: float, **changes: Any) -> TokenModel:
-    """Return a model whose Q values are the same for every input."""
     model = small_model(**changes)
     with torch.no_grad():
         model.q_head.weight.zero_()
@@ -54,21 +52,33 @@ def test_only_halted_slots_take_their_draw() -> None:
         torch.testing.assert_close(outputs.logits_BSV[slot], logits, rtol=1e-5, atol=1e-5)
 
 
-def test_evaluation_halts_at_the_last_step_only() -> None:
-    model, batch = _with_q(5, -5), random_batch(BATCH)
-    carry = initial_carry(model, batch)
-    for step in range(1, 5):
+@pytest.mark.parametrize(
+    ("q_halt", "q_continue", "changes", "halts"),
+    [
+        (1.0, 0.0, {}, True),
+        (0.0, 1.0, {}, False),
+        (1.0, 1.0, {}, False),
+        # Without q_continue the sign of q_halt decides.
+        (0.1, 9.0, {"no_ACT_continue": True}, True),
+        (0.0, -9.0, {"no_ACT_continue": True}, False),
+        (-0.1, -9.0, {"no_ACT_continue": True}, False),
+        (0.0, 1.0, {"halt_max_steps": 1}, True),
+    ],
+)
+def test_q_values_halt_in_training_and_the_last_step_in_evaluation(
+    q_halt: float, q_continue: float, changes: dict[str, Any], halts: bool
+) -> None:
+    model, batch = _with_q(q_halt, q_continue, **changes), random_batch(BATCH)
+    carry, outputs = segment(model, initial_carry(model, batch), batch, training=True)
+    assert carry.halted_B.tolist() == [halts] * BATCH
+    assert (outputs.target_q_continue_B is None) == bool(changes)
+    if "halt_max_steps" not in changes:
+        assert wants_to_halt(model, outputs.q_halt_B, outputs.q_continue_B).tolist() == [halts] * BATCH
+    carry, last_step = initial_carry(model, batch), model.config.halt_max_steps
+    for step in range(1, last_step + 1):
         carry, outputs = segment(model, carry, batch, training=False)
-        assert carry.halted_B.tolist() == [step == 4] * BATCH, f"step {step}"
+        assert carry.halted_B.tolist() == [step == last_step] * BATCH, f"step {step}"
         assert outputs.target_q_continue_B is None
-
-
-def test_training_halts_only_if_q_halt_is_larger_than_q_continue() -> None:
-    batch = random_batch(BATCH)
-    for q_halt, q_continue, halts in [(1.0, 0.0, True), (0.0, 1.0, False), (1.0, 1.0, False)]:
-        model = _with_q(q_halt, q_continue)
-        carry, _ = segment(model, initial_carry(model, batch), batch, training=True)
-        assert carry.halted_B.tolist() == [halts] * BATCH, f"q_halt {q_halt}, q_continue {q_continue}"
 
 
 def test_exploration_delays_halting_until_its_minimum_or_the_last_step() -> None:
@@ -89,7 +99,6 @@ def test_the_target_of_q_continue_is_the_value_after_one_more_segment() -> None:
     batch = random_batch(BATCH)
 
     def two_segments(seed: int) -> tuple[Outputs, Tensor, Tensor]:
-        """Return the outputs of a segment, and the Q values of the segment after it."""
         model = small_model(seed=seed)
         carry = _going_on(model, batch, [False] * BATCH, [3, 1, 3, 2])
         after, outputs = segment(model, carry, batch, training=True)
@@ -108,23 +117,6 @@ def test_the_target_of_q_continue_is_the_value_after_one_more_segment() -> None:
     assert outputs.target_q_continue_B is not None
     assert not outputs.target_q_continue_B.requires_grad
     torch.testing.assert_close(outputs.target_q_continue_B, expected_B)
-
-
-def test_a_single_segment_has_no_target() -> None:
-    model, batch = small_model(halt_max_steps=1), random_batch(BATCH)
-    carry, outputs = segment(model, initial_carry(model, batch), batch, training=True)
-    assert outputs.target_q_continue_B is None
-    assert carry.halted_B.all()
-
-
-def test_without_q_continue_the_sign_of_q_halt_decides() -> None:
-    batch = random_batch(BATCH)
-    for q_halt, q_continue, halts in [(0.1, 9.0, True), (0.0, -9.0, False), (-0.1, -9.0, False)]:
-        model = _with_q(q_halt, q_continue, no_ACT_continue=True)
-        carry, outputs = segment(model, initial_carry(model, batch), batch, training=True)
-        assert carry.halted_B.tolist() == [halts] * BATCH, f"q_halt {q_halt}"
-        assert wants_to_halt(model, outputs.q_halt_B, outputs.q_continue_B).tolist() == [halts] * BATCH
-        assert outputs.target_q_continue_B is None
 
 
 def test_a_segment_and_its_target_have_the_requested_depth() -> None:
@@ -156,46 +148,16 @@ def test_a_segment_starts_from_the_state_of_the_segment_before() -> None:
             assert torch.equal(outputs.logits_BSV, logits_BSV), f"{name}, segment {step}"
 
 
-@pytest.mark.parametrize("name", ARCH_NAMES)
-def test_carry_round_trips_through_its_tensors(name: str) -> None:
-    model, batch = small_model(name), random_batch(BATCH)
-    states = model.initial_state(BATCH, torch.device("cpu")).keys()
-    carry, _ = segment(model, initial_carry(model, batch), batch, training=True)
-    tensors = carry.tensors()
-    assert tensors.keys() == {
-        *(f"state.{state}" for state in states),
-        "steps",
-        "halted",
-        "current.inputs",
-        "current.labels",
-        "current.puzzle_identifiers",
-    }
-    again = Carry.from_tensors(tensors)
-    assert again.state.keys() == states and again.current.keys() == batch.keys()
-    assert again.tensors().keys() == tensors.keys()
-    assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in tensors.items())
-
-
-def test_exploration_is_a_pure_function_of_seed_and_step() -> None:
-    first = draw_min_halt_steps(3, 17, 64, 0.5, 8)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    assert torch.equal(first, draw_min_halt_steps(3, 17, 64, 0.5, 8))
-    assert first.dtype == torch.int32 and first.shape == (64,)
-    assert not torch.equal(first, draw_min_halt_steps(3, 18, 64, 0.5, 8)), "two steps have the same exploration"
-    assert not torch.equal(first, draw_min_halt_steps(4, 17, 64, 0.5, 8)), "two seeds have the same exploration"
-
-
-def test_exploration_has_its_frequency_and_bounds() -> None:
+def test_exploration_has_its_frequency_and_bounds_and_follows_from_seed_and_step() -> None:
     draw = draw_min_halt_steps(0, 1, 100_000, 0.1, 5)
+    torch.manual_seed(1)
+    assert torch.equal(draw, draw_min_halt_steps(0, 1, 100_000, 0.1, 5))
+    for seed, step in ((0, 2), (1, 1)):
+        assert not torch.equal(draw, draw_min_halt_steps(seed, step, 100_000, 0.1, 5)), "two explorations coincide"
     explored = draw[draw != 0]
     assert abs(len(explored) / len(draw) - 0.1) < 0.005  # 5 standard errors
-    assert sorted(set(explored.tolist())) == [2, 3, 4, 5]
-    counts = torch.bincount(explored)[2:]
-    assert (counts.max() - counts.min()) / counts.sum() < 0.05, (
-        "the minimums from 2 to halt_max_steps are not equally likely"
-    )
-    assert (draw_min_halt_steps(0, 1, 100, 0.0, 5) == 0).all()
-    assert (draw_min_halt_steps(0, 1, 100, 1.0, 5) >= 2).all()
-    assert (draw_min_halt_steps(0, 1, 100, 1.0, 2) == 2).all()
-    assert (draw_min_halt_steps(0, 1, 100, 1.0, 1) == 0).all()
+    counts = torch.bincount(explored)
+    assert counts.nonzero().flatten().tolist() == [2, 3, 4, 5]
+    assert (counts[2:].max() - counts[2:].min()) / counts.sum() < 0.05, "minimums are not equally likely"
+    for share, most, found in ((0.0, 5, {0}), (1.0, 5, {2, 3, 4, 5}), (1.0, 2, {2}), (1.0, 1, {0})):
+        assert set(draw_min_halt_steps(0, 1, 100, share, most).tolist()) == found

@@ -35,41 +35,23 @@ BATCH = 2
         ("hrm", "one_step", 12, 2),  # 3 H cycles of 3 L calls and 1 H call; the last L call and H call carry gradient
         ("hrm", "last_H_cycle", 12, 4),
         ("hrm", "all", 12, 12),
-        ("hrm", 2, 12, 2),
         ("hrm", 100, 12, 12),
-        ("trm", "last_H_cycle", 12, 4),
         ("trm", 5, 12, 5),
         ("urm", "one_step", 9, 1),  # one state, so that each loop is one call
         ("urm", "last_H_cycle", 9, 3),
         ("urm", 1, 9, 1),
-        ("transformer", 5, 9, 5),
+        ("transformer", "last_H_cycle", 9, 3),
     ],
 )
 def test_calls_and_their_gradient(name: str, backprop: str | int, calls: int, with_gradient: int) -> None:
-    recurrent = {"recurrent": True} if name == "transformer" else {}
-    config = small_config(name, H_cycles=3, L_cycles=3, backprop=backprop, **recurrent)
-    assert config.depth == Depth(3, 3, calls, with_gradient)
-    model = small_model(name, H_cycles=3, L_cycles=3, backprop=backprop, **recurrent)
-    assert _calls_of(model, config.depth) == [False] * (calls - with_gradient) + [True] * with_gradient
-
-
-@pytest.mark.parametrize("backprop", ["one_step", "last_H_cycle", "all"])
-@pytest.mark.parametrize("name", ARCH_NAMES)
-def test_every_architecture_makes_the_calls_that_its_depth_says(name: str, backprop: str) -> None:
     """If not, `calls_of_H` of the config is wrong, and other calls carry gradient than it says."""
-    model = small_model(name, H_cycles=3, L_cycles=2, backprop=backprop, **RECURRENT.get(name, {}))
-    depth = model.config.depth
-    without = depth.num_calls - depth.num_grad_calls
-    assert _calls_of(model, depth) == [False] * without + [True] * depth.num_grad_calls
-
-
-def _calls_of(model: TokenModel, depth: Depth) -> list[bool]:
-    """Return for each call of a network in one forward pass whether the call builds a graph."""
-    calls: list[bool] = []
+    model = small_model(name, H_cycles=3, L_cycles=3, backprop=backprop, **RECURRENT.get(name, {}))
+    assert model.config.depth == Depth(3, 3, calls, with_gradient)
+    found: list[bool] = []
     for level in _levels(model):
-        level.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
-    run(model, random_batch(BATCH), depth=depth)
-    return calls
+        level.register_forward_pre_hook(lambda *_: found.append(torch.is_grad_enabled()))
+    run(model, random_batch(BATCH))
+    assert found == [False] * (calls - with_gradient) + [True] * with_gradient
 
 
 def _levels(model: TokenModel) -> list[Level]:
@@ -83,40 +65,24 @@ def test_gradient_must_reach_every_network(name: str, backprop: int, least: int)
         small_config(name, backprop=backprop)
 
 
-@pytest.mark.parametrize("backprop", ["some", True, 2.5, "3"])
-def test_backprop_is_a_known_word_or_a_whole_number(backprop: Any) -> None:
-    with pytest.raises(ValidationError, match="backprop"):
-        small_config(backprop=backprop)
-
-
 @pytest.mark.parametrize("backprop", ["one_step", "last_H_cycle", "all", 5])
-@pytest.mark.parametrize(("name", "one_step"), [("hrm", 2), ("trm", 2), ("urm", 1)])
-@pytest.mark.parametrize("warmup_steps", [1, 7, 100])
+@pytest.mark.parametrize(("name", "one_step"), [("hrm", 2), ("urm", 1)])
+@pytest.mark.parametrize("warmup_steps", [0, 1, 7, 100])
 def test_warmup_grows_from_one_step_to_all_of_backprop(
     name: str, one_step: int, backprop: str | int, warmup_steps: int
 ) -> None:
     config = small_config(name, H_cycles=3, L_cycles=3, backprop=backprop, backprop_warmup_steps=warmup_steps)
     full = config.depth
     depths = [config.depth_at(step, 200) for step in range(1, 201)]
-    assert all((d.H_cycles, d.L_cycles, d.num_calls) == (3, 3, full.num_calls) for d in depths), (
-        "the warm-up must not change the number of calls"
-    )
+    assert all((d.H_cycles, d.L_cycles, d.num_calls) == (3, 3, full.num_calls) for d in depths)
     with_gradient = [d.num_grad_calls for d in depths]
-    assert with_gradient == sorted(with_gradient), "the number of calls with gradient shrinks during the warm-up"
-    assert all(number == full.num_grad_calls for number in with_gradient[warmup_steps - 1 :]), (
-        "after the warm-up a call lacks gradient"
-    )
+    assert with_gradient == sorted(with_gradient)
+    assert set(with_gradient[max(warmup_steps - 1, 0) :]) == {full.num_grad_calls}
     if warmup_steps == 100:
         assert with_gradient[0] == one_step
-        # The warm-up has equal parts: each number of calls lasts for equally many steps, within one
-        # step.
+        # Each number of calls lasts for equally many steps, within one step.
         lengths = [with_gradient[: warmup_steps - 1].count(n) for n in range(one_step, full.num_grad_calls)]
         assert not lengths or max(lengths) - min(lengths) <= 1
-
-
-def test_a_warmup_of_zero_steps_has_no_effect() -> None:
-    config = small_config("trm", backprop="all", backprop_warmup_steps=0)
-    assert config.depth_at(1, 10) == config.depth
 
 
 def _staged(*stages: tuple[float, int, int], **changes: Any) -> Any:
@@ -128,7 +94,6 @@ def _staged(*stages: tuple[float, int, int], **changes: Any) -> Any:
     ("ends", "last_step", "last_of_stages"),
     [
         ((0.25, 0.5), 8, (2, 4)),
-        ((0.3, 0.6), 10, (3, 6)),
         ((0.3, 0.6), 11, (3, 6)),  # the exact boundaries are 3.3 and 6.6
         ((0.1, 0.7), 1000, (100, 700)),
         ((0.29, 0.57), 100, (29, 57)),  # in floating point 0.57 * 100 is less than 57
@@ -152,22 +117,18 @@ def test_warmup_and_curriculum_can_be_combined() -> None:
     config = _staged((0.5, 1, 2), backprop="all", backprop_warmup_steps=8)
     depths = [config.depth_at(step, 10) for step in range(1, 11)]
     assert [d.num_calls for d in depths] == [3] * 5 + [21] * 5
-    # The warm-up goes from 2 to 3 calls in the first stage and from 2 to 21 in the second. Each
-    # step takes its share of the range of its own stage.
+    # It goes from 2 to 3 calls in the first stage and from 2 to 21 in the second.
     assert [d.num_grad_calls for d in depths] == [2 + (1 if s < 6 else 19) * min(s, 8) // 8 for s in range(1, 11)]
 
 
 def test_backprop_is_limited_to_the_calls_of_a_shallow_stage() -> None:
     config = _staged((0.5, 1, 2), backprop=5)
-    assert config.depth_at(1, 10) == Depth(1, 2, 3, 3)
-    assert config.depth_at(10, 10) == Depth(3, 6, 21, 5)
+    assert [config.depth_at(step, 10) for step in (1, 10)] == [Depth(1, 2, 3, 3), Depth(3, 6, 21, 5)]
 
 
 @pytest.mark.parametrize("ends", [(0.5, 0.5), (0.6, 0.3), (0.0,), (1.0,), (0.5, 1.2), (-0.1,)])
 def test_stages_must_grow_within_the_run(ends: tuple[float, ...]) -> None:
-    with pytest.raises(
-        ValidationError, match=r"depth_curriculum ends its stages at \[.*give increasing shares of the run"
-    ):
+    with pytest.raises(ValidationError, match="give increasing shares of the run"):
         _staged(*((end, 1, 1) for end in ends))
 
 
@@ -194,36 +155,26 @@ def _by_hand(model: TokenModel, num_grad_calls: int, batch: dict[str, Tensor]) -
     z_H, z_L = states["z_H"], states["z_L"]
     remaining = H_cycles * (L_cycles + 1)
     for _ in range(H_cycles):
-        for _ in range(L_cycles):
-            if remaining > num_grad_calls:
-                with torch.no_grad():
+        for of_H in [False] * L_cycles + [True]:
+            with torch.set_grad_enabled(remaining <= num_grad_calls):
+                if of_H:
+                    z_H = H_level(z_H + z_L, rotary=rotary)
+                else:
                     z_L = L_level(z_L + z_H + x_BTD, rotary=rotary)
-            else:
-                z_L = L_level(z_L + z_H + x_BTD, rotary=rotary)
             remaining -= 1
-        if remaining > num_grad_calls:
-            with torch.no_grad():
-                z_H = H_level(z_H + z_L, rotary=rotary)
-        else:
-            z_H = H_level(z_H + z_L, rotary=rotary)
-        remaining -= 1
     q_halt_B, q_continue_B = model.q_head(z_H[:, 0]).unbind(-1)
     return gradients_of(model, ({}, model.lm_head(z_H[:, model.prefix_len :]), q_halt_B, q_continue_B))
 
 
 @pytest.mark.parametrize("name", ["hrm", "trm"])
-@pytest.mark.parametrize("num_grad_calls", [2, 3, 4, 5, 7, 8])
+@pytest.mark.parametrize("num_grad_calls", [2, 3, 5, 8])
 def test_gradient_is_that_of_the_recursion_cut_by_hand(name: str, num_grad_calls: int) -> None:
     model, batch = small_model(name, H_cycles=2, L_cycles=3, backprop=num_grad_calls), random_batch(BATCH)
     ours = gradients_of(model, run(model, batch))
     assert_same_gradients(ours, _by_hand(model, num_grad_calls, batch), tolerance=1e-6)
     if num_grad_calls < 8:  # the gradient differs from that of a recursion cut one call earlier
         deeper = _by_hand(model, num_grad_calls + 1, batch)
-        assert max(_relative_error(ours[name], gradient) for name, gradient in deeper.items()) > 1e-3
-
-
-def _relative_error(ours: Tensor, theirs: Tensor) -> float:
-    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+        assert any((ours[name] - of).abs().max() > 1e-3 * of.abs().max() for name, of in deeper.items())
 
 
 @pytest.mark.parametrize("forward_dtype", ["float32", "bfloat16"])
@@ -232,7 +183,6 @@ def test_activation_checkpointing_changes_no_bit_and_keeps_less(name: str, forwa
     layers = {"hrm": ["H_layers", "L_layers"], "trm": ["L_layers"]}.get(name, ["num_layers"])
 
     def trained(checkpointing: str) -> tuple[list[Tensor], int]:
-        """Return the outputs and gradients of a segment, and the bytes that it kept for them."""
         options: dict[str, Any] = dict.fromkeys(layers, 2) | {"forward_dtype": forward_dtype}
         model, num_bytes = small_model(name, activation_checkpointing=checkpointing, **options), 0
 
@@ -254,9 +204,9 @@ def test_activation_checkpointing_changes_no_bit_and_keeps_less(name: str, forwa
     assert kept_by_cycle < kept_by_block < kept / 2
 
 
-@pytest.mark.parametrize(("stored", "meaning"), [(False, "none"), (True, "cycle")])
-def test_the_boolean_activation_checkpointing_of_older_runs_is_accepted(stored: bool, meaning: str) -> None:
-    assert small_config("hrm", activation_checkpointing=stored).activation_checkpointing == meaning
+def test_the_boolean_activation_checkpointing_of_older_runs_is_accepted() -> None:
+    found = [small_config("hrm", activation_checkpointing=stored).activation_checkpointing for stored in (False, True)]
+    assert found == ["none", "cycle"]
 
 
 # ---- FP8 ---------------------------------------------------------------------------------------
@@ -298,25 +248,26 @@ def test_fp8_is_for_calls_of_training_without_gradient(
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
+    ("name", "changes", "schedule"),
     [
-        ("hrm", {"backprop": "all", "halt_max_steps": 1}),
-        ("transformer", {}),
-        ("trm", {"backprop": 3, "H_cycles": 1}),
+        ("hrm", {"backprop": "all", "halt_max_steps": 1}, {}),
+        ("transformer", {}, {}),
+        ("trm", {"backprop": "all"}, {"backprop_warmup_steps": 9}),
+        (
+            "trm",
+            {"backprop": 3, "H_cycles": 1},
+            {"depth_curriculum": [{"until": 0.5, "H_cycles": 2, "L_cycles": 2}]},
+        ),
     ],
 )
-def test_fp8_without_a_call_to_compute_is_refused(name: str, changes: dict[str, Any]) -> None:
+def test_fp8_without_a_call_to_compute_is_refused(name: str, changes: dict[str, Any], schedule: dict[str, Any]) -> None:
     small_config(name, **changes)
     with pytest.raises(ValidationError, match="every call carries gradient; set fp8_no_grad to false, or backprop"):
         small_config(name, fp8_no_grad=True, **changes)
-
-
-def test_a_schedule_may_leave_calls_for_fp8() -> None:
-    small_config("trm", fp8_no_grad=True, backprop="all", backprop_warmup_steps=9)
-    stages = [{"until": 0.5, "H_cycles": 2, "L_cycles": 2}]
-    small_config("trm", fp8_no_grad=True, backprop=3, H_cycles=1, depth_curriculum=stages)
+    if schedule:  # leaves calls for FP8
+        small_config(name, fp8_no_grad=True, **changes, **schedule)
 
 
 def test_fp8_needs_a_hidden_size_that_it_can_multiply() -> None:
-    with pytest.raises(ValidationError, match="multiples of 16, and hidden_size is 24; change it, or set fp8_no_grad"):
+    with pytest.raises(ValidationError, match="hidden_size is 24"):
         small_config("hrm", fp8_no_grad=True, hidden_size=24, puzzle_emb_ndim=24)

@@ -2,13 +2,15 @@
 
 # B = batch, T = positions, D = hidden size
 
+import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.attention import rotary_tables
+from models.attention import apply_rotary, rotary_tables, rotary_tables_2d
 from models.block import Block
 from models.layers import (
     MLPS,
@@ -26,11 +28,18 @@ from models.layers import (
     to_fp8,
     truncated_normal,
 )
-from tests.models.helpers import naive_block, naive_mlp, naive_rms, needs_fp8
+from tests.models.helpers import blank_model, naive_block, naive_mlp, naive_rms, naive_rotate, needs_fp8
 
 
 def _generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def _block(**changes: Any) -> Block:
+    options: dict[str, Any] = {"num_positions": 5, "mlp_t": False, "width_multiple": 16}
+    block = Block(hidden_size=12, num_heads=3, expansion=4.0, **(options | changes))
+    _init(block)
+    return block
 
 
 def _randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -66,39 +75,9 @@ def test_swiglu_widths(dim: int, expansion: float, multiple: int, width: int) ->
     assert swiglu_width(dim, expansion, multiple) == width
 
 
-@pytest.mark.parametrize("kind", MLPS)
-def test_mlps_equal_their_definitions(kind: MlpKind) -> None:
-    layer = MLPS[kind](8, 32)
-    _init(layer)
-    x_BTD = 3 * _randn(2, 3, 8)
-    for x_TD, y_TD in zip(x_BTD, layer(x_BTD), strict=True):
-        torch.testing.assert_close(y_TD.double(), naive_mlp(layer, x_TD), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("mlp", MLPS)
-@pytest.mark.parametrize("mlp_t", [False, True])
-def test_a_block_normalizes_after_each_sum(mlp: MlpKind, mlp_t: bool) -> None:
-    block = Block(hidden_size=12, num_heads=3, expansion=4.0, width_multiple=16, num_positions=5, mlp_t=mlp_t, mlp=mlp)
-    _init(block)
-    assert (block.mlp_t is None) != (block.self_attn is None)
-    x_TD = _randn(5, 12)
-    y_BTD = block(x_TD[None], None if mlp_t else rotary_tables(5, 4, 50.0))
-    torch.testing.assert_close(y_BTD[0].double(), naive_block(block, x_TD, 50.0), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("prefix_len", [0, 1, 3])
 def test_a_convolution_over_the_board_equals_loops_over_neighbours(prefix_len: int) -> None:
-    block = Block(
-        hidden_size=12,
-        num_heads=3,
-        expansion=4.0,
-        width_multiple=16,
-        num_positions=99,
-        mlp_t=False,
-        conv_2d=True,
-        prefix_len=prefix_len,
-    )
-    _init(block)
+    block = _block(conv_2d=True, prefix_len=prefix_len)
     for side in (2, 5):
         x_TD = _randn(prefix_len + side * side, 12)
         expected = naive_block(block, x_TD, None)
@@ -110,8 +89,7 @@ def test_a_convolution_over_the_board_equals_loops_over_neighbours(prefix_len: i
 @pytest.mark.parametrize("mlp", MLPS)
 def test_mlp_t_multiplies_all_slots_at_once(mlp: MlpKind) -> None:
     """Products slot by slot took a fifth of the time of a compiled step (docs/lab/log.md)."""
-    block = Block(hidden_size=12, num_heads=3, expansion=4.0, width_multiple=16, num_positions=5, mlp_t=True, mlp=mlp)
-    _init(block)
+    block = _block(mlp_t=True, mlp=mlp)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         block(_randn(2, 5, 12).bfloat16(), None)
     products = set(counter.get_flop_counts()["Global"])
@@ -123,9 +101,8 @@ def test_truncated_normal_has_the_requested_std() -> None:
     # The standard error of this std is 0.0004; truncation without the correction would give 0.44.
     assert sample.std().item() == pytest.approx(0.5, abs=0.002)
     assert sample.mean().item() == pytest.approx(0, abs=0.004)
-    assert sample.abs().max().item() == pytest.approx(
-        2 * 0.5 / 0.87963, abs=0.002
-    )  # two sigma of the normal distribution before the cut
+    # Two sigma of the normal distribution before the cut.
+    assert sample.abs().max().item() == pytest.approx(2 * 0.5 / 0.87963, abs=0.002)
 
 
 def test_weights_of_text_are_a_normal_distribution_reduced_modulo_3() -> None:
@@ -136,23 +113,59 @@ def test_weights_of_text_are_a_normal_distribution_reduced_modulo_3() -> None:
     assert abs(drawn.std().item() / 0.5 - 1) < 5e-3
 
 
-def test_a_convolution_starts_like_one_of_torch() -> None:
-    """Weights and bias are uniform in +-1/sqrt(2), as in the published code."""
-    layer, theirs = ConvSwiGLU(512, 5632), torch.nn.Conv1d(5632, 5632, kernel_size=2, groups=5632)
+def test_weights_and_bias_of_a_convolution_are_uniform_as_in_the_published_code() -> None:
+    layer, limit = ConvSwiGLU(512, 5632), 1 / math.sqrt(2)
     fill(layer.initial_values(_generator()))
-    assert layer.conv_bias_W is not None and theirs.bias is not None
-    assert (layer.conv_weight_W12.shape, layer.conv_bias_W.shape) == (theirs.weight.shape, theirs.bias.shape)
-    for own, published in ((layer.conv_weight_W12, theirs.weight), (layer.conv_bias_W, theirs.bias)):
-        for values in (own, published):
-            assert values.abs().max().item() == pytest.approx(1 / math.sqrt(2), rel=0.01)
-            assert values.std().item() == pytest.approx(1 / math.sqrt(2) / math.sqrt(3), rel=0.03)  # uniform
-            assert values.mean().item() == pytest.approx(0, abs=0.03)
+    assert layer.conv_bias_W is not None
+    for values in (layer.conv_weight_W12, layer.conv_bias_W):
+        assert values.abs().max().item() == pytest.approx(limit, rel=0.01)
+        assert values.std().item() == pytest.approx(limit / math.sqrt(3), rel=0.03)
+        assert values.mean().item() == pytest.approx(0, abs=0.03)
 
 
 def test_a_convolution_may_have_no_bias() -> None:
     layer, x_TD = ConvSwiGLU(8, 32, conv_bias=False), _randn(3, 8)
     _init(layer)
     torch.testing.assert_close(layer(x_TD[None])[0].double(), naive_mlp(layer, x_TD), rtol=1e-5, atol=1e-5)
+
+
+# ---- rotary positions ---------------------------------------------------------------------------
+
+PREFIX, SIDE, HEAD_DIM, THETA = 2, 3, 8, 100.0
+
+
+def test_rotary_angles_are_float32_even_for_bfloat16() -> None:
+    cos_TH, _ = rotary_tables(1000, 64, 10000.0)
+    assert cos_TH.dtype == torch.float32
+    x_BNTH = _randn(1, 1, 1000, 64).bfloat16()
+    turned = apply_rotary(x_BNTH, rotary_tables(1000, 64, 10000.0))
+    expected = naive_rotate(x_BNTH[0, 0, 999], 999, 10000.0)
+    assert turned.dtype == torch.bfloat16
+    torch.testing.assert_close(turned[0, 0, 999].double(), expected, rtol=2**-8, atol=1e-3)
+
+
+def test_rotary_2d_turns_half_of_the_pairs_by_the_row_and_half_by_the_column() -> None:
+    x_H = _randn(HEAD_DIM)
+    tables = rotary_tables_2d(PREFIX, SIDE * SIDE, HEAD_DIM, THETA)
+    turned_TH = apply_rotary(x_H.expand(1, 1, PREFIX + SIDE * SIDE, HEAD_DIM), tables)[0, 0]
+    assert torch.equal(turned_TH[:PREFIX], x_H.expand(PREFIX, HEAD_DIM))
+    pairs = HEAD_DIM // 2
+    for row, column in itertools.product(range(SIDE), repeat=2):
+        expected_H = x_H.double().clone()
+        for i in range(pairs):
+            # The pairs of the row and the pairs of the column each have all frequencies of a
+            # one-dimensional rotary.
+            place, frequency = (row, i) if i < pairs // 2 else (column, i - pairs // 2)
+            angle = (place + 1) * THETA ** (-4 * frequency / HEAD_DIM)
+            turned = complex(x_H[i], x_H[i + pairs]) * complex(math.cos(angle), math.sin(angle))
+            expected_H[i], expected_H[i + pairs] = turned.real, turned.imag
+        turned_H = turned_TH[PREFIX + row * SIDE + column].double()
+        torch.testing.assert_close(turned_H, expected_H, rtol=1e-5, atol=1e-6, msg=f"cell {row}, {column}")
+
+
+def test_rotary_2d_needs_a_square_number_of_cells() -> None:
+    with pytest.raises(ValueError, match="8 tokens"):
+        blank_model(pos_encodings="rope_2d", seq_len=8)
 
 
 # ---- FP8 ---------------------------------------------------------------------------------------

@@ -16,7 +16,16 @@ from models.act import ActObjective, ActSettings, draw_random_halts, draw_seeds,
 from models.dropout import Dropout, attend_with_dropout, kept
 from models.se_rrm import SERRM, SERRMBlock
 from models.symbols import NUM_SPECIAL, confidence_logit
-from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, naive_mlp, naive_rms, naive_rotate, random_batch
+from tests.models.helpers import (
+    NUM_PUZZLES,
+    SEQ_LEN,
+    VOCAB_SIZE,
+    fresh_state,
+    naive_mlp,
+    naive_rms,
+    naive_rotate,
+    random_batch,
+)
 from tests.models.helpers import small_options as options
 from utils.batch import Batch
 
@@ -38,24 +47,21 @@ def _model(*, seq_len: int = SEQ_LEN, vocab_size: int = VOCAB_SIZE, **changes: A
 def _run(model: SERRM, batch: Batch, seeds_B: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return the state, the logits and the logit of the confidence after a fresh segment."""
     num_slots = len(batch["inputs"])
-    state = model.reset(model.initial_state(num_slots, torch.device("cpu")), torch.ones(num_slots, dtype=torch.bool))
+    state = fresh_state(model, num_slots)
     table = model.puzzle_embedding
     rows_BE = None if table is None else table.rows(batch["puzzle_identifiers"])
     state, logits_BSV, q_halt_B, _ = model(state, batch["inputs"], rows_BE, model.config.depth, seeds_B)
     return state["z"], logits_BSV, q_halt_B
 
 
-def _naive_attention(layer: Any, x_TD: Tensor, num_heads: int, head_dim: int, angles_T: list[Any] | None) -> Tensor:
-    """Attend in float64. The angles of a position are (row, column), or None for no rotation."""
+def _naive_attention(layer: Any, x_TD: Tensor, num_heads: int, places_T: list[Any] | None) -> Tensor:
+    """Attend in float64. The places of a position are (row, column), or None for no rotation."""
     q, k, v = (x_TD.double() @ part.double().T for part in layer.qkv_proj.weight.chunk(3))
     heads = []
-    for head in range(num_heads):
-        columns = slice(head * head_dim, (head + 1) * head_dim)
-        qh, kh, vh = q[:, columns], k[:, columns], v[:, columns]
-        if angles_T is not None:
-            qh, kh = (torch.stack(list(map(_naive_turn, m, angles_T))) for m in (qh, kh))
-        p = (qh @ kh.T / head_dim**0.5).softmax(-1)
-        heads.append(p @ vh)
+    for qh, kh, vh in zip(*(m.chunk(num_heads, 1) for m in (q, k, v)), strict=True):
+        if places_T is not None:
+            qh, kh = (torch.stack(list(map(_naive_turn, m, places_T))) for m in (qh, kh))
+        heads.append((qh @ kh.T / qh.shape[1] ** 0.5).softmax(-1) @ vh)
     return torch.cat(heads, 1) @ layer.o_proj.weight.double().T
 
 
@@ -63,20 +69,18 @@ def _naive_turn(x_H: Tensor, place: tuple[int, int] | None) -> Tensor:
     """Turn the even quarters of a head by the row, and the odd ones by the column."""
     if place is None:
         return x_H
-    quarter = len(x_H) // 4
-    out = x_H.clone()
-    for position, first in zip(place, (0, quarter), strict=True):
-        index = [*range(first, first + quarter), *range(2 * quarter + first, 3 * quarter + first)]
-        out[index] = naive_rotate(x_H[index], position, 10000.0)
-    return out
+    out_4Q = x_H.view(4, -1).clone()
+    for position, quarters in zip(place, ([0, 2], [1, 3]), strict=True):
+        out_4Q[quarters] = naive_rotate(out_4Q[quarters].flatten(), position, 10000.0).view(2, -1)
+    return out_4Q.flatten()
 
 
 @torch.no_grad()
 def _naive_block(block: SERRMBlock, x_VTD: Tensor, places_T: list[Any]) -> Tensor:
     x_VTD = x_VTD.double()
-    mixed = torch.stack([_naive_attention(block.attn, x_TD, 2, 8, places_T) for x_TD in x_VTD])
+    mixed = torch.stack([_naive_attention(block.attn, x_TD, 2, places_T) for x_TD in x_VTD])
     x_VTD = naive_rms(x_VTD + mixed)
-    over_symbols = [_naive_attention(block.attn_t, x_VTD[:, t], 1, 6, None) for t in range(x_VTD.shape[1])]
+    over_symbols = [_naive_attention(block.attn_t, x_VTD[:, t], 1, None) for t in range(x_VTD.shape[1])]
     x_VTD = naive_rms(x_VTD + torch.stack(over_symbols, 1))
     return naive_rms(x_VTD + torch.stack([naive_mlp(block.mlp, x_TD) for x_TD in x_VTD]))
 
@@ -118,7 +122,7 @@ def test_a_cell_has_its_symbol_and_zeros_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"add_tokens": 2}, {"pos_encodings": "rope"}, {"pos_encodings": "learned"}])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_renaming_the_symbols_renames_the_answer(changes: dict[str, Any], seed: int) -> None:
     model, batch = _model(**changes), random_batch(BATCH, seed=seed)
     # All symbols occur. Those that a puzzle lacks have equal logits, which no argmax tells apart.
@@ -152,16 +156,17 @@ def test_a_puzzle_row_is_renamed_with_its_symbols() -> None:
 def test_symbols_with_embeddings_of_their_own_are_not_alike() -> None:
     model, batch = _model(equivariant_symbols=False), random_batch(BATCH)
     new_V = torch.tensor([0, 1, 3, 2, 4, 5, 6])
-    _, logits_BSV, _ = _run(model, batch)
-    _, renamed_BSV, _ = _run(model, batch | {"inputs": new_V[batch["inputs"].long()].int()})
-    assert (renamed_BSV[..., new_V] - logits_BSV).abs().max() > 1e-3
+    logits, renamed = (
+        _run(model, batch | {"inputs": of})[1] for of in (batch["inputs"], new_V[batch["inputs"].long()])
+    )
+    assert (renamed[..., new_V] - logits).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("changes", [{}, {"pos_encodings": "rope"}, {"add_tokens": 2}])
-def test_a_model_free_of_sizes_has_the_same_weights_for_all_sizes(changes: dict[str, Any]) -> None:
-    one, other = _model(**changes), _model(seq_len=16, vocab_size=11, **changes)
-    assert one.config.is_free_of_sizes
-    assert {n: t.shape for n, t in one.state_dict().items()} == {n: t.shape for n, t in other.state_dict().items()}
+def test_a_model_free_of_sizes_has_the_same_weights_for_all_sizes() -> None:
+    for changes in ({}, {"pos_encodings": "rope"}, {"add_tokens": 2}):
+        one, other = _model(**changes), _model(seq_len=16, vocab_size=11, **changes)
+        assert one.config.is_free_of_sizes
+        assert {n: t.shape for n, t in one.state_dict().items()} == {n: t.shape for n, t in other.state_dict().items()}
 
 
 # ---- confidence and halting --------------------------------------------------------------------
@@ -193,7 +198,7 @@ def test_halts_are_drawn_afresh_from_seed_and_step() -> None:
     assert set(draws.unique().tolist()) == {0, 16}
     assert 0.09 < (draws == 0).float().mean() < 0.11
     assert torch.equal(draws[5], draw_random_halts(7, 5, 200, 0.1, 16))
-    assert not torch.equal(draws[5], draws[6])
+    assert not torch.equal(draws[5], draws[6]) and not torch.equal(draws[5], draw_random_halts(8, 5, 200, 0.1, 16))
 
 
 # ---- dropout -----------------------------------------------------------------------------------
@@ -247,29 +252,22 @@ def test_every_attention_of_a_segment_draws_another_mask(monkeypatch: pytest.Mon
     assert len(set(seen)) == len(seen)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "block", "cycle"])
-def test_checkpointing_drops_the_same(checkpointing: str) -> None:
+def test_checkpointing_drops_the_same() -> None:
     batch, seeds_B = random_batch(BATCH), draw_seeds(3, 4, BATCH)
 
-    def gradients(value: str) -> list[Tensor]:
-        model = _model(dropout=0.3, activation_checkpointing=value)
+    def gradients(checkpointing: str) -> list[Tensor]:
+        model = _model(dropout=0.3, activation_checkpointing=checkpointing)
         _run(model, batch, seeds_B)[1].square().sum().backward()
         return [weight.grad for weight in model.parameters() if weight.grad is not None]
 
-    for one, other in zip(gradients("none"), gradients(checkpointing), strict=True):
-        assert torch.equal(one, other)
+    for of_weight in zip(*map(gradients, ("none", "block", "cycle")), strict=True):
+        assert all(torch.equal(of_weight[0], other) for other in of_weight[1:])
 
 
 def test_parts_of_a_step_get_their_own_draws() -> None:
     model, batch = _model(dropout=0.3), random_batch(4)
-    settings = ActSettings(
-        model.config.depth,
-        model.config.loss,
-        IGNORE_LABEL,
-        4,
-        min_halt_steps_B=torch.tensor([0, 4, 0, 4]),
-        seeds_B=draw_seeds(0, 1, 4),
-    )
+    halts_B, config = torch.tensor([0, 4, 0, 4]), model.config
+    settings = ActSettings(config.depth, config.loss, IGNORE_LABEL, 4, halts_B, seeds_B=draw_seeds(0, 1, 4))
     objective, carry = ActObjective(model), initial_carry(model, batch)
     whole = objective.run(carry, batch, settings)
     parts = [objective.run(*part) for part in objective.split(carry, batch, settings, 2)]
@@ -278,13 +276,3 @@ def test_parts_of_a_step_get_their_own_draws() -> None:
     torch.testing.assert_close(joined.state["z"], whole.carry.state["z"], rtol=1e-5, atol=1e-5)
     none = replace(settings, seeds_B=None)
     assert objective.run(carry, batch, none).loss != whole.loss
-
-
-@pytest.mark.parametrize("changes", [{"head_dim": 6}, {"head_dim": 7, "pos_encodings": "rope"}])
-def test_heads_that_positions_cannot_turn_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="positions turn groups of"):
-        _model(**changes)
-
-
-def test_the_published_name_of_the_grid_is_read() -> None:
-    assert _model(pos_encodings="rope2d").config.pos_encodings == "rope_2d"

@@ -9,9 +9,9 @@ import torch
 from models.act import initial_carry, segment
 from models.base import RecursiveModel
 from models.carry import State
-from models.inference import Slots, Trace, trace
+from models.inference import Slots, trace
 from models.trajectories import Trajectories
-from tests.models.helpers import random_batch, small_model
+from tests.models.helpers import fresh_state, random_batch, run, small_model
 from utils.batch import Batch
 
 NUM, STEPS, COUNT, NOISE = 7, 4, 3, 0.8
@@ -23,73 +23,42 @@ def batch() -> Batch:
     return random_batch(NUM)
 
 
-def _one(batch: Batch, n: int) -> Batch:
-    return {name: tensor[n : n + 1] for name, tensor in batch.items()}
-
-
 @torch.no_grad()
-def _by_hand(model: RecursiveModel, one: Batch, row: int, k: int) -> list[tuple[list[int], float]]:
+def _by_hand(model: RecursiveModel, one: Batch, row: int, k: int, noise: float) -> list[tuple[list[int], float]]:
     """Return the answer and q_halt after each segment of a trajectory: the definition."""
-    state = model.reset(model.initial_state(1, torch.device("cpu")), torch.tensor([True]))
-    rows = None if model.puzzle_embedding is None else model.puzzle_embedding.rows(one["puzzle_identifiers"])
+    state = fresh_state(model, 1)
+    last = list(state)[-1]
+    state[last] = model.starts()[k % model.config.num_states].expand_as(state[last])
     said = []
     for t in range(1, STEPS + 1):
         if k > 0:
             (drawn,) = np.random.SeedSequence([0x2605, TRAJECTORIES.seed, row, k, t]).generate_state(1, np.uint64)
             generator = torch.Generator().manual_seed(int(drawn) >> 1)
-            state = {name: z + NOISE * torch.randn(z.shape[1:], generator=generator) for name, z in state.items()}
-        state, logits_1SV, q_halt_1, _ = model(state, one["inputs"], rows, model.config.depth)
+            state = {name: z + noise * torch.randn(z.shape[1:], generator=generator) for name, z in state.items()}
+        state, logits_1SV, q_halt_1, _ = run(model, one, state=state)
         said.append((logits_1SV[0].argmax(-1).tolist(), float(q_halt_1)))
     return said
 
 
-@pytest.mark.parametrize("name", ["hrm", "trm", "urm"])
-def test_a_trajectory_adds_its_own_noise_before_each_segment(name: str, batch: Batch) -> None:
-    model = small_model(name)
-    answers = set()
+@pytest.mark.parametrize(
+    ("name", "num_states", "noise"),
+    [("hrm", 1, NOISE), ("trm", 1, NOISE), ("urm", 1, NOISE), ("trm", 2, 0.0), ("urm", 2, 0.0)],
+)
+def test_a_trajectory_has_its_start_and_adds_its_own_noise_before_each_segment(
+    name: str, num_states: int, noise: float, batch: Batch
+) -> None:
+    model, trajectories = small_model(name, num_states=num_states), Trajectories(COUNT, noise, TRAJECTORIES.seed)
+    confidences = set()
     for row, k in ((0, 0), (0, 1), (0, 2), (5, 1)):
-        seen = _trace(model, _one(batch, row), [100 + row], range(k, k + 1))
-        expected = _by_hand(model, _one(batch, row), 100 + row, k)
+        one = {name: tensor[row : row + 1] for name, tensor in batch.items()}
+        ((numbers_N, spread),) = trajectories.spread(iter([(np.array([100 + row]), one)]), range(k, k + 1))
+        seen = trace(model, spread, STEPS, trajectories=trajectories, numbers_N=numbers_N)
+        expected = _by_hand(model, one, 100 + row, k, noise)
         assert seen.predictions_TNS[:, 0].tolist() == [answer for answer, _ in expected]
         q_halt = torch.tensor([q for _, q in expected])
         assert seen.confidence_TN[:, 0].tolist() == pytest.approx(q_halt.sigmoid().tolist(), abs=1e-5)
-        answers.add(tuple(seen.confidence_TN[:, 0].tolist()))
-    assert len(answers) == 4
-
-
-def _trace(model: RecursiveModel, batch: Batch, rows: list[int], chosen: range) -> Trace:
-    ((numbers_N, spread),) = TRAJECTORIES.spread(iter([(np.array(rows), batch)]), chosen)
-    return trace(model, spread, STEPS, trajectories=TRAJECTORIES, numbers_N=numbers_N)
-
-
-def test_the_first_trajectory_is_the_plain_pass(batch: Batch) -> None:
-    model = small_model()
-    seen, plain = _trace(model, batch, list(range(NUM)), range(1)), trace(model, batch, STEPS)
-    assert torch.equal(seen.predictions_TNS, plain.predictions_TNS)
-    assert torch.equal(seen.confidence_TN, plain.confidence_TN)
-    silent = Trajectories(COUNT, 0.0, seed=11)
-    seen = trace(model, batch, STEPS, trajectories=silent, numbers_N=np.arange(1, NUM + 1))
-    assert torch.equal(seen.confidence_TN, plain.confidence_TN)
-
-
-@pytest.mark.parametrize("name", ["trm", "urm"])
-def test_trajectories_of_a_model_with_several_initial_states_begin_there(name: str, batch: Batch) -> None:
-    model = small_model(name, num_states=2)
-    silent = Trajectories(COUNT, 0.0, seed=0)
-    ((numbers_N, spread),) = silent.spread(iter([(np.array([4]), _one(batch, 4))]), range(COUNT))
-    seen = trace(model, spread, STEPS, trajectories=silent, numbers_N=numbers_N)
-    for k, first in enumerate(model.starts()[[0, 1, 0]]):
-        state = model.reset(model.initial_state(1, torch.device("cpu")), torch.tensor([True]))
-        last = list(state)[-1]
-        state[last] = first.expand_as(state[last])
-        assert model.puzzle_embedding is not None
-        rows = model.puzzle_embedding.rows(batch["puzzle_identifiers"][4:5])
-        for t in range(STEPS):
-            with torch.no_grad():
-                state, _, q_halt_1, _ = model(state, batch["inputs"][4:5], rows, model.config.depth)
-            assert float(seen.confidence_TN[t, k]) == pytest.approx(float(q_halt_1.sigmoid()), abs=1e-5)
-    assert torch.equal(seen.confidence_TN[:, 0], seen.confidence_TN[:, 2])
-    assert not torch.equal(seen.confidence_TN[:, 0], seen.confidence_TN[:, 1])
+        confidences.add(tuple(seen.confidence_TN[:, 0].tolist()))
+    assert len(confidences) == (4 if noise else 3), "without noise, trajectory 2 begins as trajectory 0"
 
 
 def test_noise_depends_on_seed_example_trajectory_and_segment() -> None:

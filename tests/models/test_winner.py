@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.act import ActObjective, ActSettings, segment
+from models.act import ActObjective, ActSettings, loss_of_slots, segment
 from models.base import RecursiveModel
 from models.carry import Carry, State
-from models.losses import act_loss, mean_token_loss
+from models.losses import mean_token_loss
 from tests.models.helpers import blank_model, random_batch, seed_with, small_model, small_symbol_model
 from utils.batch import Batch
 from utils.errors import UserError
@@ -31,8 +31,6 @@ def _settings(model: RecursiveModel) -> ActSettings:
 
 
 class Alone:
-    """The trajectories of one slot, each run alone: the definition."""
-
     def __init__(self, model: RecursiveModel) -> None:
         self._model = model
         self.halted, self.steps = True, 0
@@ -61,14 +59,7 @@ class Alone:
         self.halted = bool(carry.halted_B)
         last = list(carry.state)[-1]
         self.states = [carry.state | {last: own.state[last]} for own, _ in found]
-        loss, self.sums = act_loss(
-            self.outputs,
-            labels,
-            halted_B=carry.halted_B,
-            steps_B=carry.steps_B,
-            config=model.config.loss,
-            ignore_label=IGNORED,
-        )
+        loss, self.sums = loss_of_slots(self.outputs, carry, _settings(model))
         return loss
 
 
@@ -99,7 +90,7 @@ def test_each_slot_is_trained_by_its_best_trajectory(name: str) -> None:
     slots = [Alone(model) for _ in range(NUM_SLOTS)]
     for batch in _batches(4, vocab_size=model.vocab_size):
         model.zero_grad()
-        expected = torch.stack([alone.step(_one(batch, slot)) for slot, alone in enumerate(slots)]).sum() / NUM_SLOTS
+        expected = torch.stack([alone.step(_one(batch, slot)) for slot, alone in enumerate(slots)]).sum()
         expected.backward()
         gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
         model.zero_grad()

@@ -48,6 +48,10 @@ def test_the_scale_equals_its_definition() -> None:
     """Compare the scale with a plain count, with overflows before and after the scale has grown."""
     scale, expected, in_a_row = LossScale(), 2.0**16, 0
     for step in range(5200):
+        if step == 3000:  # resume from a checkpoint
+            saved, scale = scale.tensors(), LossScale()
+            for name, tensor in saved.items():
+                scale.tensors()[name].copy_(tensor)
         overflows = step in (10, 11, 2010, 2011, 4500)
         if overflows:
             expected, in_a_row = expected / 2, 0
@@ -65,19 +69,6 @@ def test_at_the_smallest_scale_a_step_is_taken_though_it_is_not_finite(value: fl
     answers = [scale.update([torch.tensor(value)], WORLD) for _ in range(18)]
     assert answers == [False] * 16 + [True] * 2
     assert scale.tensors()["scale"] == 1
-
-
-def test_the_scale_resumes_from_a_checkpoint() -> None:
-    kept, resumed = LossScale(), LossScale()
-    for gradient in [OVERFLOWN] + [FINE] * 1500:
-        kept.update([gradient], WORLD)
-    for name, tensor in kept.tensors().items():
-        resumed.tensors()[name].copy_(tensor)
-    for _ in range(500):
-        assert kept.tensors() == resumed.tensors()
-        for scale in (kept, resumed):
-            assert scale.update([FINE], WORLD)
-    assert resumed.tensors()["scale"] == 2**16
 
 
 def _check_rank(world: World) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optim.muon import Muon, orthogonal
+from optim.muon import Muon
 
 MOMENTUM, WEIGHT_DECAY = 0.9, 0.3
 RATES = [0.05, 0.02, 0.0, 0.04]
@@ -32,20 +32,19 @@ def _train(weight_RC: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
 
 
-def _reference(weight_RC: Tensor, *, momentum: float, weight_decay: float) -> Tensor:
-    """Compute the definition in double precision."""
+def _reference(weight_RC: Tensor) -> Tensor:
     num_rows, num_columns = weight_RC.shape
     weight_RC = weight_RC.double()
     mean_RC = torch.zeros_like(weight_RC)
     for step, lr in enumerate(RATES):
         gradient_RC = _random((num_rows, num_columns), 100 + step)
-        mean_RC = momentum * mean_RC + (1 - momentum) * gradient_RC
-        x_RC = momentum * mean_RC + (1 - momentum) * gradient_RC
+        mean_RC = MOMENTUM * mean_RC + (1 - MOMENTUM) * gradient_RC
+        x_RC = MOMENTUM * mean_RC + (1 - MOMENTUM) * gradient_RC
         x_RC = x_RC / x_RC.square().sum().sqrt()
         for _ in range(5):
             gram_RR = x_RC @ x_RC.T
             x_RC = 3.4445 * x_RC - 4.775 * gram_RR @ x_RC + 2.0315 * gram_RR @ gram_RR @ x_RC
-        weight_RC = (1 - lr * weight_decay) * weight_RC - lr * math.sqrt(max(1, num_rows / num_columns)) * x_RC
+        weight_RC = (1 - lr * WEIGHT_DECAY) * weight_RC - lr * math.sqrt(max(1, num_rows / num_columns)) * x_RC
     return weight_RC
 
 
@@ -53,15 +52,9 @@ def _reference(weight_RC: Tensor, *, momentum: float, weight_decay: float) -> Te
 def test_the_update_equals_the_definition(shape: tuple[int, int]) -> None:
     start_RC = _random(shape, 0)
     weight_RC = nn.Parameter(start_RC.clone())
-    _train(weight_RC, Muon([weight_RC], lr=1.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY))
-
-    def error(momentum: float, weight_decay: float) -> float:
-        expected_RC = _reference(start_RC, momentum=momentum, weight_decay=weight_decay)
-        return float((weight_RC.detach() - expected_RC).norm() / (expected_RC - start_RC).norm())
-
-    assert error(MOMENTUM, WEIGHT_DECAY) < 1e-5
-    assert error(MOMENTUM - 0.3, WEIGHT_DECAY) > 0.04
-    assert error(MOMENTUM, WEIGHT_DECAY - 0.2) > 0.04
+    _train(weight_RC, _muon(weight_RC))
+    expected_RC = _reference(start_RC)
+    assert (weight_RC.detach() - expected_RC).norm() < 1e-5 * (expected_RC - start_RC).norm()
 
 
 # The polynomials of URM's code, each for one iteration. The last one goes on.
@@ -103,24 +96,10 @@ def test_the_update_of_urm_equals_its_definition(shape: tuple[int, int], iterati
     assert (weight_RC.detach() - expected_RC).norm() < 1e-5 * (expected_RC - start_RC).norm()
 
 
-def test_fewer_iterations_give_a_rougher_orthogonal_matrix() -> None:
-    """The optimizer makes as many iterations as its option says."""
-    lengths = {n: torch.linalg.svdvals(orthogonal(_random((8, 8), 0), n)) for n in (1, 5)}
-    assert lengths[1].min() < 0.5 < lengths[5].min()
-    weight_RC = nn.Parameter(torch.zeros(6, 16))
-    weight_RC.grad = _random((6, 16), 1)
-    Muon([weight_RC], lr=1.0, momentum=0.0, weight_decay=0.0, iterations=3).step()
-    torch.testing.assert_close(weight_RC.detach(), -orthogonal(_random((6, 16), 1), 3))
-
-
-def test_a_zero_gradient_gives_a_finite_update() -> None:
+@pytest.mark.parametrize("gradient", [None, 0.0])
+def test_a_weight_with_a_gradient_of_zero_decays_and_one_without_is_left_alone(gradient: float | None) -> None:
     weight_RC = nn.Parameter(torch.ones(3, 4))
-    weight_RC.grad = torch.zeros(3, 4)
-    Muon([weight_RC], lr=0.5, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY).step()
-    assert torch.equal(weight_RC, torch.full((3, 4), 1 - 0.5 * WEIGHT_DECAY))
-
-
-def test_parameters_without_a_gradient_are_left_alone() -> None:
-    weight_RC = nn.Parameter(torch.ones(3, 4))
-    Muon([weight_RC], lr=0.5, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY).step()
-    assert torch.equal(weight_RC, torch.ones(3, 4))
+    if gradient is not None:
+        weight_RC.grad = torch.full((3, 4), gradient)
+    _muon(weight_RC).step()
+    assert torch.equal(weight_RC, torch.full((3, 4), 1.0 if gradient is None else 1 - WEIGHT_DECAY))

@@ -27,33 +27,22 @@ def _problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     table_PE = torch.randn(NUM_ROWS, DIM, generator=generator)
     ids_B = torch.randint(NUM_ROWS // 2, (BATCH,), generator=generator, dtype=torch.int32)
     grad_BE = torch.randint(-2, 3, (BATCH, DIM), generator=generator).float()
+    grad_BE[ids_B == ids_B[0]] = 0.0  # which decays nevertheless
     return table_PE, ids_B, grad_BE
 
 
 def _reference(table_PE: torch.Tensor, ids_B: torch.Tensor, grad_BE: torch.Tensor) -> torch.Tensor:
-    """Compute the definition, row by row."""
     for row in sorted(set(ids_B.tolist())):
         grad_E = grad_BE[ids_B == row].sum(0)
         table_PE[row] = table_PE[row] * (1 - LR * WEIGHT_DECAY) - LR * grad_E.sign()
     return table_PE
 
 
-def _check_rank(world: World) -> None:
-    table_PE, ids_B, grad_BE = _problem()
-    mine = world.slice_of(len(ids_B))
-    sparse_sign_sgd_(table_PE, ids_B[mine], grad_BE[mine], lr=LR, weight_decay=WEIGHT_DECAY, world=world)
-    torch.testing.assert_close(table_PE, _reference(*_problem()), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_update_is_independent_of_world_size(world_size: int) -> None:
-    run_ranks(_check_rank, world_size)
-
-
 def _check_uneven_shares(world: World) -> None:
-    weights = [3.0, 1.0, 2.0, 2.0][: world.size]
-    config = dist_config(timeout_s=60.0, rank_weights=weights)
-    world = connect_devices(world, "cpu", config)
+    """Slots name only the first half of the rows, so that some shards get no update."""
+    if world.size > 1:
+        weights = [3.0, 1.0, 2.0, 2.0][: world.size]
+        world = connect_devices(world, "cpu", dist_config(timeout_s=60.0, rank_weights=weights))
     _, ids_B, grad_BE = _problem()
     mine = world.slice_of(BATCH)
     for num_rows in (NUM_ROWS, 11, 2):  # 4 ranks share 20 rows evenly and 11 unevenly; with 2 rows some ranks have none
@@ -75,18 +64,9 @@ def _check_uneven_shares(world: World) -> None:
             torch.testing.assert_close(whole_PE, expected_PE, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_update_of_a_sharded_table_by_uneven_shares(world_size: int) -> None:
-    """Slots name only the first half of the rows, so that some shards get no update."""
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_update_does_not_depend_on_how_slots_and_rows_lie_over_ranks(world_size: int) -> None:
     run_ranks(_check_uneven_shares, world_size)
-
-
-def test_a_row_without_gradient_still_decays() -> None:
-    table_PE = torch.ones(2, DIM)
-    sparse_sign_sgd_(
-        table_PE, torch.tensor([1]), torch.zeros(1, DIM), lr=LR, weight_decay=WEIGHT_DECAY, world=World.single()
-    )
-    assert table_PE.tolist() == [[1.0] * DIM, [1 - LR * WEIGHT_DECAY] * DIM]
 
 
 def _is_finite(world: World, bad_rank: int) -> tuple[bool, bool]:

@@ -2,11 +2,9 @@
 
 # B = slots, S = tokens
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import yaml
@@ -22,7 +20,7 @@ from models.model import Model
 from models.parallel import ParallelConfig, parallelize
 from models.parallel.layout import Layout
 from optim.sparse_sign_sgd import sparse_sign_sgd_
-from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, small_model
+from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, random_batch, small_model
 from tests.utils.ranks.helpers import dist_config
 from utils.batch import Batch
 from utils.checkpoint.weights import gathered, own_parts, plan_of
@@ -47,16 +45,7 @@ def model_of(arch: str, **changes: Any) -> RecursiveModel:
 
 
 def batch_at(step: int) -> Batch:
-    generator = torch.Generator().manual_seed(100 + step)
-
-    def integers(high: int, *shape: int) -> Tensor:
-        return torch.randint(high, shape, generator=generator, dtype=torch.int32)
-
-    return {
-        "inputs": integers(VOCAB_SIZE, BATCH, SEQ_LEN),
-        "labels": integers(VOCAB_SIZE, BATCH, SEQ_LEN),
-        "puzzle_identifiers": integers(NUM_PUZZLES, BATCH),
-    }
+    return random_batch(BATCH, seed=100 + step)
 
 
 @dataclass
@@ -97,7 +86,6 @@ def train(
     model, mine, found = layout.model, world.slice_of(BATCH), Found()
     assert isinstance(model, RecursiveModel)
     config = model.config
-
     for step in steps:
         minimum_B = draw_min_halt_steps(0, step, BATCH, 0.5, config.halt_max_steps)[mine]
         new_carry, outputs, sums = layout.forward_backward(
@@ -116,7 +104,7 @@ def train(
             {name: whole(layout, name, p.grad) for name, p in model.named_parameters() if p.grad is not None}
         )
         table = model.puzzle_embedding
-        if table is not None:
+        if table is not None and table.trainable:
             sparse_sign_sgd_(
                 table.weight,
                 carry.current["puzzle_identifiers"],
@@ -139,34 +127,35 @@ def train(
     return carry, found
 
 
-def layout_of(world: World, name: str, arch: str = "hrm", num_parts: int = 1, **options: Any) -> tuple[Layout, World]:
-    """Lay out a small model, which gets its values when the ranks have divided it."""
+def layout_of(
+    world: World,
+    name: str,
+    arch: str = "hrm",
+    num_parts: int = 1,
+    *,
+    freeze: Any = "none",
+    compile: bool = False,
+    **options: Any,
+) -> tuple[Layout, World]:
     config = config_of(name, **{key: options.pop(key) for key in list(options) if key in KEYS[name]})
     world = connect_devices(world, "cpu", DIST, axes=config.axes(world.size))
     whole = model_of(arch, **options)
     sizes = {"seq_len": SEQ_LEN, "vocab_size": VOCAB_SIZE, "num_puzzle_identifiers": NUM_PUZZLES}
-    layout = parallelize(build_on_meta(whole.config, **sizes), config, world, num_microbatches=num_parts)
+    model = build_on_meta(whole.config, **sizes)
+    assert isinstance(model, RecursiveModel)
+    model.freeze(freeze)
+    layout = parallelize(model, config, world, num_microbatches=num_parts, compile=compile)
     layout.load(whole.state_dict().items())
     return layout, world
 
 
-def by_one_process(arch: str, **changes: Any) -> Found:
-    world = World.single()
-    layout: Layout = Layout(model_of(arch, **changes), world)
-    return train(layout, world, start(layout.model, world), range(NUM_STEPS))[1]
+def by_one_process(arch: str, *, freeze: Any = "none", clip: float | None = None, **changes: Any) -> Found:
+    world, model = World.single(), model_of(arch, **changes)
+    model.freeze(freeze)
+    layout: Layout = Layout(model, world)
+    return train(layout, world, start(model, world), range(NUM_STEPS), clip=clip)[1]
 
 
 def close(found: Tensor, expected: Tensor, what: str, tolerance: float = 1e-4) -> None:
     error, scale = (found.double() - expected.double()).abs().max().item(), expected.double().abs().max().item()
     assert error <= tolerance * scale, f"{what} differs by {error:.2g}, its largest component is {scale:.2g}"
-
-
-def without_bf16_sums() -> AbstractContextManager[Any]:
-    """Return a context in which no backend can sum bfloat16."""
-
-    def sum_(_: World, tensor: Tensor) -> Tensor:
-        if tensor.dtype == torch.bfloat16:
-            raise RuntimeError("Invalid scalar type")
-        return tensor
-
-    return patch.object(World, "sum_", sum_)

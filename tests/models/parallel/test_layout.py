@@ -1,4 +1,4 @@
-"""The layout of one process: microbatches, loss, gradient norm, clipping and portable weights."""
+"""The layout of one process: microbatches, loss, gradient norm and clipping."""
 
 import pytest
 import torch
@@ -7,20 +7,13 @@ from models.act import ActSettings, initial_carry, loss_of_slots, segment
 from models.losses import METRICS
 from models.parallel.layout import Layout
 from tests.models.helpers import ARCH_NAMES
-from tests.models.parallel.helpers import BATCH, batch_at, config_of, model_of, start, train
+from tests.models.parallel.helpers import BATCH, Found, batch_at, model_of, start, train
 from utils.ranks.world import World
-
-
-def _layout(num_parts: int = 1, freeze: str = "none") -> Layout:
-    model = model_of("hrm")
-    model.freeze(freeze)  # type: ignore[arg-type]
-    return Layout(model, World.single(), num_microbatches=num_parts)
 
 
 @pytest.mark.parametrize("arch", ARCH_NAMES)
 @pytest.mark.parametrize("num_parts", [1, 4])
 def test_a_step_equals_its_slots_computed_one_by_one(arch: str, num_parts: int) -> None:
-    """Computing all slots together gives the same results as computing one slot at a time."""
     model, reference = model_of(arch), model_of(arch)
     layout: Layout = Layout(model, World.single(), num_microbatches=num_parts)
     depth = model_of(arch, H_cycles=1, L_cycles=1).config.depth  # less than the depth of the model's config
@@ -61,7 +54,8 @@ def test_a_step_equals_its_slots_computed_one_by_one(arch: str, num_parts: int) 
 
 def test_outputs_and_carry_hold_no_graph() -> None:
     """Only the puzzle rows have a gradient. A graph that stayed alive would take memory."""
-    layout, model = _layout(2), model_of("hrm")
+    model = model_of("hrm")
+    layout: Layout = Layout(model, World.single(), num_microbatches=2)
     carry, outputs, sums = layout.forward_backward(
         start(layout.model, World.single()),
         batch_at(0),
@@ -75,17 +69,15 @@ def test_outputs_and_carry_hold_no_graph() -> None:
 
 
 def test_the_norm_is_of_all_gradients_and_clipping_scales_them() -> None:
-    layout, world = _layout(), World.single()
-    _, free = train(layout, world, start(layout.model, world), range(1))
-    layout = _layout()
-    _, clipped = train(layout, world, start(layout.model, world), range(1), clip=float(free.norms[0]) / 2)
+    world = World.single()
+
+    def trained(clip: float | None = None) -> Found:
+        layout: Layout = Layout(model_of("hrm"), world)
+        return train(layout, world, start(layout.model, world), range(1), clip=clip)[1]
+
+    free = trained()
+    clipped = trained(float(free.norms[0]) / 2)
     squares = [gradient.square().sum() for gradient in free.gradients[0].values()]
     torch.testing.assert_close(free.norms[0], torch.stack(squares).sum().sqrt())
     for name, gradient in free.gradients[0].items():
         torch.testing.assert_close(clipped.gradients[0][name], gradient / 2)
-
-
-def test_microbatches_must_divide_the_slots() -> None:
-    config_of("tp").require_parts(8, 4)
-    with pytest.raises(ValueError, match=r"grad_accumulation=3 doesn't divide the 8 slots of a rank; give 1 or 2 or 4"):
-        config_of("tp").require_parts(8, 3)

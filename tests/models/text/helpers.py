@@ -3,6 +3,7 @@
 # N = tokens of the row, D = hidden size, A = heads, H = head size
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,62 +24,42 @@ from models.text.config import (
 )
 from models.text.model import TextModel
 from models.text.stack_config import Sequences
+from utils.command_line import read_config
+from utils.config import name_of
 
 VOCAB_SIZE = 11
 SEQUENCES = [(4, 3), (1, 6), (2, 0), (1, 0), (5, 1)]
 NUM_TOKENS = 25  # two places of padding
 
-_COMMON: dict[str, Any] = {
-    "hidden_size": 16,
-    "num_layers": 2,
-    "num_heads": 2,
-    "expansion": 2.0,
-    "width_multiple": 8,
-    "attention": "prefixlm",
-    "norm_type": "pre",
-    "norm_eps": 1e-6,
-    "pos_encodings": "rope",
-    "rope_theta": 100.0,
-    "init_type": "lecun_normal",
-    "init_std": None,
-    "attention_kernel": "sdpa",
-    "activation_checkpointing": "none",
-    "forward_dtype": "float32",
+# What a small model changes in config/arch/<name>.yaml.
+_SMALL: dict[str, Any] = {
+    **{"hidden_size": 16, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "expansion": 2.0, "width_multiple": 8},
+    **{"attention": "prefixlm", "rope_theta": 100.0, "init_type": "lecun_normal", "init_std": None},
+    **{"forward_dtype": "float32", "bp_warmup_ratio": 0.0},
 }
 _OWN: dict[type[TextConfig], dict[str, Any]] = {
-    HRMTextConfig: {
-        "name": "hrm_text",
-        "half_layers": True,
-        "H_override": {},
-        "H_cycles": 2,
-        "L_cycles": 3,
-        "bp_warmup_ratio": 0.0,
-        "bp_min_steps": 2,
-        "bp_max_steps": 5,
-    },
-    TRMTextConfig: {
-        "name": "trm_text",
-        "half_layers": True,
-        "H_cycles": 2,
-        "L_cycles": 2,
-        "H_bp_steps": 1,
-        "L_bp_steps": 2,
-    },
-    UTTextConfig: {"name": "ut_text", "cycles": 4, "bp_cycles": 2},
-    RINSTextConfig: {"name": "rins_text", "half_layers": True, "H_override": {}, "L_cycles": 3, "L_bp_cycles": 2},
-    TransformerTextConfig: {"name": "transformer_text"},
-    GPTConfig: {"name": "gpt", "num_kv_heads": 1, "mlp": "swiglu", "tie_head": False},
+    HRMTextConfig: {},
+    TRMTextConfig: {"half_layers": True, "L_cycles": 2, "L_bp_steps": 2},
+    UTTextConfig: {},
+    RINSTextConfig: {"L_cycles": 3, "L_bp_cycles": 2},
+    TransformerTextConfig: {},
+    GPTConfig: {},
 }
 ARCHS = tuple(_OWN)
 
 
 def make_config(config_class: type[TextConfig], **options: Any) -> TextConfig:
-    """Return the config of a small model."""
-    return config_class(**(_COMMON | _OWN[config_class] | options))
+    values = _published(name_of(config_class))
+    small = {key: value for key, value in _SMALL.items() if key in values}
+    return config_class(**(values | small | _OWN[config_class] | options))
+
+
+@cache
+def _published(name: str) -> dict[str, Any]:
+    return dict(read_config("pretrain", [f"arch={name}"])["arch"])
 
 
 def make_model(config: TextConfig, seed: int = 0) -> TextModel:
-    """Return an initialised model."""
     model = TextModel(config, vocab_size=VOCAB_SIZE)
     model.init_weights(torch.Generator().manual_seed(seed))
     return model
@@ -121,11 +102,7 @@ def varlen_attention(
     window_size: tuple[int, int],
     enable_gqa: bool,
 ) -> Tensor:
-    """Compute what torch.nn.attention.varlen.varlen_attn computes on CUDA, sequence by sequence.
-
-    A causal window is aligned at the last query and the last key of a sequence, as FlashAttention
-    does since its version 2.1.
-    """
+    """Compute what torch.nn.attention.varlen.varlen_attn computes on CUDA, sequence by sequence."""
     assert ends_q.dtype == ends_k.dtype == torch.int32 and window_size in ((-1, 0), (-1, -1))
     assert longest_q == int(ends_q.diff().max()) and longest_k == int(ends_k.diff().max())
     rows = []
@@ -144,21 +121,13 @@ def varlen_attention(
     return torch.cat(rows)
 
 
-def _rms(x: Tensor, eps: float) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
-
-
 def _rotated(u_NH: Tensor, positions_N: Tensor, theta: float | None) -> Tensor:
     if theta is None:
         return u_NH
     half = u_NH.shape[1] // 2
-    turned_NH = torch.empty_like(u_NH)
-    for j in range(half):
-        angle_N = positions_N.double() * theta ** (-2 * j / (2 * half))
-        first_N, second_N = u_NH[:, j], u_NH[:, j + half]
-        turned_NH[:, j] = first_N * angle_N.cos() - second_N * angle_N.sin()
-        turned_NH[:, j + half] = second_N * angle_N.cos() + first_N * angle_N.sin()
-    return turned_NH
+    angles_NJ = positions_N.double().unsqueeze(1) * theta ** (-torch.arange(half).double() / half)
+    turned_NJ = torch.complex(*u_NH.split(half, 1)) * torch.polar(torch.ones_like(angles_NJ), angles_NJ)
+    return torch.cat([turned_NJ.real, turned_NJ.imag], 1)
 
 
 def _attention(layer: PackedAttention, x_ND: Tensor, stack: Stack, positions_N: Tensor, visible_NN: Tensor) -> Tensor:
@@ -192,7 +161,8 @@ def _mlp(layer: Any, x_ND: Tensor, kind: str) -> Tensor:
 
 
 def _norm(norm: Any, x_ND: Tensor, eps: float) -> Tensor:
-    return _rms(x_ND, eps) * (1 if norm.weight is None else norm.weight.double())
+    y_ND = x_ND / (x_ND.square().mean(-1, keepdim=True) + eps).sqrt()
+    return y_ND if norm.weight is None else y_ND * norm.weight.double()
 
 
 def plain_stack(stack: Stack, x_ND: Tensor, positions_N: Tensor, sequences: Sequences) -> Tensor:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from models.text.config import GPTConfig, HRMTextConfig, TextConfig
 from models.text.generation import Decoder, generate, greedy
@@ -14,6 +15,11 @@ from tests.models.text.helpers import ARCHS, make_config, make_model
 
 PROMPTS = [[5, 2, 9], [3, 7, 2, 2, 10, 8, 4], [1]]
 NUM_NEW = 4
+
+
+def _packed(model: TextModel, tokens: list[int], prefix_len: int) -> Tensor:
+    packing = Packing([(prefix_len, len(tokens) - prefix_len)], len(tokens))
+    return model.logits(model.hidden(torch.tensor(tokens), torch.arange(len(tokens)), packing, model.config.num_calls))
 
 
 @pytest.mark.parametrize("mask", ["prefixlm", "causal"])
@@ -30,10 +36,7 @@ def test_the_cache_changes_nothing(arch: type[TextConfig], options: dict[str, An
     model = make_model(make_config(arch, attention=mask, **options))
     tokens, logits = greedy(model, PROMPTS, NUM_NEW)
     for prompt, new, logits_TV in zip(PROMPTS, tokens.tolist(), logits, strict=True):
-        inputs_N = torch.tensor(prompt + new)
-        packing = Packing([(len(prompt), NUM_NEW)], len(inputs_N))
-        y_ND = model.hidden(inputs_N, torch.arange(len(inputs_N)), packing, model.config.num_calls)
-        expected_TV = model.logits(y_ND)[len(prompt) - 1 : -1]
+        expected_TV = _packed(model, prompt + new, len(prompt))[len(prompt) - 1 : -1]
         torch.testing.assert_close(logits_TV, expected_TV, rtol=1e-4, atol=1e-5)
         assert new == expected_TV.argmax(-1).tolist()
 
@@ -43,10 +46,7 @@ def test_the_beginning_of_a_text_is_read_as_in_training_on_text() -> None:
     model = make_model(make_config(HRMTextConfig))
     logits_BV = Decoder(model, PROMPTS, most_new_tokens=0, prefix_lens=[1] * len(PROMPTS)).read_prompts()
     for prompt, logits_V in zip(PROMPTS, logits_BV, strict=True):
-        inputs_N = torch.tensor(prompt)
-        packing = Packing([(1, len(prompt) - 1)], len(prompt))
-        y_ND = model.hidden(inputs_N, torch.arange(len(prompt)), packing, model.config.num_calls)
-        torch.testing.assert_close(logits_V, model.logits(y_ND)[-1], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(logits_V, _packed(model, prompt, 1)[-1], rtol=1e-4, atol=1e-5)
 
 
 def _texts(model: TextModel, prompts: list[list[int]], **options: Any) -> list[list[int]]:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from dataset.schema import IGNORE_LABEL
@@ -18,16 +19,10 @@ from models.text.config import (
     TRMTextConfig,
     UTTextConfig,
 )
+from models.text.model import TextModel
 from models.text.packing import Packing
-from tests.models.text.helpers import (
-    ARCHS,
-    NUM_TOKENS,
-    SEQUENCES,
-    make_config,
-    make_model,
-    make_row,
-    plain_logits,
-)
+from models.text.stack_config import Sequences
+from tests.models.text.helpers import ARCHS, NUM_TOKENS, SEQUENCES, make_config, make_model, make_row, plain_logits
 
 CASES: list[tuple[type[TextConfig], dict[str, Any]]] = [
     *((arch, {}) for arch in ARCHS),
@@ -46,20 +41,19 @@ CASES: list[tuple[type[TextConfig], dict[str, Any]]] = [
 ]
 
 
+def _loss(model: TextModel, grad_calls: CallCounts, sequences: Sequences = SEQUENCES) -> Tensor:
+    inputs_N, labels_N, positions_N = make_row()
+    packing = Packing(sequences, NUM_TOKENS)
+    loss: Tensor = model(inputs_N, labels_N, positions_N, packing, grad_calls=grad_calls, ignore_label=IGNORE_LABEL)[0]
+    return loss
+
+
 @pytest.mark.parametrize(("arch", "options"), CASES, ids=str)
 def test_loss_and_gradients_are_those_of_the_equations(arch: type[TextConfig], options: dict[str, Any]) -> None:
     model = make_model(make_config(arch, **options))
     inputs_N, labels_N, positions_N = make_row()
     grad_calls = model.config.grad_calls_at(1, 10)
-
-    loss, *_ = model(
-        inputs_N,
-        labels_N,
-        positions_N,
-        Packing(SEQUENCES, NUM_TOKENS),
-        grad_calls=grad_calls,
-        ignore_label=IGNORE_LABEL,
-    )
+    loss = _loss(model, grad_calls)
     loss.backward()
     ours = {name: weight.grad for name, weight in model.named_parameters()}
     model.zero_grad()
@@ -88,23 +82,17 @@ def test_the_embedding_has_a_gradient_only_where_a_call_with_gradient_sees_it(
     grad_calls: CallCounts, has_gradient: bool
 ) -> None:
     model = make_model(make_config(HRMTextConfig))
-    inputs_N, labels_N, positions_N = make_row()
-    packing = Packing(SEQUENCES, NUM_TOKENS)
-    model(inputs_N, labels_N, positions_N, packing, grad_calls=grad_calls, ignore_label=IGNORE_LABEL)[0].backward()
+    _loss(model, grad_calls).backward()
     assert (model.embed_tokens.weight.grad is not None) == has_gradient
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_bfloat16_is_close_to_float32(arch: type[TextConfig]) -> None:
     exact, rounded = (make_model(make_config(arch, forward_dtype=dtype)) for dtype in ("float32", "bfloat16"))
-    inputs_N, labels_N, positions_N = make_row()
-    packing, grad_calls = Packing(SEQUENCES, NUM_TOKENS), exact.config.grad_calls_at(1, 10)
-    losses = [
-        model(inputs_N, labels_N, positions_N, packing, grad_calls=grad_calls, ignore_label=IGNORE_LABEL)[0]
-        for model in (exact, rounded)
-    ]
-    torch.testing.assert_close(losses[1], losses[0], rtol=2e-2, atol=0)
-    y_ND = rounded.hidden(inputs_N, positions_N, packing, grad_calls)
+    grad_calls = exact.config.grad_calls_at(1, 10)
+    torch.testing.assert_close(_loss(rounded, grad_calls), _loss(exact, grad_calls), rtol=2e-2, atol=0)
+    inputs_N, _, positions_N = make_row()
+    y_ND = rounded.hidden(inputs_N, positions_N, Packing(SEQUENCES, NUM_TOKENS), grad_calls)
     assert rounded.logits(y_ND).dtype == torch.bfloat16
 
 
@@ -146,14 +134,9 @@ def test_other_sequences_in_a_row_compile_nothing_anew(checkpointing: str) -> No
     torch._dynamo.reset()
     for stack in compiled.stacks().values():
         stack.compile(backend=counter)
-    inputs_N, labels_N, positions_N = make_row()
-    counts = []
+    counts, grad_calls = [], plain.config.num_calls
     for sequences in (SEQUENCES, [(7, 3), (4, 4)], [(1, 9)], [(3, 3), (1, 1), (9, 2), (2, 2)]):
-        packing, grad_calls = Packing(sequences, NUM_TOKENS), plain.config.num_calls
-        losses = [
-            model(inputs_N, labels_N, positions_N, packing, grad_calls=grad_calls, ignore_label=IGNORE_LABEL)[0]
-            for model in (plain, compiled)
-        ]
+        losses = [_loss(model, grad_calls, sequences) for model in (plain, compiled)]
         torch.testing.assert_close(*losses)
         losses[1].backward()
         counts.append(counter.frame_count)

@@ -14,7 +14,6 @@ LOGITS_BV = torch.tensor([[1.0, 3.0, 2.0, 0.0, 3.0], [0.0, -1.0, 5.0, 4.0, -9.0]
 
 
 def _reference(logits_V: list[float], sampling: Sampling) -> list[float]:
-    """The definition, as slowly and plainly as possible."""
     weights_V = [np.exp(logit / sampling.temperature) for logit in logits_V]
     order = sorted(range(len(logits_V)), key=lambda token: (-weights_V[token], token))[: sampling.top_k]
     total = sum(weights_V[token] for token in order)
