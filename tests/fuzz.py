@@ -14,7 +14,6 @@ The reader must accept a file, or refuse it as it refuses a user's mistake. Ever
 import argparse
 import contextlib
 import gzip
-import hashlib
 import io
 import json
 import multiprocessing as mp
@@ -56,6 +55,7 @@ from models import build_on_meta
 from sharing.weights_file import write_weights
 from tests import runs
 from tests.in_process import SINGLE, begin, load_run
+from tests.utils.checkpoint.helpers import fix_manifest
 from tests.viewer.samples import write_arc, write_run
 from training.config import PretrainConfig
 from training.data import Sizes
@@ -201,10 +201,8 @@ def _read_arc(folder: Path, rng: Random) -> None:
         ArcVotes(open_datasets([data], "test", numbered_by=[data]))
     elif reader == 1:
         _ = PuzzleTable([data], data, 1).rows
-    elif reader == 2:
-        validate_dataset(Path(data))
     else:
-        view([data, "-o", str(folder / "page.html")])
+        _read_dataset(folder, rng)
 
 
 def _write_csv(folder: Path) -> None:
@@ -389,24 +387,20 @@ def alter_text(text: str, rng: Random) -> str:
     return "\n".join(lines)
 
 
+# The "billion laughs" attack.
+LAUGHS = "a: &a0 [lol]\n" + "".join(f"b{n}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(12))
+YAMLS = (
+    "seed: !!python/object/apply:os.mkdir [the_trap_was_sprung]",
+    *("seed: !!binary =", "seed: &a [*a]", "<<: *x", "? [a]\n: b"),
+)
+
+
 def alter_yaml(text: str, rng: Random) -> str:
     match rng.randrange(8):
-        case 0:  # the "billion laughs" attack
-            laughs = "a: &a0 [lol]\n" + "".join(f"b{n}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(12))
-            return laughs + text + rng.choice(("lr: *a9\n", "", "arch: {name: *a12}\n"))
+        case 0:
+            return LAUGHS + text + rng.choice(("lr: *a9\n", "", "arch: {name: *a12}\n"))
         case 1:
-            return text.replace(
-                "seed: 0",
-                rng.choice(
-                    (
-                        "seed: !!python/object/apply:os.mkdir [the_trap_was_sprung]",
-                        "seed: !!binary =",
-                        "seed: &a [*a]",
-                        "<<: *x",
-                        "? [a]\n: b",
-                    )
-                ),
-            )
+            return text.replace("seed: 0", rng.choice(YAMLS))
         case 2 | 3:
             return alter_text(text, rng)
         case _:
@@ -566,15 +560,7 @@ def _gzip_bomb() -> bytes:
     return blanks * 16  # a gzip file may have several members
 
 
-def seal(step: Path) -> None:
-    """Make the manifest agree with the files, as a forger would."""
-    files = {
-        str(file.relative_to(step)): {"bytes": len(contents), "sha256": hashlib.sha256(contents).hexdigest()}
-        for file in [step / "model.safetensors", step / "state.json", *(step / "state").glob("*")]
-        if file.is_file() and not file.is_char_device()
-        for contents in [file.read_bytes()]
-    }
-    (step / "manifest.json").write_text(json.dumps({"files": files}))
+seal = fix_manifest
 
 
 def alter(folder: Path, kind: Kind, rng: Random) -> None:

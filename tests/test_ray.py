@@ -245,6 +245,7 @@ def test_a_failing_run_ends_after_max_failures(cluster: str, data: Path, tmp_pat
     [
         ({"data_path": "nowhere"}, "there is no folder nowhere"),  # the ranks find it
         ({"ray.num_workers": 64, "ray.placement_timeout_s": 3}, "Ray found no place for 64 workers"),
+        ({"ray.address": "127.0.0.1:1"}, "no Ray cluster answers at 127.0.0.1:1"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -253,11 +254,6 @@ def test_mistakes_are_one_line(
     words = [*runs.settings(data, tmp_path / "run"), *(f"{key}={value}" for key, value in typed.items())]
     finished = OnRay(cluster, tmp_path / "run", words).wait()
     assert message in finished.error() and "attempt 2" not in finished.output
-
-
-def test_an_address_without_a_cluster_is_a_mistake(data: Path, tmp_path: Path) -> None:
-    finished = OnRay("127.0.0.1:1", tmp_path / "run", runs.settings(data, tmp_path / "run")).wait()
-    assert "no Ray cluster answers at 127.0.0.1:1" in finished.error()
 
 
 def test_two_ranks_on_a_device_talk_over_gloo(cluster: str, data: Path, tmp_path: Path, quiet_2: Path) -> None:

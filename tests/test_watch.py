@@ -7,7 +7,6 @@ import pty
 import re
 import runpy
 import select
-import shutil
 import signal
 import struct
 import sys
@@ -70,32 +69,34 @@ def rows_of(num: int, *, pace: float = 1.0, offset: float = 0.0) -> list[Row]:
     ]
 
 
-@pytest.fixture(scope="module")
-def four(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a project with real runs: one that finished, one that was killed, one that stopped."""
-    project = tmp_path_factory.mktemp("runs") / "project"
-    struck = []
-    for name, number in (("dead", signal.SIGKILL), ("stopped", signal.SIGTERM)):
-        settings = runs.settings(data, project / name, log_interval=1)
-        log = project.parent / f"{name}.log"
-        struck.append(runs.start(settings, log, hook=runs.with_arguments(_strike, 7, number)))
-    train_here(runs.settings(data, project / "finished"))
-    for run in struck:
-        run.wait()
-    return project
-
-
 def _strike(at_step: int, number: signal.Signals, rank: int) -> None:
     runs.before_step(lambda step: os.kill(os.getpid(), number) if step == at_step else None)
 
 
-def test_the_state_of_real_runs(four: Path, data: Path, tmp_path: Path) -> None:
-    running = runs.start(
-        runs.settings(data, four / "running", log_interval=1), tmp_path / "log", ranks=2, hook=runs.slowly
-    )
-    runs.until(lambda: (four / "running" / "metrics.jsonl").exists(), running)
-    runs.until(lambda: len(runs.rows(four / "running")) > 1, running)
-    statuses = {run.path.name: run.status() for run in map(Watched, find_runs([four]))}
+def test_the_state_of_real_runs(data: Path, tmp_path: Path) -> None:
+    """Of runs that finished, were killed, stopped, and go on. A snapshot changes nothing."""
+    project, started = tmp_path / "project", {}
+    strikes = {"dead": signal.SIGKILL, "stopped": signal.SIGTERM}
+    for name, number in strikes.items():
+        typed = runs.settings(data, project / name, log_interval=1)
+        started[name] = runs.start(typed, tmp_path / name, hook=runs.with_arguments(_strike, 7, number))
+    train_here(runs.settings(data, project / "finished"))
+    for name in strikes:
+        started[name].wait()
+    before = contents(project)
+    done = runs.command(f"python {runs.REPOSITORY / 'watch.py'} {project}", project)
+    assert done.status == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[:5] == ["run", "state", "step", "of", "loss"]
+    assert {tuple(line.split()[:2]) for line in lines[1:4]} == {(name, name) for name in ("finished", *strikes)}
+    assert lines[4] == "3 runs  1 finished  1 stopped  1 dead" and "\x1b" not in done.stdout
+    assert contents(project) == before
+
+    typed = runs.settings(data, project / "running", log_interval=1)
+    running = runs.start(typed, tmp_path / "running", ranks=2, hook=runs.slowly)
+    runs.until(lambda: (project / "running" / "metrics.jsonl").exists(), running)
+    runs.until(lambda: len(runs.rows(project / "running")) > 1, running)
+    statuses = {run.path.name: run.status() for run in map(Watched, find_runs([project]))}
     running.signal(signal.SIGKILL)
     running.wait()
     assert {name: status.state for name, status in statuses.items()} == {
@@ -107,28 +108,12 @@ def test_the_state_of_real_runs(four: Path, data: Path, tmp_path: Path) -> None:
     assert statuses["stopped"].note == "SIGTERM" and statuses["stopped"].checkpoint == 7
     assert statuses["finished"].checkpoint == 12 == statuses["finished"].step
     assert statuses["dead"].step < 12
-    shutil.rmtree(four / "running")
 
-
-def test_a_run_whose_plan_became_shorter_is_finished(four: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(four / "finished", tmp_path / "run")
+    run = project / "finished"
     Launched(last_step=20, ranks=1, device="cpu", host="a").write(run)
     assert Watched(run).status().state == "dead"
     train_here([f"checkpoint_path={run}", "resume=auto", "max_steps=10"])
-    assert Watched(run).status().state == "finished"
-
-
-def test_a_snapshot_changes_nothing(four: Path) -> None:
-    before = contents(four)
-    done = runs.command(f"python {runs.REPOSITORY / 'watch.py'} {four}", four)
-    assert done.status == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0].split()[:5] == ["run", "state", "step", "of", "loss"]
-    assert {tuple(line.split()[:2]) for line in lines[1:4]} == {
-        (name, name) for name in ("finished", "dead", "stopped")
-    }
-    assert lines[4] == "3 runs  1 finished  1 stopped  1 dead" and "\x1b" not in done.stdout
-    assert contents(four) == before
+    assert Watched(run).status().state == "finished", "its plan became shorter"
 
 
 # ---- what is shown -----------------------------------------------------------------------------
@@ -142,11 +127,11 @@ def shown_at(folder: Path, width: int, height: int) -> list[str]:
     return captured.get().splitlines()
 
 
-@pytest.mark.parametrize("num", [1, 2, 3, 5, 40])
+@pytest.mark.parametrize("num", [1, 3, 40])
 def test_a_screen_fits_into_its_terminal(tmp_path: Path, num: int) -> None:
     for index in range(num):
         make_run(tmp_path / f"a-long-name-of-a-run-{index:02d}", rows_of(5 + index, offset=7), last_step=100_000)
-    for width in (60, 80, 100, 120, 200):
+    for width in (60, 100, 200):
         lines = shown_at(tmp_path, width, 24)
         text = "\n".join(lines)
         assert len(lines) <= 24 and "dead" in text and "q or Ctrl-C: leave" in text
@@ -160,15 +145,10 @@ def test_a_screen_fits_into_its_terminal(tmp_path: Path, num: int) -> None:
             assert "ETA" in titles and set(titles) <= COLUMNS.keys(), "rich has cut a column"
 
 
-def test_names_tell_runs_apart_and_reach_the_terminal_clean(tmp_path: Path) -> None:
-    paths = [tmp_path / "a" / "run", tmp_path / "b" / "run", tmp_path / "b" / "other"]
+def test_names_tell_runs_apart() -> None:
+    paths = [Path("a/run"), Path("b/run"), Path("b/other")]
     assert names_of(paths) == ["a/run", "b/run", "other"]
-    assert names_of([tmp_path / "x/a/run", tmp_path / "y/a/run"]) == ["x/a/run", "y/a/run"]
-    (
-        make_run(tmp_path / "p\x1b[2J" / "r\x1b[2J", [{"step": 1, "eval/\x1b[2J/exact_accuracy": 0.5}]) / "stopped"
-    ).write_text("\x1b[2J")
-    for width in (50, 300):
-        assert "\x1b" not in "".join(shown_at(tmp_path / "p\x1b[2J", width, 24))
+    assert names_of([Path("x/a/run"), Path("y/a/run")]) == ["x/a/run", "y/a/run"]
 
 
 def test_running_runs_come_first_and_then_the_newest(tmp_path: Path) -> None:
@@ -341,6 +321,7 @@ def series_of(paths: list[Path], metric: str, axis: str = "steps") -> Any:
 
 
 def test_mean_and_spread_of_equal_steps(tmp_path: Path) -> None:
+    """Many points are averaged, and infinite ones left out."""
     series = series_of(seeds(tmp_path / "a", 0.0, 0.1, 0.5), "train/lm_loss")
     steps = np.arange(10, 51, 10)
     np.testing.assert_array_equal(series.x_P, steps)
@@ -348,6 +329,11 @@ def test_mean_and_spread_of_equal_steps(tmp_path: Path) -> None:
     np.testing.assert_allclose(series.low_P, 1 / steps)
     np.testing.assert_allclose(series.high_P, 1 / steps + 0.5)
     assert (series.num_runs, series.note) == (3, "")
+    rows: list[Row] = [{"step": step, "train/lm_loss": float(step)} for step in range(1, 6001)]
+    rows[99]["train/lm_loss"] = math.inf
+    series = series_of([make_run(tmp_path / "run", rows)], "train/lm_loss")
+    assert len(series.x_P) <= 1500 and np.isfinite(series.mean_P).all()
+    np.testing.assert_allclose(series.mean_P, series.x_P)
 
 
 def test_unequal_seconds_are_interpolated_where_all_runs_are(tmp_path: Path) -> None:
@@ -392,14 +378,6 @@ def test_groups_are_named_by_what_was_typed(tmp_path: Path) -> None:
         "arch=trm arch.hidden_size=512 lr=0.003",
         "arch=trm_mlp lr=0.001235",
     ]
-
-
-def test_many_points_are_averaged_and_infinite_ones_left_out(tmp_path: Path) -> None:
-    rows: list[Row] = [{"step": step, "train/lm_loss": float(step)} for step in range(1, 6001)]
-    rows[99]["train/lm_loss"] = math.inf
-    series = series_of([make_run(tmp_path / "run", rows)], "train/lm_loss")
-    assert len(series.x_P) <= 1500 and np.isfinite(series.mean_P).all()
-    np.testing.assert_allclose(series.mean_P, series.x_P)
 
 
 def test_metrics_by_their_short_names(tmp_path: Path) -> None:
@@ -474,8 +452,12 @@ def test_a_page_with_a_band_and_a_line_for_each_group(tmp_path: Path) -> None:
 def test_what_a_stranger_named_reaches_the_terminal_clean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_run(tmp_path / "run\x1b[2J", [{"step": 1, "train/\x1b[2Jloss": 1.0}])
+    rows: list[Row] = [{"step": 1, "train/\x1b[2Jloss": 1.0, "eval/\x1b[2J/exact_accuracy": 0.5}]
+    run = make_run(tmp_path / "run\x1b[2J", rows)
     make_run(tmp_path / "other\x1b[2J", [])
+    (run / "stopped").write_text("\x1b[2J")
+    for width in (50, 300):
+        assert "\x1b" not in "".join(shown_at(tmp_path, width, 24))
     monkeypatch.setattr(program, "draw_png", lambda panels, path: None)
     for name in ("\x1b[2Jloss", "loss"):  # a summary, and a mistake that proposes the first name
         run_command(program.watch, [str(tmp_path), "--plot", str(run / "a.png"), "--metric", name])
@@ -490,14 +472,10 @@ def test_what_a_stranger_named_reaches_the_terminal_clean(
 @pytest.mark.parametrize(
     ("options", "mistake"),
     [
-        (["{}/gone"], "there is no folder"),
         (["{}/empty"], "is no run and holds none"),
         (["{}/project", "--every", "0"], "--every is 0; give a number of seconds"),
-        (["{}/project", "--x", "flops"], "--x say what --plot draws; give --plot FILE too"),
         (["{}/project", "--metric", "lm_loss"], "--metric and --x say what --plot draws"),
         (["{}/project", "--plot", "a.pdf"], "--plot is a.pdf; give a file that ends in .png or .html"),
-        (["{}/project", "--plot", "{}/a.png", "--every", "2"], "leave it out"),
-        (["{}/project", "--plot", "{}/a.png", "--x", "hours"], "invalid choice: 'hours'"),
         (["{}/project", "--plot", "{}/gone/a.png"], "gone for a.png; create it, or choose another file"),
         (["{}/project", "--plot", "{}/a.png", "--x", "seconds"], "has rows without time_s"),
         (["{}/project", "--plot", "{}/a.png", "--x", "examples"], "has no global_batch_size; give --x steps"),

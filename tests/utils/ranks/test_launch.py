@@ -17,40 +17,24 @@ from tests.runs import REPOSITORY
 from utils.errors import UserError
 from utils.ranks.launch import Launch, LauncherName, may_be_first, without_launcher
 
-_SLURM_STEP = {
-    "SLURM_JOB_ID": "12",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-    "SLURM_NTASKS": "4",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NODELIST": "n[07-08]",
-    "SLURM_JOB_NODELIST": "n[07-08]",
-}
 _SLURM_BATCH = {
-    "SLURM_JOB_ID": "12",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NTASKS": "2",
-    "SLURM_JOB_NODELIST": "n[1-2]",
+    **{"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+    **{"SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-2]"},
+}
+_SLURM_STEP = {
+    **{"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"},
+    **{"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"},
+    **{"SLURM_STEP_NODELIST": "n[07-08]", "SLURM_JOB_NODELIST": "n[07-08]"},
 }
 _OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "PMIX_NAMESPACE": "1588789249",
+    **{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "1588789249"},
+    **{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
 }
 _MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 _TORCHRUN = {
-    "RANK": "1",
-    "WORLD_SIZE": "2",
-    "LOCAL_RANK": "1",
-    "GROUP_WORLD_SIZE": "1",
-    "MASTER_ADDR": "localhost",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RESTART_COUNT": "0",
-    "TORCHELASTIC_RUN_ID": "job-7",
+    **{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "GROUP_WORLD_SIZE": "1"},
+    **{"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
+    **{"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "job-7"},
 }
 
 
@@ -128,14 +112,10 @@ def test_what_is_missing_is_named(
         _launch(monkeypatch, environment, launcher)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "expected"),
-    [("single", 1), ("torchrun", 2), ("slurm", 4)],
-)
-def test_the_config_may_choose_the_launcher(
-    launcher: LauncherName, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert _launch(monkeypatch, _SLURM_STEP | _TORCHRUN, launcher).size == expected
+def test_the_config_may_choose_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[LauncherName, int] = {"single": 1, "torchrun": 2, "slurm": 4}
+    for launcher, size in sizes.items():
+        assert _launch(monkeypatch, _SLURM_STEP | _TORCHRUN, launcher).size == size
 
 
 def test_launches_differ_in_port_and_name_and_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
