@@ -245,20 +245,11 @@ def _read_outputs(folder: Path, rng: Random) -> None:
     chosen = rng.choice(["run", "arc"])
     for altered in _altered(folder):
         chosen = "arc" if "arc" in altered.relative_to(folder).parts else "run"
+        if altered.name == "metrics.jsonl" and rng.random() < 0.5:
+            keep_rows(altered, 100)
+            return
     runs_there = [path.parent for path in (folder / chosen).rglob("eval_outputs")] or [folder / chosen]
     view([str(runs_there[0]), "-o", str(folder / "page.html")])
-
-
-def _write_metrics(folder: Path) -> None:
-    write_run(folder / "run", None)
-    shutil.rmtree(folder / "run" / "eval_outputs")
-
-
-def _read_metrics(folder: Path, rng: Random) -> None:
-    if rng.random() < 0.5:
-        view([str(folder / "run"), "-o", str(folder / "page.html")])
-    else:
-        keep_rows(folder / "run" / "metrics.jsonl", 100)
 
 
 @dataclass(frozen=True)
@@ -276,8 +267,7 @@ KINDS = {
     "arc": Kind(_write_arc, _read_arc, ("data/*.json", "data/test/*.*")),
     "tasks": Kind(_write_tasks, _read_tasks, ("*.*",)),
     "csv": Kind(_write_csv, _read_csvs, ("*/*.*",)),
-    "outputs": Kind(_write_outputs, _read_outputs, ("**/*.json", "**/*.safetensors", "**/config.yaml")),
-    "metrics": Kind(_write_metrics, _read_metrics, ("run/metrics.jsonl",)),
+    "outputs": Kind(_write_outputs, _read_outputs, ("**/*.json*", "**/*.safetensors", "**/config.yaml")),
 }
 
 

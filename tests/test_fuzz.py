@@ -18,13 +18,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import evaluate
 import view
 from dataset import puzzle_csv
 from dataset.arc import read_tasks
 from dataset.schema import open_array, read_metadata
 from sharing.weights_file import read_weights
 from tests import fuzz, runs
-from tests.in_process import SINGLE, begin, load_run, mistake, train_here
+from tests.in_process import SINGLE, load_run, mistake, train_here
 from tests.viewer.samples import write_run
 from training.resume import _config_of
 from training.saved_outputs import OutputWriter
@@ -81,9 +82,9 @@ def test_the_fuzzer_notices_each_kind_of_failure(
 ) -> None:
     if what == "hangs":  # the others may take longer than this on a busy machine
         monkeypatch.setattr(fuzz, "LIMIT_S", 2)
-    fuzz.write_example("metrics", tmp_path)
-    kind = dataclasses.replace(fuzz.KINDS["metrics"], read=partial(_misbehaves, what))
-    worker = fuzz.Worker("metrics", kind, tmp_path / "worker", 0)
+    fuzz.write_example("tasks", tmp_path)
+    kind = dataclasses.replace(fuzz.KINDS["tasks"], read=partial(_misbehaves, what))
+    worker = fuzz.Worker("tasks", kind, tmp_path / "worker", 0)
     outcome = worker.read(0)
     assert outcome.how == how and outcome.said.startswith(said)
     worker.close()
@@ -269,25 +270,21 @@ def test_names_with_other_folders_are_refused(
     assert f"run_name: {name!r} can't name a folder" in mistake([f"checkpoint_path={copied}", "resume=auto"])
 
 
-def test_a_resumed_run_stays_where_it_was_resumed(
+def test_a_resumed_run_stays_where_it_was_resumed_and_downloads_nothing(
     copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = {path.name for path in tmp_path.iterdir()}
-    _forge(copied, checkpoint_path=str(tmp_path / "elsewhere"), resume=str(tmp_path / "other"), project_name="p")
-    train_here([f"checkpoint_path={copied}", "resume=auto", "max_steps=13"])
-    assert (copied / "step_00000013").is_dir()
-    assert {path.name for path in tmp_path.iterdir()} == before
-
-
-def test_a_checkpoint_downloads_nothing(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(repo: str, file: str, **_: object) -> str:
         raise AssertionError(f"{repo}/{file} was asked for")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    _forge(copied, init_from="hf://owner/repo/file")
+    monkeypatch.chdir(tmp_path)
+    before = {path.name for path in tmp_path.iterdir()}
+    elsewhere = {"checkpoint_path": str(tmp_path / "elsewhere"), "resume": str(tmp_path / "other")}
+    _forge(copied, **elsewhere, project_name="p", init_from="hf://owner/repo/file")
     load_run(copied, SINGLE)
-    begin([f"checkpoint_path={copied}", "resume=auto", "max_steps=13"])
+    train_here([f"checkpoint_path={copied}", "resume=auto", "max_steps=13"])
+    assert (copied / "step_00000013").is_dir()
+    assert {path.name for path in tmp_path.iterdir()} == before
     # The test proves something only if a download is noticed.
     with pytest.raises(UserError, match="owner/repo/file was asked for"):
         read_weights("hf://owner/repo/file")
@@ -315,33 +312,32 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, victim: Path) -> None
     assert victim.read_text() == "untouched" and not (tmp_path / "best").is_symlink()
 
 
-@pytest.mark.parametrize("link", ["eval_outputs", f"eval_outputs/{LAST}", f"eval_outputs/{LAST}/results.json"])
-def test_an_evaluation_follows_no_link(copied: Path, victim: Path, log: Path, link: str) -> None:
-    shutil.rmtree(copied / "eval_outputs", ignore_errors=True)
-    (copied / link).parent.mkdir(parents=True, exist_ok=True)
-    (copied / link).symlink_to(victim if link.endswith(".json") else victim.parent)
-    message = runs.train([f"checkpoint={copied}", "device=cpu"], log, program="evaluate").error()
-    assert f"{copied / link} is a link, and in a run's folder none is followed" in message
-    assert victim.read_text() == "untouched" and list(victim.parent.iterdir()) == [victim]
-
-
 @pytest.mark.parametrize(
     "link",
     [
         *("metrics.jsonl", ".lock", ".incomplete_latest", ".incomplete_replaced_step_00000010", "step_00000010"),
         *("wandb", "tensorboard/events.out.tfevents.1.host.1.0", "profile/rank_0.txt"),
         "eval_outputs/step_00000013/all_rank0_0000.safetensors",
+        # Of an evaluation.
+        *("eval_outputs", f"eval_outputs/{LAST}", f"eval_outputs/{LAST}/results.json"),
     ],
 )
-def test_a_resumed_run_follows_no_link(copied: Path, victim: Path, link: str) -> None:
+def test_a_program_follows_no_link_in_a_run(
+    copied: Path, victim: Path, monkeypatch: pytest.MonkeyPatch, link: str
+) -> None:
     place = copied / link
     if place.is_dir():
         shutil.rmtree(place)
     place.unlink(missing_ok=True)
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.symlink_to(victim.parent if "step" in place.name else victim)
-    message = mistake([f"checkpoint_path={copied}", "resume=auto", "max_steps=13"])
-    assert message.startswith(f"{place} is a link, and in a run's folder none is followed")
+    is_folder = "step" in place.name or place.name == "eval_outputs"
+    place.symlink_to(victim.parent if is_folder else victim)
+    if link == "eval_outputs" or LAST in link:
+        monkeypatch.setattr("sys.argv", ["evaluate.py", f"checkpoint={copied}", "device=cpu"])
+        message = _refused(lambda: evaluate.main(SINGLE))
+    else:
+        message = mistake([f"checkpoint_path={copied}", "resume=auto", "max_steps=13"])
+    assert f"{place} is a link, and in a run's folder none is followed" in message
     assert victim.read_text() == "untouched" and list(victim.parent.iterdir()) == [victim] and place.is_symlink()
 
 
@@ -365,11 +361,9 @@ def test_a_branch_reads_through_links_and_keeps_them(copied: Path, data: Path, t
 
 
 def test_messages_have_no_control_characters() -> None:
-    def refuse() -> None:
+    with pytest.raises(UserError) as caught, SINGLE.shared_errors():
         raise UserError("names \x1b]0;taken over\x07 twice " + "x" * 100_000)
-
-    message = _refused(refuse)
-    assert message.isprintable() and len(message) < 2100
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 2100
 
 
 def test_view_refuses_a_dtype_that_numpy_does_not_know(tmp_path: Path) -> None:

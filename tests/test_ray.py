@@ -20,7 +20,6 @@ import pytest
 
 from tests import runs
 from tests.runs import REPOSITORY, Row, until
-from utils.errors import UserError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
 
@@ -319,11 +318,3 @@ def test_train_workers_have_the_curve_of_pretrain(
     assert mine.keys() == theirs.keys() and all(mine[name].equal(theirs[name]) for name in mine)
     resumed = runs.train([f"resume={folder}", "max_steps=14"], log, ranks=ranks).ok()
     assert f"resuming {folder} at step 12" in resumed and runs.latest(folder.parent) == 14
-
-
-def test_a_group_without_a_place_is_a_mistake(connected: None, data: Path, tmp_path: Path) -> None:
-    from launch.ray_worker import start_train_workers
-
-    with pytest.raises(UserError, match=r"Ray found no place for 64 workers .* in 1 s"):
-        start_train_workers(_settings(data, tmp_path / "run"), 64, placement_timeout_s=1)
-    assert {of["state"] for of in ray.util.placement_group_table().values()} <= {"REMOVED"}

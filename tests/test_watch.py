@@ -145,12 +145,6 @@ def test_a_screen_fits_into_its_terminal(tmp_path: Path, num: int) -> None:
             assert "ETA" in titles and set(titles) <= COLUMNS.keys(), "rich has cut a column"
 
 
-def test_names_tell_runs_apart() -> None:
-    paths = [Path("a/run"), Path("b/run"), Path("b/other")]
-    assert names_of(paths) == ["a/run", "b/run", "other"]
-    assert names_of([Path("x/a/run"), Path("y/a/run")]) == ["x/a/run", "y/a/run"]
-
-
 def test_running_runs_come_first_and_then_the_newest(tmp_path: Path) -> None:
     """A damaged run does not hide the others."""
     for index, name in enumerate(("old", "bad", "new", "running")):
@@ -168,6 +162,12 @@ def test_running_runs_come_first_and_then_the_newest(tmp_path: Path) -> None:
     for part in ("step 90 of 100", "loss 0.01111", "exact 1.000", "test 0.500", "1,234 examples/s"):
         assert text.count(part) == 3, part
     assert text.count("2 x cuda") == 4
+
+
+def test_names_tell_runs_apart() -> None:
+    paths = [Path("a/run"), Path("b/run"), Path("b/other")]
+    assert names_of(paths) == ["a/run", "b/run", "other"]
+    assert names_of([Path("x/a/run"), Path("y/a/run")]) == ["x/a/run", "y/a/run"]
 
 
 def test_a_curve_of_blocks() -> None:
@@ -289,6 +289,10 @@ def opened(paths: list[Path]) -> list[LoggedRun]:
     return [LoggedRun.open(path) for path in paths]
 
 
+def labels_of(paths: list[Path]) -> list[str]:
+    return [group.label for group in groups_of(opened(paths))]
+
+
 def test_runs_that_differ_in_the_seed_form_a_group(tmp_path: Path) -> None:
     hrm, trm = {"name": "hrm", "H_layers": 4}, {"name": "trm", "L_layers": 2}
     paths = [
@@ -297,21 +301,40 @@ def test_runs_that_differ_in_the_seed_form_a_group(tmp_path: Path) -> None:
         *seeds(tmp_path / "c", 0, arch=trm, lr=5e-4),
         *seeds(tmp_path / "d", 0, arch=trm | {"L_layers": 3}, lr=1e-3),
     ]
-    groups = groups_of(opened(paths))
-    assert [(group.label, len(group.runs)) for group in groups] == [
-        ("arch=hrm lr=0.001 (2 seeds)", 2),
-        ("arch=trm arch.L_layers=2 lr=0.0005", 1),
-        ("arch=trm arch.L_layers=2 lr=0.001 (3 seeds)", 3),
-        ("arch=trm arch.L_layers=3 lr=0.001", 1),
+    assert labels_of(paths) == [
+        "arch=hrm lr=0.001 (2 seeds)",
+        "arch=trm arch.L_layers=2 lr=0.0005",
+        "arch=trm arch.L_layers=2 lr=0.001 (3 seeds)",
+        "arch=trm arch.L_layers=3 lr=0.001",
     ]
-    assert [group.label for group in groups_of(opened(paths[:2]))] == ["2 seeds"]
-    assert [group.label for group in groups_of(opened(paths[:1]))] == ["a-0"]
+    assert labels_of(paths[:2]) == ["2 seeds"]
+    assert labels_of(paths[:1]) == ["a-0"]
     alike = [*seeds(tmp_path / "e", 0, 1, number=1.0), *seeds(tmp_path / "f", 0, 1, number=1)]
-    assert [group.label for group in groups_of(opened(alike))] == ["2 seeds e-0", "2 seeds f-0"]
+    assert labels_of(alike) == ["2 seeds e-0", "2 seeds f-0"]
     strange = [make_run(tmp_path / folder / "run", rows_of(3)) for folder in "gh"]
     for path in strange:
         (path / "config.yaml").unlink()
-    assert [group.label for group in groups_of(opened(strange))] == ["g/run", "h/run"]
+    assert labels_of(strange) == ["g/run", "h/run"]
+
+
+def test_groups_are_named_by_what_was_typed(tmp_path: Path) -> None:
+    """Not by the options that a file of config/arch sets, nor by those that follow from others.
+
+    A key that is newer than a run has its default there.
+    """
+    typed = (["arch=trm_mlp", "lr=0.00123456"], ["arch=trm", "lr=3e-3"], ["arch=trm", "lr=3e-3", "arch.hidden_size=64"])
+    paths = [make_run(tmp_path / f"{n}", rows_of(3), **read_config("pretrain", each)) for n, each in enumerate(typed)]
+    assert labels_of(paths) == [
+        "arch=trm arch.hidden_size=64 lr=0.003",
+        "arch=trm arch.hidden_size=512 lr=0.003",
+        "arch=trm_mlp lr=0.001235",
+    ]
+    wide = {"name": "hrm", "width_multiple": 256}
+    paths = seeds(tmp_path / "old", 0, 0, arch={"name": "hrm"})
+    paths += seeds(tmp_path / "new", 0, arch=wide, ema=False, tensorboard=True)
+    assert labels_of(paths) == ["3 runs"]
+    paths += seeds(tmp_path / "narrow", 0, arch=wide | {"width_multiple": 64})
+    assert labels_of(paths) == ["arch.width_multiple=64", "arch.width_multiple=256 (3 runs)"]
 
 
 def series_of(paths: list[Path], metric: str, axis: str = "steps") -> Any:
@@ -341,9 +364,8 @@ def test_unequal_seconds_are_interpolated_where_all_runs_are(tmp_path: Path) -> 
     paths = seeds(tmp_path / "a", 0, 0, 0, pace=(1.0, 2.0, 4.0))
     series = series_of(paths, "train/exact_accuracy", "seconds")
     assert series.x_P[0] == 40 and series.x_P[-1] == 50, "the slowest begins at 40, the fastest ends at 50"
-    np.testing.assert_allclose(series.high_P, series.x_P / 50)
-    np.testing.assert_allclose(series.low_P, series.x_P / 4 / 50)
-    np.testing.assert_allclose(series.mean_P, series.x_P * (1 + 1 / 2 + 1 / 4) / 3 / 50)
+    for found, share in ((series.high_P, 1), (series.low_P, 1 / 4), (series.mean_P, (1 + 1 / 2 + 1 / 4) / 3)):
+        np.testing.assert_allclose(found, series.x_P * share / 50)
     assert "the mean ends at 50 seconds" in series.note
 
 
@@ -359,40 +381,16 @@ def test_a_run_that_ended_early_is_left_out(tmp_path: Path) -> None:
     assert "the mean ends at 50 steps" in program.plot(paths, tmp_path / "a.html", ["train/lm_loss"], "steps")
 
 
-def test_a_key_that_is_newer_than_a_run_has_its_default(tmp_path: Path) -> None:
-    old = seeds(tmp_path / "old", 0, 0, arch={"name": "hrm"})
-    wide = {"name": "hrm", "width_multiple": 256}
-    paths = [*old, *seeds(tmp_path / "new", 0, arch=wide, ema=False, tensorboard=True)]
-    assert [group.label for group in groups_of(opened(paths))] == ["3 runs"]
-    narrow = seeds(tmp_path / "narrow", 0, arch={"name": "hrm", "width_multiple": 64})
-    labels = [group.label for group in groups_of(opened([*paths, *narrow]))]
-    assert labels == ["arch.width_multiple=64", "arch.width_multiple=256 (3 runs)"]
-
-
-def test_groups_are_named_by_what_was_typed(tmp_path: Path) -> None:
-    """Not by the options that a file of config/arch sets, nor by those that follow from others."""
-    typed = (["arch=trm_mlp", "lr=0.00123456"], ["arch=trm", "lr=3e-3"], ["arch=trm", "lr=3e-3", "arch.hidden_size=64"])
-    paths = [make_run(tmp_path / f"{n}", rows_of(3), **read_config("pretrain", each)) for n, each in enumerate(typed)]
-    assert [group.label for group in groups_of(opened(paths))] == [
-        "arch=trm arch.hidden_size=64 lr=0.003",
-        "arch=trm arch.hidden_size=512 lr=0.003",
-        "arch=trm_mlp lr=0.001235",
-    ]
-
-
 def test_metrics_by_their_short_names(tmp_path: Path) -> None:
+    """The loss of text has another name."""
     runs_ = opened(seeds(tmp_path / "a", 0))
-    assert choose_metrics(runs_, []) == ["train/lm_loss", "train/exact_accuracy", "eval/all/exact_accuracy"]
-    assert choose_metrics(runs_, ["exact_accuracy"]) == ["train/exact_accuracy", "eval/all/exact_accuracy"]
-    assert choose_metrics(runs_, ["examples_per_second", "train/lm_loss"]) == [
-        "perf/examples_per_second",
-        "train/lm_loss",
-    ]
+    accuracies = ["train/exact_accuracy", "eval/all/exact_accuracy"]
+    assert choose_metrics(runs_, []) == ["train/lm_loss", *accuracies]
+    assert choose_metrics(runs_, ["exact_accuracy"]) == accuracies
+    chosen = choose_metrics(runs_, ["examples_per_second", "train/lm_loss"])
+    assert chosen == ["perf/examples_per_second", "train/lm_loss"]
     with pytest.raises(UserError, match=r"no run has logged 'exact_acuracy'; take one of exact_accuracy, "):
         choose_metrics(runs_, ["exact_acuracy"])
-
-
-def test_the_loss_of_text_has_another_name(tmp_path: Path) -> None:
     rows: list[Row] = [{"step": step, "train/loss": 1 / step, "eval/all/loss": 2 / step} for step in (1, 2, 4)]
     rows[-1]["perf/tokens_per_second"] = 12345.0
     path = make_run(tmp_path / "run", rows)
@@ -435,11 +433,9 @@ def test_a_picture_over_each_axis(
 def test_a_page_with_a_band_and_a_line_for_each_group(tmp_path: Path) -> None:
     """The page runs no code in a name."""
     evil = "</script><script>document.title='taken over'</script>"
-    for name, config in (("a", {"lr": 1e-3}), ("b", {"lr": 1e-4, "augment": evil})):
-        seeds(tmp_path / name, *((0, 0.1) if name == "a" else (0,)), **config)
+    paths = [*seeds(tmp_path / "a", 0, 0.1, lr=1e-3), *seeds(tmp_path / "b", 0, lr=1e-4, augment=evil)]
     page = tmp_path / "c.html"
-    metrics = ["--metric", "train/lm_loss", "--metric", "train/exact_accuracy"]
-    program.watch([str(tmp_path / "a"), str(tmp_path / "b"), "--plot", str(page), *metrics])
+    program.plot(paths, page, ["train/lm_loss", "train/exact_accuracy"], "steps")
     assert evil not in page.read_text()
     loss, accuracy = shown(page)["curves"]
     assert (loss["metric"], accuracy["metric"]) == ("train/lm_loss", "train/exact_accuracy")

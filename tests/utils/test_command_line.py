@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import evaluate  # noqa: F401 registers its page
+import search.sweep  # noqa: F401
 import training.solver  # noqa: F401
 from pretrain import USAGE
 from training.config import PretrainConfig

@@ -139,7 +139,6 @@ MISTAKES = {
     "group as a key": ("experiment", GLOBAL + "arch: trm\n", "below defaults: write - override /arch: trm"),
     "unknown choice": ("experiment", GLOBAL + "defaults: [override /arch: tmr]\n", ":2: there is no config 'arch/tmr'"),
     "choice of what was read": ("arch", "defaults: [trm, override /optim: muon]\n", ":1: "),
-    "itself": ("arch", "defaults: [mine]\n", ":1: mine refers to itself"),
 }
 
 
@@ -152,6 +151,12 @@ def test_a_mistake_in_a_file_names_the_line_and_what_to_write(case: str, tmp_pat
     assert expected in message and f"{file}" in message, message
     if case == "derived":
         assert "puzzle_emb_ndim" not in message, "it is ${.hidden_size}, and no mistake of its own"
+
+
+def test_a_file_whose_defaults_name_itself_is_one_line(folder: Path) -> None:
+    file = folder / "arch" / "small.yaml"
+    file.write_text("defaults: [small]\n")
+    assert f"{file}:1: small refers to itself" in _mistake(f"arch={file}")
 
 
 def test_keys_that_are_not_set_do_not_bury_the_misspelt_one(tmp_path: Path) -> None:

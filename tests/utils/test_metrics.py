@@ -100,15 +100,6 @@ def test_what_cannot_be_written_is_a_mistake(tmp_path: Path, monkeypatch: pytest
 # ---- the log -----------------------------------------------------------------------------------
 
 
-def _shown(progress: Progress, stream: io.StringIO) -> list[str]:
-    """Return the lines of the log without their time of day."""
-    text = stream.getvalue()
-    assert "\r" not in text and "\x1b" not in text
-    assert text == "" or text.endswith("\n")
-    assert all(re.match(r"[0-2]\d:[0-5]\d:[0-6]\d  \S", line) for line in text.splitlines())
-    return [line[len("00:00:00  ") :] for line in text.splitlines()]
-
-
 def _train_row(loss: float) -> dict[str, float]:
     return {
         "train/lm_loss": loss,
@@ -119,28 +110,26 @@ def _train_row(loss: float) -> dict[str, float]:
     }
 
 
-def test_a_long_run_has_few_lines_up_to_its_end(clock: SimpleNamespace) -> None:
+def test_a_redirected_log_has_few_lines_up_to_the_end(clock: SimpleNamespace) -> None:
+    """An evaluation shows what evaluators found."""
     stream = io.StringIO()
     progress = Progress(0, 1000, stream)
     for step in range(10, 1001, 10):
         clock.s += 1
         progress.advance(step)
         progress.write(step, _train_row(1.0))
-    lines = _shown(progress, stream)
+    names = ("lm_loss", "accuracy", "exact_accuracy", "valid_boards", "pass@2", "exact_accuracy_at_step/1", "steps")
+    progress.write(1000, {f"eval/{of}/{name}": 0.25 for of in ("b", "a") for name in names} | {"perf/eval_share": 0.1})
+    text = stream.getvalue()
+    assert "\r" not in text and "\x1b" not in text and text.endswith("\n")
+    assert all(re.match(r"[0-2]\d:[0-5]\d:[0-6]\d  \S", line) for line in text.splitlines())
+    *lines, evaluated = [line.split("  ", 1)[1] for line in text.splitlines()]
     assert 10 <= len(lines) <= 12
     assert lines[0] == "step 10/1000  loss 1.0000  acc 0.250  exact 0.125  ex/s 1234  ETA 01:39"
     assert lines[-1].startswith("step 1000/1000")
-
-
-def test_an_evaluation_shows_what_evaluators_found() -> None:
-    stream = io.StringIO()
-    progress = Progress(0, 20, stream)
-    names = ("lm_loss", "accuracy", "exact_accuracy", "valid_boards", "pass@2", "exact_accuracy_at_step/1", "steps")
-    progress.write(10, {f"eval/{of}/{name}": 0.25 for of in ("b", "a") for name in names} | {"perf/eval_share": 0.1})
-    shown = [
-        f"eval/{of}/{name} 0.2500" for of in "ab" for name in ("exact_accuracy", "accuracy", "valid_boards", "pass@2")
-    ]
-    assert _shown(progress, stream) == ["  ".join(["step 10/20", *shown])]
+    shown = ("exact_accuracy", "accuracy", "valid_boards", "pass@2")
+    expected = [f"eval/{of}/{name} 0.2500" for of in "ab" for name in shown]
+    assert evaluated == "  ".join(["step 1000/1000", *expected])
 
 
 class _Terminal(io.StringIO):
@@ -149,11 +138,13 @@ class _Terminal(io.StringIO):
 
 
 def test_a_progress_bar_outlives_its_terminal() -> None:
+    def refuse(text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
     stream = _Terminal()
     progress = Progress(5, 20, stream)
-    for goes_away in (False, True):
-        if goes_away:
-            stream.write = _refuse  # type: ignore[method-assign]
+    for write in (stream.write, refuse):
+        stream.write = write  # type: ignore[method-assign]
         progress.advance(10)
         progress.write(10, _train_row(1.5) | {"eval/all/exact_accuracy": 0.5})
         progress.say("a line")
@@ -161,10 +152,6 @@ def test_a_progress_bar_outlives_its_terminal() -> None:
     progress.close()
     text = stream.getvalue()
     assert "\r" in text and "20/20" in text and "loss 1.5000" in text and "ex/s 1234" in text and "a line\n" in text
-
-
-def _refuse(text: str) -> int:
-    raise BrokenPipeError(32, "Broken pipe")
 
 
 # ---- W&B ---------------------------------------------------------------------------------------
@@ -344,10 +331,8 @@ def test_checkpoints_are_uploaded_if_the_config_asks(
     for (artifact, aliases), step in zip(fake.artifacts, uploaded, strict=True):
         assert (artifact.name, artifact.type) == ("checkpoint-abc123", "checkpoint")
         assert aliases == ["latest", f"step_{step:08d}", *(["best"] if step == 4 else [])]
-        assert artifact.files == {
-            "model.safetensors": f"weights {step}".encode(),
-            "state/rank_0000.safetensors": f"state {step}".encode(),
-        }
+        contents = {"model.safetensors": b"weights %d", "state/rank_0000.safetensors": b"state %d"}
+        assert artifact.files == {name: text % step for name, text in contents.items()}
 
 
 def test_a_slow_upload_does_not_delay_training(

@@ -80,16 +80,15 @@ def test_the_state_without_a_living_process(run: Path, change: Callable[[Path], 
     assert contents(run) == before
 
 
-def test_a_run_is_running_while_its_lock_is_held(run: Path) -> None:
+def test_a_run_is_running_while_its_lock_is_held(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("utils.run.lock._PATIENCE_S", 0.0)
     _stop(run)
-    with RunLock() as lock:
+    with RunLock() as lock, RunLock() as refused:
         lock.take(run, print)
         assert _status(run).state == "running"
-        with RunLock() as refused, pytest.MonkeyPatch.context() as patch:
-            patch.setattr("utils.run.lock._PATIENCE_S", 0.0)
-            with pytest.raises(ValueError, match="is in use"):  # looking has not released the lock
-                refused.take(run, print)
-    assert _status(run).state == "stopped"
+        with pytest.raises(ValueError, match="is in use"):  # looking has not released the lock
+            refused.take(run, print)
+    assert (_status(run).state, _status(run).note) == ("stopped", "SIGTERM")
 
 
 @pytest.mark.parametrize(
@@ -107,14 +106,12 @@ def test_without_locks_only_an_end_that_a_file_tells_counts(
 
 
 def test_a_run_out_of_patience_is_finished(run: Path) -> None:
-    config = {"early_stop_patience": 2}
-    state = {"step": 20, "draws": 0, "wandb_run_id": "", "fingerprint": {}, "task": {}, "config": config}
+    state = {"step": 20, "draws": 0, "wandb_run_id": "", "fingerprint": {}, "task": {}}
     (run / "step_00000020").mkdir()
-    file = run / "step_00000020" / "state.json"
-    file.write_text(json.dumps(state | {"evaluations_since_best": 1}))
-    assert _status(run).state == "dead"
-    file.write_text(json.dumps(state | {"evaluations_since_best": 2}))
-    assert (_status(run).state, _status(run).note) == ("finished", "out of patience")
+    for since_best, expected in ((1, ("dead", "")), (2, ("finished", "out of patience"))):
+        more = {"config": {"early_stop_patience": 2}, "evaluations_since_best": since_best}
+        (run / "step_00000020" / "state.json").write_text(json.dumps(state | more))
+        assert (_status(run).state, _status(run).note) == expected
 
 
 def test_what_a_stranger_wrote_reaches_no_terminal(run: Path) -> None:
