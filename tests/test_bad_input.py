@@ -1,18 +1,15 @@
 """A user's mistake gives one line with the value and the correction, and leaves no file behind."""
 
 import shlex
-import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TextIO
 
-import numpy as np
 import pytest
 
 from tests import runs
-from tests.in_process import mistake
 
 
 def test_a_mistake_is_one_line_with_status_2_and_leaves_no_file(data: Path, tmp_path: Path) -> None:
@@ -86,11 +83,3 @@ def test_no_rank_exits_before_the_line_is_printed(log: Path) -> None:
     said = running.output
     assert running.wait().error().startswith("error: no dataset at data/nowhere")
     assert said.startswith("error: no dataset"), "rank 1 exited before rank 0 had printed the error"
-
-
-def test_data_that_contradict_their_description_are_refused(data: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(data, tmp_path / "data", ignore=shutil.ignore_patterns("fingerprint.json")))
-    file = copy / "train" / "all__inputs.npy"
-    np.save(file, np.load(file)[:, :-1])
-    message = mistake(runs.settings(copy, tmp_path / "run"))
-    assert "rows have 15 tokens, but seq_len" in message and str(copy) in message

@@ -140,16 +140,9 @@ def test_a_gzip_bomb_is_read_up_to_a_limit(tmp_path: Path) -> None:
     assert "train.csv.gz:1: cannot be read on (field larger than" in _refused(lambda: list(puzzle_csv.read_rows(file)))
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "-" * 9000 + "1",
-        "{'descr': '<i4', 'fortran_order': False, 'shape': (1000000000000000, 16)}",
-        "{'descr': '|O', 'fortran_order': False, 'shape': (1, 1)}",
-    ],
-)
-def test_malicious_headers_of_arrays_are_refused(tmp_path: Path, header: str) -> None:
-    written = header.encode()
+@pytest.mark.parametrize("shape", ["-" * 9000 + "1", "(1000000000000000, 16)"])
+def test_malicious_headers_of_arrays_are_refused(tmp_path: Path, shape: str) -> None:
+    written = f"{{'descr': '<i4', 'fortran_order': False, 'shape': {shape}}}".encode()
     (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(written).to_bytes(2, "little") + written + bytes(64))
     message = _refused(lambda: open_array(tmp_path / "a.npy", 2))
     assert "a.npy: cannot be mapped as a plain array" in message and len(message) < 500
@@ -334,7 +327,9 @@ def test_a_program_follows_no_link_in_a_run(
     place.symlink_to(victim.parent if is_folder else victim)
     if link == "eval_outputs" or LAST in link:
         monkeypatch.setattr("sys.argv", ["evaluate.py", f"checkpoint={copied}", "device=cpu"])
-        message = _refused(lambda: evaluate.main(SINGLE))
+        with pytest.raises(UserError) as caught:
+            evaluate.main(SINGLE)
+        message = str(caught.value)
     else:
         message = mistake([f"checkpoint_path={copied}", "resume=auto", "max_steps=13"])
     assert f"{place} is a link, and in a run's folder none is followed" in message

@@ -176,20 +176,6 @@ def test_a_stop_in_the_last_step_ends_the_run(data: Path, tmp_path: Path, log: P
     assert not (run / "stopped").exists(), "a finished run has the marker of a stop"
 
 
-def _stopped_with_a_full_disk(at_step: int, rank: int) -> None:
-    runs.small_disk_later(at_step, 50_000, [0], rank)  # the weights alone are larger
-    runs.stopped_after(at_step, rank)
-
-
-def test_a_stop_that_saves_nothing_leaves_no_marker(data: Path, tmp_path: Path, log: Path) -> None:
-    """The marker promises a checkpoint to resume from."""
-    run = tmp_path / "run"
-    typed = settings(data, run, checkpoint_every_n_steps=None, eval_every_n_steps=None)
-    message = train(typed, log, hook=with_arguments(_stopped_with_a_full_disk, 3)).error()
-    assert "the checkpoint of step 3 could not be written" in message
-    assert not (run / "stopped").exists(), "the marker was written before the checkpoint was whole"
-
-
 # Stops within an evaluation need smaller batches. Their losses would add up to other last bits, so
 # the resumed run uses the batch size of the quiet run.
 QUIETS_BATCH = {"eval_batch_size": None}
@@ -313,13 +299,3 @@ def test_disk_full_at_a_log_line(data: Path, quiet: Path, tmp_path: Path, log: P
 def test_disk_full_from_the_start(data: Path, tmp_path: Path, log: Path) -> None:
     hook = with_arguments(runs.small_disk, 900)  # config.yaml is larger
     assert "can't write to" in train(settings(data, tmp_path / "run"), log, hook=hook).error()
-
-
-def test_numbers_that_are_not_finite_stop_the_run_and_keep_its_checkpoints(data: Path, copied: Path, log: Path) -> None:
-    runs.rewind(copied, 4)
-    before = {path: path.read_bytes() for path in copied.glob("step_*/**/*") if path.is_file()}
-    message = runs.resume(data, copied, log, lr=1e30, weight_decay=1e30, eval_every_n_steps=100).error()
-    assert "not finite" in message and "since step" in message
-    assert "the last good checkpoint is" in message and "step_00000004" in message
-    assert (copied / "latest").read_text() == "step_00000004\n"
-    assert {path: path.read_bytes() for path in copied.glob("step_*/**/*") if path.is_file()} == before

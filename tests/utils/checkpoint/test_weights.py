@@ -103,5 +103,5 @@ def test_a_damaged_index_is_refused(tmp_path: Path, index: dict[str, Any] | str,
     with pytest.raises(UserError, match=message):
         Checkpoint.open(file.parent).weights()
     file.unlink()
-    with pytest.raises(UserError, match="model.safetensors.index.json is missing"):
+    with pytest.raises(UserError, match=r"model.safetensors.index.json is missing"):
         Checkpoint.open(file.parent).weights()

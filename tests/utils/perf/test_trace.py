@@ -10,7 +10,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tests import runs
 from tests.spawn import world_of
 from utils.errors import UserError
 from utils.perf.trace import ProfileConfig, StepProfiler
@@ -92,13 +91,3 @@ def test_steps_and_ranks_that_do_not_exist_are_refused() -> None:
     with pytest.raises(UserError, match="no rank 2, -1 of 2"):
         ProfileConfig(**DEFAULTS | {"ranks": [0, 2, -1]}).require_ranks(2)
     ProfileConfig(**DEFAULTS | {"ranks": [7], "enabled": False}).require_ranks(2)
-
-
-def test_each_chosen_rank_of_a_run_writes_a_trace_also_after_a_resume(data: Path, tmp_path: Path, log: Path) -> None:
-    run = tmp_path / "run"
-    typed = runs.settings(data, run, max_steps=4, profile="true", profile__steps="[2,3]", profile__ranks="null")
-    output = runs.train(typed, log, ranks=2).ok()
-    assert output.count("2 steps: ") == 1, "rank 0 alone tells where its trace is"
-    assert _traces(run) == ["rank_0", "rank_1"]
-    runs.train(["resume=auto", f"checkpoint_path={run}", "max_steps=8", "profile.ranks=[1]"], log, ranks=2).ok()
-    assert _traces(run) == ["rank_0", "rank_1", "rank_1"], "steps are counted from the start of a process"
