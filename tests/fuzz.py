@@ -30,7 +30,7 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
@@ -71,7 +71,6 @@ from view import view
 LIMIT_S = 5
 LIMIT_MIB = 256
 _ADDRESS_SPACE = 3 << 30  # bytes beyond those at the start; protects the machine if another limit fails
-_FILES_OF_A_WORKER = 2000
 
 Reader = Callable[[Path, Random], None]
 
@@ -104,8 +103,8 @@ def _read_checkpoint(folder: Path, rng: Random) -> None:
 
 
 def _write_config(folder: Path) -> None:
+    overrides = _settings(_sudoku(folder.parent / "data of config"), folder / "run")
     with RunLock() as lock:
-        overrides = _settings(_sudoku(folder.parent / "data of config"), folder / "run")
         prepare(read_start(overrides, lock, Launch()), lock, Launch())
 
 
@@ -445,14 +444,6 @@ def alter_npy(contents: bytes, rng: Random) -> bytes:
     return b"\x93NUMPY" + version + size + padded + contents[end:]
 
 
-def _hollow(rng: Random) -> bytes:
-    """Return a file of some hundred bytes that claims to hold terabytes."""
-    written = io.BytesIO()
-    tensor = rng.choice((torch.zeros(1).expand(10**6, 10**6), torch.empty(10**6, 10**6, device="meta")))
-    torch.save({"H_init": tensor}, written, _use_new_zipfile_serialization=rng.random() < 0.5)
-    return written.getvalue()
-
-
 def alter_torch(contents: bytes, rng: Random) -> bytes:
     if not zipfile.is_zipfile(io.BytesIO(contents)) or rng.random() < 0.4:
         if rng.random() < 0.1:
@@ -464,24 +455,31 @@ def alter_torch(contents: bytes, rng: Random) -> bytes:
         chosen = rng.choice(names)
         for name in names:
             data, compression = old.read(name), zipfile.ZIP_STORED
-            if name == chosen or (name.endswith("data.pkl") and rng.random() < 0.5):
-                match rng.randrange(6):
-                    case 0:
-                        data = alter_bytes(data, rng)
-                    case 1:
-                        continue
-                    case 2:
-                        name = rng.choice(
-                            ("/etc/cron.d/x", "../../outside/victim", name + "\0", "x" * 60_000, name + "/")
-                        )
-                    case 3:
-                        data = pickle.dumps(_Trap(), protocol=2)
-                    case 4:  # a zip bomb
-                        data, compression = bytes(400 << 20), zipfile.ZIP_DEFLATED
-                    case 5:
-                        new.writestr(name, data)  # the archive has the name twice
+            altered = name == chosen or (name.endswith("data.pkl") and rng.random() < 0.5)
+            match rng.randrange(6) if altered else None:
+                case 0:
+                    data = alter_bytes(data, rng)
+                case 1:
+                    continue
+                case 2:
+                    strange = ("/etc/cron.d/x", "../../outside/victim", name + "\0", "x" * 60_000, name + "/")
+                    name = rng.choice(strange)
+                case 3:
+                    data = pickle.dumps(_Trap(), protocol=2)
+                case 4:  # a zip bomb
+                    data, compression = bytes(400 << 20), zipfile.ZIP_DEFLATED
+                case 5:
+                    new.writestr(name, data)  # the archive has the name twice
             with warnings.catch_warnings(action="ignore"):
                 new.writestr(name, data, compression, compresslevel=1)
+    return written.getvalue()
+
+
+def _hollow(rng: Random) -> bytes:
+    """Return a file of some hundred bytes that claims to hold terabytes."""
+    written = io.BytesIO()
+    tensor = rng.choice((torch.zeros(1).expand(10**6, 10**6), torch.empty(10**6, 10**6, device="meta")))
+    torch.save({"H_init": tensor}, written, _use_new_zipfile_serialization=rng.random() < 0.5)
     return written.getvalue()
 
 
@@ -668,41 +666,24 @@ class Worker:
 # ---- the program -------------------------------------------------------------------------------
 
 
-@dataclass
-class Tally:
-    """The results for the files of one kind, by their number."""
-
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
-
-    @property
-    def how(self) -> Counter[str]:
-        return Counter(outcome.how for outcome in self.outcomes.values())
-
-    @property
-    def failures(self) -> dict[int, Outcome]:
-        return {index: each for index, each in self.outcomes.items() if each.how not in ("accepted", "refused")}
-
-
 def write_example(name: str, folder: Path) -> None:
     (folder / "examples" / name).mkdir(parents=True)
     with _quiet():
         KINDS[name].write(folder / "examples" / name)
 
 
-def fuzz(name: str, indices: range, seed: int, folder: Path) -> Tally:
+def fuzz(name: str, indices: range, seed: int, folder: Path) -> dict[int, Outcome]:
     """Read altered files of a kind. `folder` receives the example and the files."""
     write_example(name, folder)
-    tally = Tally()
+    outcomes: dict[int, Outcome] = {}
     worker: Worker | None = None
-    for number, index in enumerate(indices):
-        worker = worker or Worker(name, KINDS[name], folder / f"worker_{number}", seed)
-        outcome = tally.outcomes[index] = worker.read(index)
-        if outcome.how in ("hang", "memory") or "ended with" in outcome.said or number % _FILES_OF_A_WORKER == 1999:
+    for index in indices:
+        worker = worker or Worker(name, KINDS[name], folder / f"worker_{index}", seed)
+        outcome = outcomes[index] = worker.read(index)
+        if outcome.how in ("hang", "memory") or "ended with" in outcome.said or index == indices[-1]:
             worker.close()
             worker = None
-    if worker is not None:
-        worker.close()
-    return tally
+    return outcomes
 
 
 def main() -> int:
@@ -718,11 +699,12 @@ def main() -> int:
         indices = range(-(-options.files // len(options.kind)))
         if options.only is not None:
             indices = range(options.only, options.only + 1)
-        tally = fuzz(name, indices, options.seed, folder)
-        outcomes = tally.outcomes.values()
-        most = f"{max(each.mib for each in outcomes):.0f} MiB and {max(each.seconds for each in outcomes):.2f} s"
-        print(f"{name:<12}{len(outcomes):>7} files: {dict(tally.how)}; at most {most} for a file")
-        for index, outcome in tally.failures.items():
+        outcomes = fuzz(name, indices, options.seed, folder)
+        most_mib = max(each.mib for each in outcomes.values())
+        most_s = max(each.seconds for each in outcomes.values())
+        counts = dict(Counter(each.how for each in outcomes.values()))
+        print(f"{name:<12}{len(outcomes):>7} files: {counts}; at most {most_mib:.0f} MiB and {most_s:.2f} s for a file")
+        for index, outcome in failures(outcomes).items():
             failed = True
             said = outcome.said if options.only is not None else outcome.said.split("\n")[0][:200]
             print(f"  {outcome.how}: --kind {name} --seed {options.seed} --only {index}: {said}")
@@ -731,6 +713,10 @@ def main() -> int:
         else:
             shutil.rmtree(folder)
     return 1 if failed else 0
+
+
+def failures(outcomes: dict[int, Outcome]) -> dict[int, Outcome]:
+    return {index: each for index, each in outcomes.items() if each.how not in ("accepted", "refused")}
 
 
 if __name__ == "__main__":

@@ -145,12 +145,7 @@ PUBLISHED = {
     "puzzle_emb_lr": 1e-2,
     "puzzle_emb_weight_decay": 0.1,
     "seed": 0,
-    "project_name": None,
-    "run_name": None,
-    "checkpoint_path": None,
     "eval_save_outputs": [],
-    "log_interval": 10,
-    "device": "auto",
     # TRM's additions
     "data_paths_test": [],
     "min_eval_interval": 0,

@@ -323,6 +323,13 @@ def test_saved_outputs_without_answers_are_not_replaced(tmp_path: Path, monkeypa
     assert contents(run / OUTPUTS) == before
 
 
+def test_what_evaluate_says_is_passed_on(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    script = "import sys; print('a table'); sys.exit('error: ' + sys.argv[1])"
+    monkeypatch.setattr("viewer.answers.started", lambda command: [sys.executable, "-c", script])
+    assert answers._evaluate(["the dataset is gone"]) == "evaluate.py ended with status 1, and said why"
+    assert capfd.readouterr() == ("", "error: the dataset is gone\n")
+
+
 # ---- pictures ------------------------------------------------------------------------------------
 
 

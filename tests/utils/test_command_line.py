@@ -159,6 +159,8 @@ def test_the_environment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
         # Keys of other programs.
         ("--vocab-size=50000", "the tokens of the data decide it"),
         ("--use-gradient-checkpointing", "did you mean arch.activation_checkpointing?"),
+        ("--rank=0", "torchrun"),
+        ("--no-nccl", "write dist.backend=gloo"),
         ("n_layer=1", "did you mean arch.L_layers or arch.H_layers?"),
         ("trainer.max_epochs=1", "did you mean epochs?"),
         ("batch_norm=0.1", "unknown key 'batch_norm'; --help"),
