@@ -163,7 +163,6 @@ class FakeAccelerator(TorchDispatchMode):
             self._refuses_waits = True
 
     def forget(self) -> None:
-        """Set all counts to zero."""
         for counts in (self.operators, self.num_bytes, self.lines):
             counts.clear()
 
@@ -208,7 +207,6 @@ def _is_non_blocking(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _is_view(func: Any) -> bool:
-    """Return whether an operator only looks at the memory of its argument."""
     aliases = [result.alias_info for result in func._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
 
@@ -234,7 +232,6 @@ def fake_accelerator(device: torch.device, *, as_cuda: bool = False) -> Iterator
 
 
 def failure_of(check: Any, *args: Any) -> str:
-    """Return the traceback of a check that failed, or an empty string."""
     try:
         check(*args)
     except Exception:

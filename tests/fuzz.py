@@ -271,7 +271,6 @@ KINDS = {
 
 
 def _altered(folder: Path) -> list[Path]:
-    """Return the files that `alter` recorded."""
     note = folder.parent / "altered"
     return [Path(line) for line in note.read_text().splitlines()] if note.exists() else []
 
@@ -300,7 +299,6 @@ def _hostile(rng: Random) -> Any:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Return every (container, key) of nested JSON."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
     return [(value, key) for key in keys] + [place for key in keys for place in _places(value[key])]
 

@@ -127,7 +127,6 @@ def test_files_that_are_not_regular_are_refused(copied: Path, data: Path, tmp_pa
 
 
 def _bomb(text: bytes, times: int) -> bytes:
-    """Return a gzipped file with `times` * 2**20 copies of the text."""
     return gzip.compress(text * (1 << 20), 1) * times
 
 
@@ -286,7 +285,6 @@ def test_a_resumed_run_stays_where_it_was_resumed_and_downloads_nothing(
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """Return a file outside of every run."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "victim").write_text("untouched")
     return tmp_path / "outside" / "victim"

@@ -54,7 +54,6 @@ def cluster() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def quiet_long(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of an undisturbed long run of two ranks, as torchrun starts them."""
     folder = tmp_path_factory.mktemp("quiet_long")
     runs.train(runs.settings(data, folder / "run", **LONG), folder / "log", ranks=2).ok()
     return folder / "run"
@@ -84,7 +83,6 @@ class OnRay:
         return self.process.poll() is None
 
     def program(self, rank: int) -> psutil.Process:
-        """Return the pretrain.py of a rank."""
         found = self.find(rank)
         assert found is not None, f"rank {rank} does not run:\n{self.output}"
         return found
@@ -293,7 +291,6 @@ def test_train_workers_have_the_curve_of_pretrain(
     runs.train(_settings(data, quiet), log, ranks=ranks).ok()
 
     def on_all(group: list[Any], method: str, *arguments: list[Any]) -> list[Any]:
-        """Call a method on all workers of a group, perhaps with an argument for each."""
         each = zip(*arguments, strict=True) if arguments else [()] * len(group)
         return ray.get([getattr(worker, method).remote(*given) for worker, given in zip(group, each, strict=True)])
 

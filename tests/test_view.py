@@ -430,7 +430,6 @@ def test_pictures_that_cannot_be_drawn_are_refused(
 
 
 def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """Return the one line with which a command is refused."""
     assert run_program(view.view, [str(argument) for argument in arguments]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""

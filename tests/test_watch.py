@@ -120,7 +120,6 @@ def test_the_state_of_real_runs(data: Path, tmp_path: Path) -> None:
 
 
 def shown_at(folder: Path, width: int, height: int) -> list[str]:
-    """Return the lines of a screen of this size."""
     console = Console(width=width, height=height, color_system=None, force_terminal=False)
     with console.capture() as captured:
         console.print(screen(read_statuses([Watched(run) for run in find_runs([folder])]), width, height))
@@ -192,7 +191,6 @@ class Terminal:
         self.output = ""
 
     def until(self, text: str, timeout_s: float = 60) -> None:
-        """Read the output until a text has come."""
         end = time.monotonic() + timeout_s
         while text not in self.output:
             assert time.monotonic() < end, f"{text!r} has not come:\n{self.output}"
@@ -204,7 +202,6 @@ class Terminal:
                 self.output += os.read(self.ours, 1 << 16).decode(errors="replace")
 
     def ended(self, timeout_s: float = 60) -> int:
-        """Wait for the end of the program, and return its exit status."""
         end = time.monotonic() + timeout_s
         while self.process.is_alive():
             assert time.monotonic() < end, f"watch.py goes on:\n{self.output[-2000:]}"
@@ -382,7 +379,6 @@ def test_a_run_that_ended_early_is_left_out(tmp_path: Path) -> None:
 
 
 def test_metrics_by_their_short_names(tmp_path: Path) -> None:
-    """The loss of text has another name."""
     runs_ = opened(seeds(tmp_path / "a", 0))
     accuracies = ["train/exact_accuracy", "eval/all/exact_accuracy"]
     assert choose_metrics(runs_, []) == ["train/lm_loss", *accuracies]
@@ -431,7 +427,6 @@ def test_a_picture_over_each_axis(
 
 
 def test_a_page_with_a_band_and_a_line_for_each_group(tmp_path: Path) -> None:
-    """The page runs no code in a name."""
     evil = "</script><script>document.title='taken over'</script>"
     paths = [*seeds(tmp_path / "a", 0, 0.1, lr=1e-3), *seeds(tmp_path / "b", 0, lr=1e-4, augment=evil)]
     page = tmp_path / "c.html"

@@ -170,7 +170,6 @@ class _Pods:
 
     @staticmethod
     def _expanded(word: str, index: int) -> str:
-        """Return a word as Kubernetes gives it to the pod."""
         named = word.replace("trainer-0.trainer", "127.0.0.1")
         return named.replace("$(JOB_COMPLETION_INDEX)", str(index))
 

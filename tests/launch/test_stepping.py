@@ -34,7 +34,6 @@ def _settings(data: Path, run: Path | None, **changes: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Return the folders of pretrain.py's runs by their number of ranks."""
     folder = tmp_path_factory.mktemp("pretrain")
     for ranks in (1, 2):
         runs.train(_settings(data, folder / str(ranks)), folder / f"log_{ranks}", ranks=ranks).ok()
@@ -46,7 +45,6 @@ def _numbers(row: Row) -> Row:
 
 
 def _on_ranks(ranks: int, check: Any, *arguments: object) -> Any:
-    """Call a function on some ranks, and return the result of the first."""
     return check(World.single(), *arguments) if ranks == 1 else run_ranks(check, ranks, *arguments)[0]
 
 

@@ -353,7 +353,6 @@ def test_a_slow_upload_does_not_delay_training(
 
 
 def _curves(run: Path) -> dict[str, dict[int, float]]:
-    """Return what TensorBoard shows of a run: for each name its values by step."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run / "tensorboard")).Reload()
@@ -414,7 +413,6 @@ assert not {{"wandb", "tensorboard", "matplotlib"}} & {{name.split(".")[0] for n
 def test_offline_needs_neither_an_account_nor_a_network(
     data: Path, tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This test uses the real package, without a key and without a network."""
     run = tmp_path / "run"
     # Without its list of the machine's fonts, matplotlib would search for them again.
     hook = runs.with_arguments(_without_account, str(tmp_path / "home"), matplotlib.get_cachedir())

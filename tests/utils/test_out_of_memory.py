@@ -23,7 +23,6 @@ ON_GPU = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total cap
 
 
 def _lines(output: str) -> list[str]:
-    """Return the line of the fault, and the lines after it."""
     assert "Traceback" not in output, output
     lines = output.splitlines()
     (first,) = [n for n, line in enumerate(lines) if line.startswith("fault")]

@@ -39,7 +39,6 @@ class UndrawnTask(LightsOutTask):
 
 
 def shown(output: Path) -> dict[str, Any]:
-    """Return the data of a page."""
     block = output.read_text().split('id="data">')[1].split("</script>")[0]
     data = json.loads(zlib.decompress(base64.b64decode(block)))
     assert isinstance(data, dict)
@@ -87,7 +86,6 @@ def write_dataset(
 
 
 def questions() -> np.ndarray:
-    """Return one 4x4 Sudoku six times, with shape (6, 16)."""
     return np.tile(np.where(np.isin(np.arange(16), GIVEN), SOLUTION_S, 1), (6, 1))
 
 

@@ -205,8 +205,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 class _Trap:
-    """An object that makes a folder when it is unpickled."""
-
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("the_trap_was_sprung",)
 

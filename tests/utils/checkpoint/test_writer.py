@@ -1,6 +1,5 @@
 """A checkpoint is whole or absent, whichever process dies. Training continues during a save."""
 
-import itertools
 import os
 import signal
 import threading
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from tests import runs
-from tests.spawn import run_ranks, world_of
+from tests.spawn import run_ranks
 from tests.utils.checkpoint.helpers import CONFIG, SLOTS, carry_of, placed, save_step, silent, snapshot_at, weights_at
 from tests.utils.ranks.helpers import devices_of_threads
 from utils import files
@@ -69,19 +68,6 @@ def test_weights_must_be_finite(tmp_path: Path) -> None:
             assert message.startswith("w is not finite at step 9; the last good checkpoint is ")
             assert message.endswith("step_00000008; go on with a lower lr")
     assert [folder.name[-1] for folder in step_folders(tmp_path)] == ["8"]
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
-def test_ranks_share_the_writing_of_replicated_tensors(num_ranks: int) -> None:
-    """Each rank copies and writes only its part. Further copies would be made and then dropped."""
-    shared = {f"optimizer.{n}": torch.zeros(1) for n in range(7)}
-    snapshots = [snapshot_at(1, world_of(rank, num_ranks), shared=shared) for rank in range(num_ranks)]
-    names = [[*writer_module._named(snapshot, world_of(rank, num_ranks))] for rank, snapshot in enumerate(snapshots)]
-    of_shared = [[name for name in own if name in shared] for own in names]
-    assert sorted(itertools.chain(*of_shared)) == sorted(shared)
-    assert max(map(len, of_shared)) - min(map(len, of_shared)) <= 1
-    assert [any(name.startswith("model.") for name in own) for own in names] == [True] + [False] * (num_ranks - 1)
-    assert len({*itertools.chain(*names)}) == sum(map(len, names))
 
 
 # ---- in the background -------------------------------------------------------------------------

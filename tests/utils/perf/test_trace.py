@@ -23,7 +23,6 @@ def _work() -> torch.Tensor:
 
 
 def _trace(run: Path, num_steps: int, *, rank: int = 0, size: int = 1, **changes: Any) -> list[str]:
-    """Trace some steps of a rank, and return what it says."""
     said: list[str] = []
     profiler = StepProfiler(ProfileConfig(**DEFAULTS | changes), run, said.append, world_of(rank, size))
     for step in range(1, num_steps + 1):

@@ -135,7 +135,6 @@ def test_launches_differ_in_port_and_name_and_ranks_agree(monkeypatch: pytest.Mo
 
 
 def _name_below(wrappers: int) -> list[str]:
-    """Return the names of two MPICH launches, whose ranks have shells between them and mpirun."""
     code = "from utils.ranks.launch import Launch; print(f'NAME {Launch.from_environment().name}\\n', end='')"
     script = f'"{sys.executable}" -c "{code}"; true'
     for _ in range(wrappers - 1):
@@ -174,27 +173,21 @@ def test_torchruns_attempts_have_one_identity(monkeypatch: pytest.MonkeyPatch) -
         assert attempts[0].identity == attempts[1].identity not in (None, "", "none")
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        _SLURM_STEP,
-        _SLURM_BATCH,
-        _OPEN_MPI | {"SLURM_JOB_ID": "12"},
-        _TORCHRUN | {"SLURM_JOB_ID": "12"},
-        {"SLURM_JOB_ID": "12", "RANK": "0", "WORLD_SIZE": "2"},
-    ],
-)
-def test_a_requeued_job_is_the_same_launch(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requeued_job_is_the_same_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun --standalone draws another run id in each attempt; another step may come before."""
-    monkeypatch.setattr("sys.argv", ["pretrain.py", "lr=1e-4"])
-    requeued = {"SLURM_RESTART_COUNT": "1"} | (
-        {"TORCHELASTIC_RUN_ID": "x"} if "GROUP_WORLD_SIZE" in environment else {}
-    )
-    first, again = (_launch(monkeypatch, environment | more) for more in ({}, requeued))
-    assert not first.is_later_attempt and again.is_later_attempt and again.requeues == 1
-    assert first.identity == again.identity is not None
-    monkeypatch.setattr("sys.argv", ["pretrain.py", "lr=2e-4"])  # the next run of the same batch script
-    assert _launch(monkeypatch, environment).identity != first.identity
+    for environment in (
+        *(_SLURM_STEP, _SLURM_BATCH, _OPEN_MPI | {"SLURM_JOB_ID": "12"}, _TORCHRUN | {"SLURM_JOB_ID": "12"}),
+        {"SLURM_JOB_ID": "12", "RANK": "0", "WORLD_SIZE": "2"},
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.argv", ["pretrain.py", "lr=1e-4"])
+            other_id = {"TORCHELASTIC_RUN_ID": "x"} if "GROUP_WORLD_SIZE" in environment else {}
+            requeued = {"SLURM_RESTART_COUNT": "1"} | other_id
+            first, again = (_launch(patch, environment | more) for more in ({}, requeued))
+            assert not first.is_later_attempt and again.is_later_attempt and again.requeues == 1
+            assert first.identity == again.identity is not None
+            patch.setattr("sys.argv", ["pretrain.py", "lr=2e-4"])  # the next run of the same batch script
+            assert _launch(patch, environment).identity != first.identity
 
 
 def test_a_new_run_gets_nothing_of_the_launcher() -> None:
