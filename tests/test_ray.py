@@ -253,16 +253,6 @@ def test_mistakes_are_one_line(
     assert message in finished.error() and "attempt 2" not in finished.output
 
 
-def test_two_ranks_on_a_device_talk_over_gloo(cluster: str, data: Path, tmp_path: Path, quiet_2: Path) -> None:
-    """Without a GPU this shows that Ray places both on the node that has one, and the backend."""
-    run = tmp_path / "run"
-    done = OnRay(cluster, run, runs.settings(data, run), "ray.gpus=0.5", "ray.memory_gb=0.1")
-    output = done.wait().ok()
-    assert "ranks share a device, so they talk over gloo" in output
-    assert "backend: gloo" in (run / "config.yaml").read_text()
-    runs.assert_same_run(run, quiet_2)
-
-
 # ---- TrainWorker -------------------------------------------------------------------------------
 
 

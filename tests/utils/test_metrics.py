@@ -387,27 +387,7 @@ def test_a_run_writes_for_tensorboard(data: Path, tmp_path: Path) -> None:
     assert _curves(run)["train/lm_loss"] == pytest.approx({row["step"]: row["train/lm_loss"] for row in runs.rows(run)})
 
 
-# ---- the real packages -------------------------------------------------------------------------
-
-
-def test_what_is_off_is_never_imported(tmp_path: Path) -> None:
-    """A process that has imported PyTorch only imports the whole program and writes a row."""
-    code = f"""
-import sys
-from pathlib import Path
-import pretrain
-from utils.ranks.world import World
-from utils.metrics import Metrics, WandbConfig
-config = WandbConfig(mode="disabled", **{WANDB!r})
-metrics = Metrics(World.single(), Path({str(tmp_path)!r}), config, False, {{}}, 0, 1)
-metrics.write(1, {{"a": 1.0}})
-metrics.close()
-assert not {{"wandb", "tensorboard", "matplotlib"}} & {{name.split(".")[0] for name in sys.modules}}
-"""
-    (tmp_path / "program.py").write_text(code)
-    done = runs.command(f"python {tmp_path / 'program.py'}", runs.REPOSITORY)
-    assert done.status == 0, done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"program.py", "metrics.jsonl"}
+# ---- the real package --------------------------------------------------------------------------
 
 
 def test_offline_needs_neither_an_account_nor_a_network(

@@ -51,14 +51,6 @@ def _status(run: Path) -> RunStatus:
 # ---- states ------------------------------------------------------------------------------------
 
 
-def _stop(run: Path) -> None:
-    (run / "stopped").write_text("SIGTERM\n")
-
-
-def _finish(run: Path) -> None:
-    (run / "latest").write_text("step_00000100\n")
-
-
 def _only_begin(run: Path) -> None:
     for name in ("launch.json", "metrics.jsonl", "latest", ".lock"):
         (run / name).unlink()
@@ -82,7 +74,7 @@ def test_the_state_without_a_living_process(run: Path, change: Callable[[Path], 
 
 def test_a_run_is_running_while_its_lock_is_held(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("utils.run.lock._PATIENCE_S", 0.0)
-    _stop(run)
+    (run / "stopped").write_text("SIGTERM\n")
     with RunLock() as lock, RunLock() as refused:
         lock.take(run, print)
         assert _status(run).state == "running"
@@ -91,18 +83,17 @@ def test_a_run_is_running_while_its_lock_is_held(run: Path, monkeypatch: pytest.
     assert (_status(run).state, _status(run).note) == ("stopped", "SIGTERM")
 
 
-@pytest.mark.parametrize(
-    ("change", "state"), [(lambda run: None, "running"), (_stop, "stopped"), (_finish, "finished")]
-)
-def test_without_locks_only_an_end_that_a_file_tells_counts(
-    run: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], state: str
-) -> None:
+def test_without_locks_only_an_end_that_a_file_tells_counts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    change(run)
-    assert _status(run).state == state
+    assert _status(run).state == "running"
+    (run / "stopped").write_text("SIGTERM\n")
+    assert _status(run).state == "stopped"
+    (run / "stopped").unlink()
+    (run / "latest").write_text("step_00000100\n")
+    assert _status(run).state == "finished"
 
 
 def test_a_run_out_of_patience_is_finished(run: Path) -> None:
