@@ -223,7 +223,7 @@ def test_a_recipe_that_does_not_fit_is_refused(data: Path, tmp_path: Path, log: 
         np.save(file, np.load(file)[:, :12])
     for description in short.glob("*/dataset.json"):
         description.write_text(json.dumps(json.loads(description.read_text()) | {"seq_len": 12}))
-    assert "no Sudoku" in mistake(settings(short, run, evaluators="[sudoku]", best_metric=None))
+    assert "has 12 tokens" in mistake(settings(short, run, evaluators="[sudoku]", best_metric=None))
     message = train(settings(short, run, augment="online"), log, ranks=2).error()
     assert "a task whose symmetries are not known" in message
     assert "augment_clues=0.3 is part of augment=online" in mistake(settings(data, run, augment_clues=0.3))
