@@ -119,10 +119,11 @@ def test_a_state_of_another_run_is_refused(data: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             run.set_state(state)
-    run.train_step()
-    run.set_state(run.get_state())  # another run's of the same step is welcome
-    with pytest.raises(UserError, match=r"the state is of step 0, but .*/run holds the steps up to 1 already"):
-        run.set_state(earlier)
+    later = SteppedRun(_settings(data, tmp_path / "later"), World.single())
+    later.train_step()
+    later.set_state(later.get_state())  # another run's of the same step is welcome
+    with pytest.raises(UserError, match=r"the state is of step 0, but .*/later holds the steps up to 1 already"):
+        later.set_state(earlier)
 
 
 def test_the_best_step_is_kept_whenever_the_program_saves(data: Path, tmp_path: Path) -> None:
