@@ -80,7 +80,7 @@ def fix_manifest(step: Path) -> None:
     """Make the manifest agree with the files, as a forger would."""
     files = {
         str(file.relative_to(step)): {"bytes": len(contents), "sha256": hashlib.sha256(contents).hexdigest()}
-        for file in (*step.glob("model*"), step / "state.json", *step.glob("state/*"))
+        for file in (*step.glob("model*"), step / "state.json", *step.glob("state/*.safetensors"))
         if file.is_file()
         for contents in [file.read_bytes()]
     }
