@@ -211,23 +211,23 @@ def test_a_service_that_fails_ends_no_run(
     """Rows, copies and uploads of checkpoints fail. The agent that named the run hears its end."""
     fake.sweep_id = "a sweep"
     metrics = _metrics(tmp_path, mode="online", artifacts="all")
-    with monkeypatch.context() as broken:
-        broken.setattr(fake, "logged", None)
-        for step in (1, 2):
-            metrics.write(step, {"a": 1.0})
     monkeypatch.setattr(fake, "artifacts", None)
     metrics.add_checkpoint(_step_folder(tmp_path, 2), is_best=False)
     monkeypatch.setattr(fake, "Artifact", None)
     metrics.add_checkpoint(_step_folder(tmp_path, 4), is_best=False)
-    metrics.write(4, {"a": 1.0})
+    metrics.write(1, {"a": 1.0})
+    with monkeypatch.context() as broken:
+        broken.setattr(fake, "logged", None)
+        for step in (2, 3):
+            metrics.write(step, {"a": 1.0})
     metrics.close(failed=True)
     assert fake.inits[0]["id"] is None
-    assert fake.logged == [(4, {"a": 1.0}), ("finish", 1)], "a run that W&B knows must end there"
+    assert fake.logged == [(1, {"a": 1.0}), ("finish", 1)], "a run that W&B knows must end there"
     said = capfd.readouterr().err
-    for what in ("step 1", "step_00000002", "step_00000004"):
+    for what in ("step 2", "step_00000002", "step_00000004"):
         assert said.count(f"W&B does not take {what}") == 1, said
     assert said.count("W&B does not take") == 3, said
-    assert [row["step"] for row in runs.rows(tmp_path)] == [1, 2, 4]
+    assert [row["step"] for row in runs.rows(tmp_path)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("account", [False, None])
