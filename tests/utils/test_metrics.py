@@ -298,8 +298,8 @@ def test_pictures_are_drawn_only_for_wandb_and_with_matplotlib(
 ) -> None:
     """With the real package below, a run sends pictures."""
     unwanted = [Picture("puzzle", lambda file: pytest.fail("a picture was drawn"))]
-    for options in ({"mode": "disabled"}, {"mode": "online"}):
-        metrics = _metrics(tmp_path, **options)
+    for mode in ("disabled", "online"):
+        metrics = _metrics(tmp_path, mode=mode)
         metrics.show(5, unwanted)
         assert metrics.num_pictures == 0 and fake.logged == []
     assert _metrics(tmp_path, mode="online", pictures=2).num_pictures == 2
