@@ -205,7 +205,6 @@ def _is_non_blocking(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _is_view(func: Any) -> bool:
-    """Return whether an operator only looks at the memory of its argument."""
     aliases = [result.alias_info for result in func._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
 
@@ -231,7 +230,6 @@ def fake_accelerator(device: torch.device, *, as_cuda: bool = False) -> Iterator
 
 
 def failure_of(check: Any, *args: Any) -> str:
-    """Return the traceback of a check that failed, or an empty string."""
     try:
         check(*args)
     except Exception:

@@ -14,7 +14,6 @@ The reader must accept a file, or refuse it as it refuses a user's mistake. Ever
 import argparse
 import contextlib
 import gzip
-import hashlib
 import io
 import json
 import multiprocessing as mp
@@ -31,7 +30,7 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
@@ -56,6 +55,7 @@ from models import build_on_meta
 from sharing.weights_file import write_weights
 from tests import runs
 from tests.in_process import SINGLE, begin, load_run
+from tests.utils.checkpoint.helpers import fix_manifest
 from tests.viewer.samples import write_arc, write_run
 from training.config import PretrainConfig
 from training.data import Sizes
@@ -71,7 +71,6 @@ from view import view
 LIMIT_S = 5
 LIMIT_MIB = 256
 _ADDRESS_SPACE = 3 << 30  # bytes beyond those at the start; protects the machine if another limit fails
-_FILES_OF_A_WORKER = 2000
 
 Reader = Callable[[Path, Random], None]
 
@@ -104,8 +103,8 @@ def _read_checkpoint(folder: Path, rng: Random) -> None:
 
 
 def _write_config(folder: Path) -> None:
+    overrides = _settings(_sudoku(folder.parent / "data of config"), folder / "run")
     with RunLock() as lock:
-        overrides = _settings(_sudoku(folder.parent / "data of config"), folder / "run")
         prepare(read_start(overrides, lock, Launch()), lock, Launch())
 
 
@@ -201,10 +200,8 @@ def _read_arc(folder: Path, rng: Random) -> None:
         ArcVotes(open_datasets([data], "test", numbered_by=[data]))
     elif reader == 1:
         _ = PuzzleTable([data], data, 1).rows
-    elif reader == 2:
-        validate_dataset(Path(data))
     else:
-        view([data, "-o", str(folder / "page.html")])
+        _read_dataset(folder, rng)
 
 
 def _write_csv(folder: Path) -> None:
@@ -247,20 +244,11 @@ def _read_outputs(folder: Path, rng: Random) -> None:
     chosen = rng.choice(["run", "arc"])
     for altered in _altered(folder):
         chosen = "arc" if "arc" in altered.relative_to(folder).parts else "run"
+        if altered.name == "metrics.jsonl" and rng.random() < 0.5:
+            keep_rows(altered, 100)
+            return
     runs_there = [path.parent for path in (folder / chosen).rglob("eval_outputs")] or [folder / chosen]
     view([str(runs_there[0]), "-o", str(folder / "page.html")])
-
-
-def _write_metrics(folder: Path) -> None:
-    write_run(folder / "run", None)
-    shutil.rmtree(folder / "run" / "eval_outputs")
-
-
-def _read_metrics(folder: Path, rng: Random) -> None:
-    if rng.random() < 0.5:
-        view([str(folder / "run"), "-o", str(folder / "page.html")])
-    else:
-        keep_rows(folder / "run" / "metrics.jsonl", 100)
 
 
 @dataclass(frozen=True)
@@ -278,13 +266,11 @@ KINDS = {
     "arc": Kind(_write_arc, _read_arc, ("data/*.json", "data/test/*.*")),
     "tasks": Kind(_write_tasks, _read_tasks, ("*.*",)),
     "csv": Kind(_write_csv, _read_csvs, ("*/*.*",)),
-    "outputs": Kind(_write_outputs, _read_outputs, ("**/*.json", "**/*.safetensors", "**/config.yaml")),
-    "metrics": Kind(_write_metrics, _read_metrics, ("run/metrics.jsonl",)),
+    "outputs": Kind(_write_outputs, _read_outputs, ("**/*.json*", "**/*.safetensors", "**/config.yaml")),
 }
 
 
 def _altered(folder: Path) -> list[Path]:
-    """Return the files that `alter` recorded."""
     note = folder.parent / "altered"
     return [Path(line) for line in note.read_text().splitlines()] if note.exists() else []
 
@@ -313,7 +299,6 @@ def _hostile(rng: Random) -> Any:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Return every (container, key) of nested JSON."""
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
     return [(value, key) for key in keys] + [place for key in keys for place in _places(value[key])]
 
@@ -389,24 +374,20 @@ def alter_text(text: str, rng: Random) -> str:
     return "\n".join(lines)
 
 
+# The "billion laughs" attack.
+LAUGHS = "a: &a0 [lol]\n" + "".join(f"b{n}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(12))
+YAMLS = (
+    "seed: !!python/object/apply:os.mkdir [the_trap_was_sprung]",
+    *("seed: !!binary =", "seed: &a [*a]", "<<: *x", "? [a]\n: b"),
+)
+
+
 def alter_yaml(text: str, rng: Random) -> str:
     match rng.randrange(8):
-        case 0:  # the "billion laughs" attack
-            laughs = "a: &a0 [lol]\n" + "".join(f"b{n}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(12))
-            return laughs + text + rng.choice(("lr: *a9\n", "", "arch: {name: *a12}\n"))
+        case 0:
+            return LAUGHS + text + rng.choice(("lr: *a9\n", "", "arch: {name: *a12}\n"))
         case 1:
-            return text.replace(
-                "seed: 0",
-                rng.choice(
-                    (
-                        "seed: !!python/object/apply:os.mkdir [the_trap_was_sprung]",
-                        "seed: !!binary =",
-                        "seed: &a [*a]",
-                        "<<: *x",
-                        "? [a]\n: b",
-                    )
-                ),
-            )
+            return text.replace("seed: 0", rng.choice(YAMLS))
         case 2 | 3:
             return alter_text(text, rng)
         case _:
@@ -461,14 +442,6 @@ def alter_npy(contents: bytes, rng: Random) -> bytes:
     return b"\x93NUMPY" + version + size + padded + contents[end:]
 
 
-def _hollow(rng: Random) -> bytes:
-    """Return a file of some hundred bytes that claims to hold terabytes."""
-    written = io.BytesIO()
-    tensor = rng.choice((torch.zeros(1).expand(10**6, 10**6), torch.empty(10**6, 10**6, device="meta")))
-    torch.save({"H_init": tensor}, written, _use_new_zipfile_serialization=rng.random() < 0.5)
-    return written.getvalue()
-
-
 def alter_torch(contents: bytes, rng: Random) -> bytes:
     if not zipfile.is_zipfile(io.BytesIO(contents)) or rng.random() < 0.4:
         if rng.random() < 0.1:
@@ -480,24 +453,31 @@ def alter_torch(contents: bytes, rng: Random) -> bytes:
         chosen = rng.choice(names)
         for name in names:
             data, compression = old.read(name), zipfile.ZIP_STORED
-            if name == chosen or (name.endswith("data.pkl") and rng.random() < 0.5):
-                match rng.randrange(6):
-                    case 0:
-                        data = alter_bytes(data, rng)
-                    case 1:
-                        continue
-                    case 2:
-                        name = rng.choice(
-                            ("/etc/cron.d/x", "../../outside/victim", name + "\0", "x" * 60_000, name + "/")
-                        )
-                    case 3:
-                        data = pickle.dumps(_Trap(), protocol=2)
-                    case 4:  # a zip bomb
-                        data, compression = bytes(400 << 20), zipfile.ZIP_DEFLATED
-                    case 5:
-                        new.writestr(name, data)  # the archive has the name twice
+            altered = name == chosen or (name.endswith("data.pkl") and rng.random() < 0.5)
+            match rng.randrange(6) if altered else None:
+                case 0:
+                    data = alter_bytes(data, rng)
+                case 1:
+                    continue
+                case 2:
+                    strange = ("/etc/cron.d/x", "../../outside/victim", name + "\0", "x" * 60_000, name + "/")
+                    name = rng.choice(strange)
+                case 3:
+                    data = pickle.dumps(_Trap(), protocol=2)
+                case 4:  # a zip bomb
+                    data, compression = bytes(400 << 20), zipfile.ZIP_DEFLATED
+                case 5:
+                    new.writestr(name, data)  # the archive has the name twice
             with warnings.catch_warnings(action="ignore"):
                 new.writestr(name, data, compression, compresslevel=1)
+    return written.getvalue()
+
+
+def _hollow(rng: Random) -> bytes:
+    """Return a file of some hundred bytes that claims to hold terabytes."""
+    written = io.BytesIO()
+    tensor = rng.choice((torch.zeros(1).expand(10**6, 10**6), torch.empty(10**6, 10**6, device="meta")))
+    torch.save({"H_init": tensor}, written, _use_new_zipfile_serialization=rng.random() < 0.5)
     return written.getvalue()
 
 
@@ -566,15 +546,7 @@ def _gzip_bomb() -> bytes:
     return blanks * 16  # a gzip file may have several members
 
 
-def seal(step: Path) -> None:
-    """Make the manifest agree with the files, as a forger would."""
-    files = {
-        str(file.relative_to(step)): {"bytes": len(contents), "sha256": hashlib.sha256(contents).hexdigest()}
-        for file in [step / "model.safetensors", step / "state.json", *(step / "state").glob("*")]
-        if file.is_file() and not file.is_char_device()
-        for contents in [file.read_bytes()]
-    }
-    (step / "manifest.json").write_text(json.dumps({"files": files}))
+seal = fix_manifest
 
 
 def alter(folder: Path, kind: Kind, rng: Random) -> None:
@@ -692,41 +664,24 @@ class Worker:
 # ---- the program -------------------------------------------------------------------------------
 
 
-@dataclass
-class Tally:
-    """The results for the files of one kind, by their number."""
-
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
-
-    @property
-    def how(self) -> Counter[str]:
-        return Counter(outcome.how for outcome in self.outcomes.values())
-
-    @property
-    def failures(self) -> dict[int, Outcome]:
-        return {index: each for index, each in self.outcomes.items() if each.how not in ("accepted", "refused")}
-
-
 def write_example(name: str, folder: Path) -> None:
     (folder / "examples" / name).mkdir(parents=True)
     with _quiet():
         KINDS[name].write(folder / "examples" / name)
 
 
-def fuzz(name: str, indices: range, seed: int, folder: Path) -> Tally:
+def fuzz(name: str, indices: range, seed: int, folder: Path) -> dict[int, Outcome]:
     """Read altered files of a kind. `folder` receives the example and the files."""
     write_example(name, folder)
-    tally = Tally()
+    outcomes: dict[int, Outcome] = {}
     worker: Worker | None = None
-    for number, index in enumerate(indices):
-        worker = worker or Worker(name, KINDS[name], folder / f"worker_{number}", seed)
-        outcome = tally.outcomes[index] = worker.read(index)
-        if outcome.how in ("hang", "memory") or "ended with" in outcome.said or number % _FILES_OF_A_WORKER == 1999:
+    for index in indices:
+        worker = worker or Worker(name, KINDS[name], folder / f"worker_{index}", seed)
+        outcome = outcomes[index] = worker.read(index)
+        if outcome.how in ("hang", "memory") or "ended with" in outcome.said or index == indices[-1]:
             worker.close()
             worker = None
-    if worker is not None:
-        worker.close()
-    return tally
+    return outcomes
 
 
 def main() -> int:
@@ -742,11 +697,12 @@ def main() -> int:
         indices = range(-(-options.files // len(options.kind)))
         if options.only is not None:
             indices = range(options.only, options.only + 1)
-        tally = fuzz(name, indices, options.seed, folder)
-        outcomes = tally.outcomes.values()
-        most = f"{max(each.mib for each in outcomes):.0f} MiB and {max(each.seconds for each in outcomes):.2f} s"
-        print(f"{name:<12}{len(outcomes):>7} files: {dict(tally.how)}; at most {most} for a file")
-        for index, outcome in tally.failures.items():
+        outcomes = fuzz(name, indices, options.seed, folder)
+        most_mib = max(each.mib for each in outcomes.values())
+        most_s = max(each.seconds for each in outcomes.values())
+        counts = dict(Counter(each.how for each in outcomes.values()))
+        print(f"{name:<12}{len(outcomes):>7} files: {counts}; at most {most_mib:.0f} MiB and {most_s:.2f} s for a file")
+        for index, outcome in failures(outcomes).items():
             failed = True
             said = outcome.said if options.only is not None else outcome.said.split("\n")[0][:200]
             print(f"  {outcome.how}: --kind {name} --seed {options.seed} --only {index}: {said}")
@@ -755,6 +711,10 @@ def main() -> int:
         else:
             shutil.rmtree(folder)
     return 1 if failed else 0
+
+
+def failures(outcomes: dict[int, Outcome]) -> dict[int, Outcome]:
+    return {index: each for index, each in outcomes.items() if each.how not in ("accepted", "refused")}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from evaluate import EvaluateConfig
 from launch.ray_config import RayPage
 from models import shapes_of
 from models.tokens import TokenConfig
-from models.transformer import TransformerConfig
 from search.sweep import Sweep, SweepPage
 from tests.models.helpers import ARCH_NAMES, arch_files
 from training.config import PretrainConfig
@@ -128,6 +127,7 @@ def test_an_experiment_has_a_model_for_its_task(experiment: str) -> None:
         arch = config.puzzle_arch
         kind = "trm_mlp" if isinstance(arch, TokenConfig) and arch.mlp_t else arch.name
         assert round(num / 1e6) == PUBLISHED_SIZES[kind]
+    assert compose(f"experiment={experiment}", "data_path=mine").train_paths == ["mine"]
 
 
 PUBLISHED = {
@@ -145,12 +145,7 @@ PUBLISHED = {
     "puzzle_emb_lr": 1e-2,
     "puzzle_emb_weight_decay": 0.1,
     "seed": 0,
-    "project_name": None,
-    "run_name": None,
-    "checkpoint_path": None,
     "eval_save_outputs": [],
-    "log_interval": 10,
-    "device": "auto",
     # TRM's additions
     "data_paths_test": [],
     "min_eval_interval": 0,
@@ -215,24 +210,16 @@ OFF_ARCH = {
 
 
 def test_the_defaults_are_published_values() -> None:
-    values = compose().model_dump()
-    assert {key: values[key] for key in PUBLISHED | OFF} == PUBLISHED | OFF
     hrm_as_trm_says_it = {"puzzle_emb_len": 0, "no_ACT_continue": False, "backprop": "one_step"}
-    assert values["arch"] == PUBLISHED_HRM | hrm_as_trm_says_it | OFF_ARCH
-
-
-def test_the_defaults_of_trm_are_published_values() -> None:
-    values = compose("arch=trm").model_dump()
-    assert values["arch"] == PUBLISHED_TRM | OFF_ARCH
-    assert {key: values[key] for key in PUBLISHED | OFF} == PUBLISHED | OFF
+    for typed, arch in (([], PUBLISHED_HRM | hrm_as_trm_says_it), (["arch=trm"], PUBLISHED_TRM)):
+        values = compose(*typed).model_dump()
+        assert {key: values[key] for key in PUBLISHED | OFF} == PUBLISHED | OFF
+        assert values["arch"] == arch | OFF_ARCH
     assert compose("arch=trm_mlp").arch == compose("arch=trm", "arch.mlp_t=True", "arch.pos_encodings=none").arch
+    assert compose("arch=hrm_v1") == compose(), "the published name of the arch"
 
 
-def test_the_published_name_of_the_arch_is_accepted() -> None:
-    assert compose("arch=hrm_v1") == compose()
-
-
-# The commands are copied unchanged from the READMEs of the HRM and TRM repositories.
+# The commands are those of the READMEs of the HRM and TRM repositories, with all their words.
 TRM_COMMAND = (
     'arch=trm data_paths="[{data}]" evaluators="[]" epochs=50000 eval_interval=5000 lr=1e-4 puzzle_emb_lr=1e-4 '
     "weight_decay=1.0 puzzle_emb_weight_decay=1.0 {arch} +run_name=${{run_name}} ema=True"
@@ -240,20 +227,17 @@ TRM_COMMAND = (
 TRM_ARC_COMMAND = (
     'arch=trm data_paths="[{data}]" arch.L_layers=2 arch.H_cycles=3 arch.L_cycles=4 +run_name=${{run_name}} ema=True'
 )
+LIKE_SUDOKU = (
+    "epochs=20000 eval_interval=2000 lr={lr} puzzle_emb_lr={lr} weight_decay=1.0 puzzle_emb_weight_decay=1.0 "
+    "data_path=data/{data}"
+)
 COMMANDS = {
     "arc_1": "",
     "arc_2": "data_path=data/arc-2-aug-1000",
-    "maze_hard": (
-        "data_path=data/maze-30x30-hard-1k epochs=20000 eval_interval=2000 lr=1e-4 puzzle_emb_lr=1e-4 "
-        "weight_decay=1.0 puzzle_emb_weight_decay=1.0"
-    ),
-    "sudoku_extreme_1k": (
-        "data_path=data/sudoku-extreme-1k-aug-1000 epochs=20000 eval_interval=2000 lr=1e-4 puzzle_emb_lr=1e-4 "
-        "weight_decay=1.0 puzzle_emb_weight_decay=1.0"
-    ),
+    "maze_hard": LIKE_SUDOKU.format(lr="1e-4", data="maze-30x30-hard-1k"),
+    "sudoku_extreme_1k": LIKE_SUDOKU.format(lr="1e-4", data="sudoku-extreme-1k-aug-1000"),
     "sudoku_extreme_1k_single_gpu": (
-        "data_path=data/sudoku-extreme-1k-aug-1000 epochs=20000 eval_interval=2000 global_batch_size=384 lr=7e-5 "
-        "puzzle_emb_lr=7e-5 weight_decay=1.0 puzzle_emb_weight_decay=1.0"
+        LIKE_SUDOKU.format(lr="7e-5", data="sudoku-extreme-1k-aug-1000") + " global_batch_size=384"
     ),
     "sudoku_hard_full": (
         "data_path=data/sudoku-hard-full epochs=100 eval_interval=10 lr_min_ratio=0.1 global_batch_size=2304 lr=3e-4 "
@@ -280,30 +264,17 @@ COMMANDS = {
 }
 
 
-def typed(command: str) -> list[str]:
-    """Split a published command as a shell would."""
-    return shlex.split(command.replace("${run_name}", "x"))
+@pytest.mark.parametrize("experiment", COMMANDS)
+def test_a_published_command_equals_its_experiment(experiment: str) -> None:
+    """They may differ in the name of the run and in data_path or data_paths.
 
-
-def assert_same_training(one: PretrainConfig, other: PretrainConfig) -> None:
-    """Assert that two configs train the same.
-
-    They may differ in the name of the run and in data_path or data_paths. Recipes of this project
-    also name evaluators, which published commands lack.
+    Recipes of this project also name evaluators, which published commands lack.
     """
+    typed = shlex.split(COMMANDS[experiment].replace("${run_name}", "x"))
+    one, other = compose(f"experiment={experiment}"), compose(*typed)
     apart = {"run_name", "data_path", "data_paths", "evaluators"}
     assert differences(one.model_dump(exclude=apart), other.model_dump(exclude=apart)) == []
     assert one.train_paths == other.train_paths
-
-
-@pytest.mark.parametrize("experiment", COMMANDS)
-def test_a_published_command_equals_its_experiment(experiment: str) -> None:
-    assert_same_training(compose(f"experiment={experiment}"), compose(*typed(COMMANDS[experiment])))
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_a_typed_data_path_wins_over_the_experiment(experiment: str) -> None:
-    assert compose(f"experiment={experiment}", "data_path=mine").train_paths == ["mine"]
 
 
 @pytest.mark.parametrize("arch", ARCH_NAMES)
@@ -311,12 +282,10 @@ def test_a_typed_data_path_wins_over_the_experiment(experiment: str) -> None:
 def test_a_recipe_runs_with_another_architecture_and_optimizer(experiment: str, arch: str) -> None:
     """Options that the experiment sets for its own architecture and optimizer are left out."""
     optim = choices("optim")[len(arch + experiment) % len(choices("optim"))]
-    config = compose(f"experiment={experiment}", f"arch={arch}", f"optim={optim}", *ONE_PASS.get(arch, []))
+    # An experiment sets the recursion of every architecture. The transformer has no recursion.
+    one_pass = ["arch.H_cycles=1", "arch.L_cycles=1", "arch.halt_max_steps=1"] * (arch == "transformer")
+    config = compose(f"experiment={experiment}", f"arch={arch}", f"optim={optim}", *one_pass)
     assert (config.arch.name, config.optim.name) == (arch, "muon" if optim == "muon_urm" else optim)
-
-
-# An experiment sets the recursion of every architecture. The transformer has no recursion.
-ONE_PASS = {"transformer": ["arch.H_cycles=1", "arch.L_cycles=1", "arch.halt_max_steps=1"]}
 
 
 def test_an_option_that_was_typed_is_not_dropped() -> None:
@@ -324,30 +293,13 @@ def test_an_option_that_was_typed_is_not_dropped() -> None:
         compose("experiment=trm_sudoku_6x6", "arch=urm", "arch.L_layers=2")
 
 
-def test_recurrent_makes_a_universal_transformer() -> None:
-    def sizes(*typed: str) -> tuple[int, ...]:
-        arch = compose("arch=transformer", *typed).arch
-        assert isinstance(arch, TransformerConfig)
-        return arch.num_layers, arch.H_cycles, arch.L_cycles, arch.halt_max_steps
-
-    assert sizes() == (8, 1, 1, 1)
-    assert sizes("arch.recurrent=true") == (4, 1, 6, 16)
-    assert sizes("arch.recurrent=true", "arch.L_cycles=2") == (4, 1, 2, 16)
-
-
-def test_puzzle_embedding_follows_the_hidden_size() -> None:
-    assert compose("arch.hidden_size=256").puzzle_arch.puzzle_emb_ndim == 256
-    assert compose("arch.hidden_size=256", "arch.puzzle_emb_ndim=0").puzzle_arch.puzzle_emb_ndim == 0
-    assert compose("experiment=sudoku_extreme_1k", "arch.hidden_size=128").puzzle_arch.puzzle_emb_ndim == 128
-
-
-def test_a_typed_key_wins_over_the_experiment_and_debug() -> None:
+def test_what_is_typed_wins_over_the_experiment_and_debug() -> None:
     config = compose("lr=5e-4", "experiment=sudoku_hard_full", "debug=tiny", "arch.hidden_size=64", "max_steps=3")
     assert (config.lr, config.arch.hidden_size, config.max_steps) == (5e-4, 64, 3)
     assert (config.puzzle_arch.halt_max_steps, config.puzzle_arch.H_cycles, config.project_name) == (8, 1, "debug")
-
-
-def test_a_typed_arch_wins_over_the_experiment() -> None:
-    """Only the choice of the architecture changes. The options that the experiment sets stay."""
+    # Only the choice of the architecture changes. The options that the experiment sets stay.
     config = compose("experiment=trm_maze_hard", "arch=hrm", "optim=adamw")
     assert (config.puzzle_arch.name, config.puzzle_arch.L_cycles, config.optim.name) == ("hrm", 4, "adamw")
+    # The width of the puzzle embedding follows the hidden size.
+    for typed, expected in ((["arch.puzzle_emb_ndim=0"], 0), ([], 256), (["experiment=sudoku_extreme_1k"], 256)):
+        assert compose("arch.hidden_size=256", *typed).puzzle_arch.puzzle_emb_ndim == expected

@@ -20,7 +20,6 @@ import pytest
 
 from tests import runs
 from tests.runs import REPOSITORY, Row, until
-from utils.errors import UserError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
 
@@ -55,7 +54,6 @@ def cluster() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def quiet_long(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of an undisturbed long run of two ranks, as torchrun starts them."""
     folder = tmp_path_factory.mktemp("quiet_long")
     runs.train(runs.settings(data, folder / "run", **LONG), folder / "log", ranks=2).ok()
     return folder / "run"
@@ -85,7 +83,6 @@ class OnRay:
         return self.process.poll() is None
 
     def program(self, rank: int) -> psutil.Process:
-        """Return the pretrain.py of a rank."""
         found = self.find(rank)
         assert found is not None, f"rank {rank} does not run:\n{self.output}"
         return found
@@ -245,6 +242,7 @@ def test_a_failing_run_ends_after_max_failures(cluster: str, data: Path, tmp_pat
     [
         ({"data_path": "nowhere"}, "there is no folder nowhere"),  # the ranks find it
         ({"ray.num_workers": 64, "ray.placement_timeout_s": 3}, "Ray found no place for 64 workers"),
+        ({"ray.address": "127.0.0.1:1"}, "no Ray cluster answers at 127.0.0.1:1"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -253,21 +251,6 @@ def test_mistakes_are_one_line(
     words = [*runs.settings(data, tmp_path / "run"), *(f"{key}={value}" for key, value in typed.items())]
     finished = OnRay(cluster, tmp_path / "run", words).wait()
     assert message in finished.error() and "attempt 2" not in finished.output
-
-
-def test_an_address_without_a_cluster_is_a_mistake(data: Path, tmp_path: Path) -> None:
-    finished = OnRay("127.0.0.1:1", tmp_path / "run", runs.settings(data, tmp_path / "run")).wait()
-    assert "no Ray cluster answers at 127.0.0.1:1" in finished.error()
-
-
-def test_two_ranks_on_a_device_talk_over_gloo(cluster: str, data: Path, tmp_path: Path, quiet_2: Path) -> None:
-    """Without a GPU this shows that Ray places both on the node that has one, and the backend."""
-    run = tmp_path / "run"
-    done = OnRay(cluster, run, runs.settings(data, run), "ray.gpus=0.5", "ray.memory_gb=0.1")
-    output = done.wait().ok()
-    assert "ranks share a device, so they talk over gloo" in output
-    assert "backend: gloo" in (run / "config.yaml").read_text()
-    runs.assert_same_run(run, quiet_2)
 
 
 # ---- TrainWorker -------------------------------------------------------------------------------
@@ -298,7 +281,6 @@ def test_train_workers_have_the_curve_of_pretrain(
     runs.train(_settings(data, quiet), log, ranks=ranks).ok()
 
     def on_all(group: list[Any], method: str, *arguments: list[Any]) -> list[Any]:
-        """Call a method on all workers of a group, perhaps with an argument for each."""
         each = zip(*arguments, strict=True) if arguments else [()] * len(group)
         return ray.get([getattr(worker, method).remote(*given) for worker, given in zip(group, each, strict=True)])
 
@@ -323,11 +305,3 @@ def test_train_workers_have_the_curve_of_pretrain(
     assert mine.keys() == theirs.keys() and all(mine[name].equal(theirs[name]) for name in mine)
     resumed = runs.train([f"resume={folder}", "max_steps=14"], log, ranks=ranks).ok()
     assert f"resuming {folder} at step 12" in resumed and runs.latest(folder.parent) == 14
-
-
-def test_a_group_without_a_place_is_a_mistake(connected: None, data: Path, tmp_path: Path) -> None:
-    from launch.ray_worker import start_train_workers
-
-    with pytest.raises(UserError, match=r"Ray found no place for 64 workers .* in 1 s"):
-        start_train_workers(_settings(data, tmp_path / "run"), 64, placement_timeout_s=1)
-    assert {of["state"] for of in ray.util.placement_group_table().values()} <= {"REMOVED"}

@@ -15,23 +15,18 @@ def test_other_keys_are_those_of_pretrain() -> None:
     assert overrides == ["lr=2e-4", "arch.H_layers=2"]
 
 
-@pytest.mark.parametrize(
-    ("workers", "gpus", "backend"),
-    [(2, 0.5, ["dist.backend=gloo"]), (2, 0.6, []), (2, 1, []), (1, 0.5, []), (2, 0, [])],
-)
-def test_ranks_that_share_a_device_talk_over_gloo(workers: int, gpus: float, backend: list[str]) -> None:
-    _, overrides = read_ray([f"ray.num_workers={workers}", f"ray.gpus={gpus}"])
-    assert overrides == backend
+def test_ranks_that_share_a_device_talk_over_gloo() -> None:
+    for workers, gpus, shared in ((2, 0.5, True), (2, 0.6, False), (2, 1, False), (1, 0.5, False), (2, 0, False)):
+        _, overrides = read_ray([f"ray.num_workers={workers}", f"ray.gpus={gpus}"])
+        assert overrides == ["dist.backend=gloo"] * shared
 
 
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
         (["ray.num_worker=2"], "unknown key 'ray.num_worker'; did you mean ray.num_workers"),
-        (["ray.num_workers=0"], "ray.num_workers: input should be greater than or equal to 1, but it is 0"),
         (["ray.gpus=2"], "ray.gpus: input should be less than or equal to 1, but it is 2"),
         (["ray.address=ray://head:10001"], "ray.address: 'ray://head:10001' is no address of a Ray cluster"),
-        (["ray.placement=NEAR"], "ray.placement: input should be 'PACK', 'SPREAD', 'STRICT_PACK' or 'STRICT_SPREAD'"),
     ],
 )
 def test_mistakes_are_one_line(typed: list[str], message: str) -> None:

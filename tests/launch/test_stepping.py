@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,6 @@ def _settings(data: Path, run: Path | None, **changes: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Return the folders of pretrain.py's runs by their number of ranks."""
     folder = tmp_path_factory.mktemp("pretrain")
     for ranks in (1, 2):
         runs.train(_settings(data, folder / str(ranks)), folder / f"log_{ranks}", ranks=ranks).ok()
@@ -42,6 +42,10 @@ def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, 
 
 def _numbers(row: Row) -> Row:
     return {name: value for name, value in row.items() if not name.startswith("perf/")}
+
+
+def _on_ranks(ranks: int, check: Any, *arguments: object) -> Any:
+    return check(World.single(), *arguments) if ranks == 1 else run_ranks(check, ranks, *arguments)[0]
 
 
 def _drive(world: World, overrides: list[str]) -> tuple[list[Row], Row, str]:
@@ -56,11 +60,7 @@ def _drive(world: World, overrides: list[str]) -> tuple[list[Row], Row, str]:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_curve_is_that_of_pretrain(ranks: int, data: Path, tmp_path: Path, expected: dict[int, Path]) -> None:
     run, arguments = tmp_path / "run", _settings(data, tmp_path / "run", log_interval=10)
-    if ranks == 1:
-        results = [_drive(World.single(), arguments)]
-    else:
-        results = run_ranks(_drive, ranks, arguments)
-    rows, evaluation, saved = results[0]
+    rows, evaluation, saved = _on_ranks(ranks, _drive, arguments)
     quiet = runs.rows(expected[ranks])
     assert [*rows[:-1], rows[-1] | evaluation] == quiet
     assert runs.rows(run) == quiet, "metrics.jsonl is that of pretrain.py"
@@ -98,10 +98,7 @@ def _hand_over(world: World, overrides: list[str], others: list[str]) -> list[Ro
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_another_run_goes_on_from_a_state(ranks: int, data: Path, tmp_path: Path, expected: dict[int, Path]) -> None:
     arguments = [_settings(data, tmp_path / name) for name in ("one", "other")]
-    if ranks == 1:
-        rows = _hand_over(World.single(), *arguments)
-    else:
-        rows = run_ranks(_hand_over, ranks, *arguments)[0]
+    rows = _on_ranks(ranks, _hand_over, *arguments)
     quiet = [
         {name: of for name, of in row.items() if not name.startswith("eval/")} for row in runs.rows(expected[ranks])
     ]
@@ -109,30 +106,24 @@ def test_another_run_goes_on_from_a_state(ranks: int, data: Path, tmp_path: Path
 
 
 def test_a_state_of_another_run_is_refused(data: Path, tmp_path: Path) -> None:
-    one = SteppedRun(_settings(data, tmp_path / "one"), World.single())
+    """After a later step, the folder holds rows that would be of another run then."""
+    run = SteppedRun(_settings(data, tmp_path / "run"), World.single())
     wide = SteppedRun(_settings(data, tmp_path / "wide", arch__hidden_size=64), World.single())
-    with pytest.raises(UserError, match="the state of a run with this model"):
-        one.set_state(wide.get_state())
-    copy = one.get_state()
-    for place, message in (
-        ((1, 2, "ddp"), "that of rank 1 of 2 with parallel=ddp, here is rank 0 of 1 with parallel=ddp"),
-        ((0, 1, "fsdp"), "that of rank 0 of 1 with parallel=fsdp, here is rank 0 of 1 with parallel=ddp"),
+    earlier = run.get_state()
+    ahead = earlier.progress.model_copy(update={"draws": 5})
+    for state, message in (
+        (wide.get_state(), "the state of a run with this model"),
+        (replace(earlier, place=(1, 2, "ddp")), "that of rank 1 of 2 with parallel=ddp, here is rank 0 of 1 with"),
+        (replace(earlier, place=(0, 1, "fsdp")), "that of rank 0 of 1 with parallel=fsdp, here is rank 0 of 1 with"),
+        (replace(earlier, progress=ahead), "one global_batch_size"),
     ):
         with pytest.raises(UserError, match=message):
-            one.set_state(replace(copy, place=place))
-    ahead = copy.progress.model_copy(update={"draws": 5})
-    with pytest.raises(UserError, match="one global_batch_size"):
-        one.set_state(replace(copy, progress=ahead))
-
-
-def test_a_state_of_an_earlier_step_is_refused(data: Path, tmp_path: Path) -> None:
-    """The folder holds rows and checkpoints of later steps, which would be of another run then."""
-    run = SteppedRun(_settings(data, tmp_path / "run"), World.single())
-    earlier = run.get_state()
-    run.train_step()
-    run.set_state(run.get_state())  # another run's of the same step is welcome
-    with pytest.raises(UserError, match=r"the state is of step 0, but .*/run holds the steps up to 1 already"):
-        run.set_state(earlier)
+            run.set_state(state)
+    later = SteppedRun(_settings(data, tmp_path / "later"), World.single())
+    later.train_step()
+    later.set_state(later.get_state())  # another run's of the same step is welcome
+    with pytest.raises(UserError, match=r"the state is of step 0, but .*/later holds the steps up to 1 already"):
+        later.set_state(earlier)
 
 
 def test_the_best_step_is_kept_whenever_the_program_saves(data: Path, tmp_path: Path) -> None:
@@ -143,24 +134,15 @@ def test_the_best_step_is_kept_whenever_the_program_saves(data: Path, tmp_path: 
     run.save()
     assert (tmp_path / "run" / "best").read_text().strip() == "step_00000001"
     assert read_state(tmp_path / "run" / "step_00000002").best is not None
-    rows = runs.rows(tmp_path / "run")
-    assert [row["step"] for row in rows] == [1, 2]
-    assert _numbers(metrics).items() <= rows[0].items()
+    late = run.evaluate()  # its row was written already
+    first, second = runs.rows(tmp_path / "run")
+    assert (first["step"], second["step"]) == (1, 2)
+    assert _numbers(metrics).items() <= first.items()
+    assert any(name.startswith("eval/") for name in late) and not late.keys() & second.keys() - {"step"}
     # The best step of one folder is not that of another.
     other = SteppedRun(_settings(data, tmp_path / "other"), World.single())
     other.set_state(run.get_state())
     assert read_state(other.save()).best is None and not (tmp_path / "other" / "best").exists()
-
-
-def test_an_evaluation_after_the_row_was_written_is_only_returned(data: Path, tmp_path: Path) -> None:
-    run = SteppedRun(_settings(data, tmp_path / "run"), World.single())
-    run.train_step()
-    run.save()
-    metrics = run.evaluate()
-    run.close()
-    assert any(name.startswith("eval/") for name in metrics)
-    (row,) = runs.rows(tmp_path / "run")
-    assert not any(name.startswith("eval/") for name in row)
 
 
 def test_the_end_and_a_run_without_evaluations_are_mistakes(data: Path, tmp_path: Path) -> None:

@@ -8,25 +8,25 @@ import pytest
 from utils.compiled_code import keep_compiled_code
 
 
-def test_compiled_code_is_kept_in_the_user_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _nothing_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+
+
+def test_compiled_code_is_kept_in_the_user_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch executes what lies there, so nobody else may write."""
+    keep_compiled_code()
+    (folder,) = (tmp_path / "hrm-compiled").iterdir()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
+    assert folder.stat().st_mode & 0o077 == 0
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "what the user says counts")
     keep_compiled_code()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "what the user says counts"
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    keep_compiled_code()
-    (folder,) = (tmp_path / "hrm-compiled").iterdir()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
-    assert folder.stat().st_mode & 0o077 == 0, "PyTorch executes what lies there, so nobody else may write"
-
-
-def test_a_folder_that_others_can_write_to_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    (tmp_path / "hrm-compiled").mkdir()
     (tmp_path / "hrm-compiled").chmod(0o777)
     keep_compiled_code()
-    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ, "PyTorch would execute what others put there"
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
 
 
 @pytest.mark.parametrize("error", [RuntimeError("could not determine home directory"), PermissionError()])
@@ -35,7 +35,6 @@ def test_a_user_without_a_home_needs_none(error: Exception, monkeypatch: pytest.
         raise error
 
     monkeypatch.setattr(Path, "home", no_home)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME")
     keep_compiled_code()
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from dataset.arc import read_tasks
 from dataset.schema import read_metadata, read_names, read_record
-from dataset.text.schema import _published_special_tokens, kind_of_data, open_text_split
+from dataset.text.schema import _published_special_tokens, open_text_split
 from dataset.text.sources import read_documents
 from dataset.text.tokenizer import FileTokenizer
 from sharing.exported import open_model
@@ -24,22 +24,14 @@ from viewer import pages
 TASK = '{"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[1]]}]}'
 
 
-def _described(file: Path) -> None:
-    save_file({"x": torch.ones(2)}, file, {"recursive_model": file.read_text()})
-    open_model(str(file))
+def _open(file: Path) -> None:
+    save_file({"x": torch.ones(2)}, file.parent / "model.safetensors", {"recursive_model": file.read_text()})
+    open_model(str(file.parent / "model.safetensors"))
 
 
-def _published(file: Path) -> None:
+def _find(file: Path) -> None:
     save_file({"x": torch.ones(2)}, file.parent / "model.safetensors")
     find_published(str(file.parent))
-
-
-def _documents(file: Path) -> None:
-    list(read_documents(file))
-
-
-def _text(file: Path) -> None:
-    open_text_split(file.parents[1], "test")
 
 
 def _solutions(file: Path) -> None:
@@ -52,26 +44,25 @@ def _solutions(file: Path) -> None:
     ("name", "text", "read"),
     [
         ("challenges.json", f'{{"a": {TASK}, "b": {TASK}, "a": {TASK}}}', read_tasks),
-        ("task.json", f'{{"a": 1, {TASK[1:-1]}, "a": 2}}', read_tasks),
         ("solutions.json", '{"a": [[[2]]], "a": [[[3]]]}', _solutions),
         (
             "b.jsonl",
             '{"text": "one"}\n{"a": {"b": 0, "a": 1, "a": 2}, "text": "two"}',
-            _documents,
+            lambda file: [*read_documents(file)],
         ),
         ("identifiers.json", '["<blank>", {"a": 1, "a": 2}]', lambda file: read_names(file.parent)),
         ("test/dataset.json", '{"a": 1, "a": 2}', lambda file: read_metadata(file.parent)),
         (
             "test/dataset.json",
             '{"kind": "text", "a": 1, "a": 2}',
-            _text,
+            lambda file: open_text_split(file.parents[1], "test"),
         ),
         ("fingerprint.json", '{"a": "1", "a": "2"}', lambda file: read_record(file.parent)),
         ("tokenizer.json", '{"model": {"a": 0, "a": 1}}', FileTokenizer),
         ("tokenizer.json", '{"added_tokens": {"a": 0, "a": 1}}', lambda file: _published_special_tokens(file, {})),
         ("index.json", '{"weight_map": {"a": "x", "a": "y"}}', read_index),
-        ("model.safetensors", '{"format": 1, "a": 1, "a": 2}', _described),
-        ("config.json", '{"model_type": "hrm_text", "a": 1, "a": 2}', _published),
+        ("model.json", '{"format": 1, "a": 1, "a": 2}', _open),
+        ("config.json", '{"model_type": "hrm_text", "a": 1, "a": 2}', _find),
         ("metrics.jsonl", '{"step": 1, "a": 1, "a": 2}\n', lambda file: History(file).refresh()),
         ("results.json", '[{"a": 1, "a": 2}]', pages.read_json),
     ],
@@ -84,13 +75,7 @@ def test_a_repeated_key_is_an_error_with_file_and_key(
     file.write_text(text)
     with pytest.raises(UserError, match=r"^[^\n]*$") as caught:
         read(file)
-    assert name in str(caught.value) and "'a' twice" in str(caught.value)
-
-
-def test_the_kind_of_a_dataset_is_asked_without_an_error(tmp_path: Path) -> None:
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "dataset.json").write_text('{"kind": "text", "kind": "text"}')
-    assert kind_of_data(tmp_path) != "text"
+    assert name.replace("model.json", "model.safetensors") in str(caught.value) and "'a' twice" in str(caught.value)
 
 
 def test_equal_keys_of_different_objects_are_allowed(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 # ---- metrics.jsonl -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("torn", ["", '{"step": 4, "train/lm', '{"step"', "\0\0\0", '{"step": 4}garbage', "[1]", "3"])
+@pytest.mark.parametrize("torn", ["", '{"step"', "\0\0\0", '{"step": 4}garbage', "[1]"])
 def test_resuming_drops_later_rows_and_a_torn_last_line(tmp_path: Path, torn: str) -> None:
     whole = "".join(json.dumps({"step": step, "train/lm_loss": step / 2}) + "\n" for step in (1, 2, 3, 4))
     (tmp_path / "metrics.jsonl").write_text(whole + torn)
@@ -62,10 +61,8 @@ def test_resuming_drops_later_rows_and_a_torn_last_line(tmp_path: Path, torn: st
     assert [row["step"] for row in runs.rows(tmp_path)] == [1, 2]
     for step in (3, 4, 5):
         metrics.write(step, {"train/lm_loss": 0.0})
-    assert [row["step"] for row in runs.rows(tmp_path)] == [1, 2, 3, 4, 5]
-    assert runs.rows(tmp_path)[1]["train/lm_loss"] == 1.0
+    assert [row["train/lm_loss"] for row in runs.rows(tmp_path)] == [0.5, 1.0, 0.0, 0.0, 0.0]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
-    metrics.close()
 
 
 def test_the_time_of_a_resumed_run_goes_on_without_the_pause(tmp_path: Path, clock: SimpleNamespace) -> None:
@@ -89,22 +86,18 @@ def test_other_ranks_write_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert list(tmp_path.iterdir()) == [] and capfd.readouterr() == ("", "")
 
 
-def test_a_row_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = _metrics(tmp_path / "gone")
     with pytest.raises(UserError, match=r"metrics\.jsonl could not be written"):
         metrics.write(1, {"a": 1.0})
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    expected = r"^tensorboard=true, but tensorboard isn't installed; pip install -r requirements-tensorboard.txt, or"
+    with pytest.raises(UserError, match=expected):
+        _metrics(tmp_path, tensorboard=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- the log -----------------------------------------------------------------------------------
-
-
-def _shown(progress: Progress, stream: io.StringIO) -> list[str]:
-    """Return the lines of the log without their time of day."""
-    text = stream.getvalue()
-    assert "\r" not in text and "\x1b" not in text
-    assert text == "" or text.endswith("\n")
-    assert all(re.match(r"[0-2]\d:[0-5]\d:[0-6]\d  \S", line) for line in text.splitlines())
-    return [line[len("00:00:00  ") :] for line in text.splitlines()]
 
 
 def _train_row(loss: float) -> dict[str, float]:
@@ -117,28 +110,26 @@ def _train_row(loss: float) -> dict[str, float]:
     }
 
 
-def test_a_long_run_has_few_lines_up_to_its_end(clock: SimpleNamespace) -> None:
+def test_a_redirected_log_has_few_lines_up_to_the_end(clock: SimpleNamespace) -> None:
+    """An evaluation shows what evaluators found."""
     stream = io.StringIO()
     progress = Progress(0, 1000, stream)
     for step in range(10, 1001, 10):
         clock.s += 1
         progress.advance(step)
         progress.write(step, _train_row(1.0))
-    lines = _shown(progress, stream)
+    names = ("lm_loss", "accuracy", "exact_accuracy", "valid_boards", "pass@2", "exact_accuracy_at_step/1", "steps")
+    progress.write(1000, {f"eval/{of}/{name}": 0.25 for of in ("b", "a") for name in names} | {"perf/eval_share": 0.1})
+    text = stream.getvalue()
+    assert "\r" not in text and "\x1b" not in text and text.endswith("\n")
+    assert all(re.match(r"[0-2]\d:[0-5]\d:[0-6]\d  \S", line) for line in text.splitlines())
+    *lines, evaluated = [line.split("  ", 1)[1] for line in text.splitlines()]
     assert 10 <= len(lines) <= 12
     assert lines[0] == "step 10/1000  loss 1.0000  acc 0.250  exact 0.125  ex/s 1234  ETA 01:39"
     assert lines[-1].startswith("step 1000/1000")
-
-
-def test_an_evaluation_shows_what_evaluators_found() -> None:
-    stream = io.StringIO()
-    progress = Progress(0, 20, stream)
-    names = ("lm_loss", "accuracy", "exact_accuracy", "valid_boards", "pass@2", "exact_accuracy_at_step/1", "steps")
-    progress.write(10, {f"eval/{of}/{name}": 0.25 for of in ("b", "a") for name in names} | {"perf/eval_share": 0.1})
-    shown = [
-        f"eval/{of}/{name} 0.2500" for of in "ab" for name in ("exact_accuracy", "accuracy", "valid_boards", "pass@2")
-    ]
-    assert _shown(progress, stream) == ["  ".join(["step 10/20", *shown])]
+    shown = ("exact_accuracy", "accuracy", "valid_boards", "pass@2")
+    expected = [f"eval/{of}/{name} 0.2500" for of in "ab" for name in shown]
+    assert evaluated == "  ".join(["step 1000/1000", *expected])
 
 
 class _Terminal(io.StringIO):
@@ -147,11 +138,13 @@ class _Terminal(io.StringIO):
 
 
 def test_a_progress_bar_outlives_its_terminal() -> None:
+    def refuse(text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
     stream = _Terminal()
     progress = Progress(5, 20, stream)
-    for goes_away in (False, True):
-        if goes_away:
-            stream.write = _refuse  # type: ignore[method-assign]
+    for write in (stream.write, refuse):
+        stream.write = write  # type: ignore[method-assign]
         progress.advance(10)
         progress.write(10, _train_row(1.5) | {"eval/all/exact_accuracy": 0.5})
         progress.say("a line")
@@ -161,42 +154,33 @@ def test_a_progress_bar_outlives_its_terminal() -> None:
     assert "\r" in text and "20/20" in text and "loss 1.5000" in text and "ex/s 1234" in text and "a line\n" in text
 
 
-def _refuse(text: str) -> int:
-    raise BrokenPipeError(32, "Broken pipe")
-
-
 # ---- W&B ---------------------------------------------------------------------------------------
-
-
-class _WandbError(Exception):
-    pass
 
 
 class _FakeWandb(SimpleNamespace):
     """Takes the place of the package and records the calls."""
 
-    Error = _WandbError
+    class Error(Exception):
+        pass
 
-    def __init__(self, *, account: bool = True, reachable: bool = True, login_raises: bool = False) -> None:
-        super().__init__(
-            account=account, reachable=reachable, login_raises=login_raises, inits=[], logged=[], logins=[]
-        )
-        self.artifacts: list[tuple[SimpleNamespace, list[str]]] = []
-        self.sweep_id: str | None = None
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(account=True, reachable=True, sweep_id=None, inits=[], logged=[], logins=[], artifacts=[])
+        monkeypatch.setitem(sys.modules, "wandb", self)
+        monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
 
     def setup(self) -> Any:
         return SimpleNamespace(settings=SimpleNamespace(sweep_id=self.sweep_id))
 
     def login(self, **options: Any) -> bool:
         self.logins.append(options)
-        if self.login_raises:
-            raise _WandbError("no credentials")
+        if self.account is None:
+            raise self.Error("no credentials")
         return bool(self.account)
 
     def init(self, **options: Any) -> Any:
         self.inits.append(options)
         if options["mode"] == "online" and not self.reachable:
-            raise _WandbError("network\nis unreachable")
+            raise self.Error("network\nis unreachable")
         return SimpleNamespace(
             id=options["id"],
             log=lambda row, step: self.logged.append((step, row)),
@@ -207,9 +191,6 @@ class _FakeWandb(SimpleNamespace):
     def Table(self, **table: Any) -> list[dict[str, Any]]:
         return [dict(zip(table["columns"], line, strict=True)) for line in table["data"]]
 
-    def Image(self, file: str, caption: str) -> tuple[bytes, str]:
-        return Path(file).read_bytes(), caption
-
     def Artifact(self, name: str, **options: Any) -> SimpleNamespace:
         files: dict[str, bytes] = {}
 
@@ -219,85 +200,62 @@ class _FakeWandb(SimpleNamespace):
         return SimpleNamespace(name=name, files=files, add_file=add_file, **options)
 
 
-def _install(monkeypatch: pytest.MonkeyPatch, fake: Any) -> Any:
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
-    return fake
-
-
-def test_a_failed_run_of_a_wandb_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent waits for the run that it has named."""
-    fake = _install(monkeypatch, _FakeWandb())
-    fake.sweep_id = "a sweep"
-    _metrics(tmp_path, mode="online").close(failed=True)
-    assert fake.inits[0]["id"] is None and fake.logged == [("finish", 1)]
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> _FakeWandb:
+    return _FakeWandb(monkeypatch)
 
 
 def test_a_service_that_fails_ends_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    fake: _FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    fake = _install(monkeypatch, _FakeWandb())
-    metrics = _metrics(tmp_path, mode="online", pictures=1)
+    """Rows, copies and uploads of checkpoints fail. The agent that named the run hears its end."""
+    fake.sweep_id = "a sweep"
+    metrics = _metrics(tmp_path, mode="online", artifacts="all")
+    monkeypatch.setattr(fake, "artifacts", None)
+    metrics.add_checkpoint(_step_folder(tmp_path, 2), is_best=False)
+    monkeypatch.setattr(fake, "Artifact", None)
+    metrics.add_checkpoint(_step_folder(tmp_path, 4), is_best=False)
+    metrics.write(1, {"a": 1.0})
     with monkeypatch.context() as broken:
         broken.setattr(fake, "logged", None)
-        for step in (1, 2):
+        for step in (2, 3):
             metrics.write(step, {"a": 1.0})
-    assert metrics.num_pictures == 0
-    metrics.close()
-    assert fake.logged == [("finish", 0)], "a run that W&B knows must end there"
+    metrics.close(failed=True)
+    assert fake.inits[0]["id"] is None
+    assert fake.logged == [(1, {"a": 1.0}), ("finish", 1)], "a run that W&B knows must end there"
     said = capfd.readouterr().err
-    assert said.count("W&B does not take") == 1, said
-    assert "W&B does not take step 1; metrics.jsonl goes on without it (AttributeError: " in said, said
-    assert [row["step"] for row in runs.rows(tmp_path)] == [1, 2]
+    for what in ("step 2", "step_00000002", "step_00000004"):
+        assert said.count(f"W&B does not take {what}") == 1, said
+    assert said.count("W&B does not take") == 3, said
+    assert [row["step"] for row in runs.rows(tmp_path)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("fake", [_FakeWandb(account=False), _FakeWandb(login_raises=True)], ids=["none", "raises"])
-def test_auto_without_an_account_disables_wandb(
-    fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("account", [False, None])
+def test_auto_without_an_account_or_a_network_goes_on(
+    fake: _FakeWandb, tmp_path: Path, capfd: pytest.CaptureFixture[str], account: bool | None
 ) -> None:
-    _install(monkeypatch, fake)
-    metrics = _metrics(tmp_path, mode="auto")
-    metrics.write(1, {"a": 1.0})
-    metrics.close()
-    assert fake.inits == [] and len(runs.rows(tmp_path)) == 1
+    fake.account = account
+    _metrics(tmp_path / "none", mode="auto").close()
+    assert fake.inits == []
     assert "no account found; metrics go to metrics.jsonl only" in capfd.readouterr().err
-
-
-def test_auto_without_a_network_goes_on_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    fake = _install(monkeypatch, _FakeWandb(reachable=False))
-    metrics = _metrics(tmp_path, mode="auto")
-    metrics.write(1, {"a": 1.0})
+    fake.account, fake.reachable = True, False
+    _metrics(tmp_path, mode="auto").write(1, {"a": 1.0})
     assert [options["mode"] for options in fake.inits] == ["online", "offline"]
-    assert fake.inits[1]["resume"] is None
-    assert fake.logged == [(1, {"a": 1.0})]
+    assert fake.inits[1]["resume"] is None and fake.logged == [(1, {"a": 1.0})]
     assert "W&B can't be reached (network is unreachable); going on offline" in capfd.readouterr().err
     with pytest.raises(UserError, match=r"^wandb.mode=online failed: network is unreachable"):
         _metrics(tmp_path, mode="online")
 
 
-def _not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-
-
-def _wrong_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real package checks its settings before anything else."""
-    monkeypatch.setenv("WANDB_BASE_URL", "https://app.wandb.ai")
-
-
-@pytest.mark.parametrize(
-    ("hinder", "reason"), [(_not_installed, "not installed"), (_wrong_settings, "is not a valid server address")]
-)
+@pytest.mark.parametrize("reason", ["not installed", "is not a valid server address"])
 def test_what_hinders_wandb_is_a_mistake_only_where_it_was_asked_for(
-    hinder: Callable[[pytest.MonkeyPatch], None],
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """The real package checks its settings before anything else."""
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
-    hinder(monkeypatch)
+    monkeypatch.setenv("WANDB_BASE_URL", "https://app.wandb.ai")  # no server of runs
+    if reason == "not installed":
+        monkeypatch.setitem(sys.modules, "wandb", None)
     _metrics(tmp_path, mode="disabled").close()
     assert capfd.readouterr().err == ""
     _metrics(tmp_path, mode="auto").close()
@@ -311,19 +269,15 @@ def test_what_hinders_wandb_is_a_mistake_only_where_it_was_asked_for(
 # ---- W&B: the table of evaluations, pictures and checkpoints -----------------------------------
 
 
-def _scores(step: int) -> dict[str, float]:
-    return {"eval/all/accuracy": step / 10, "eval/all/exact_accuracy_at_step/2": 0.5, "eval/hard/accuracy": 0.0}
-
-
-def test_the_table_has_a_line_for_each_set_of_each_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_has_a_line_for_each_set_of_each_evaluation(fake: _FakeWandb, tmp_path: Path) -> None:
     """A resumed run has those that it kept."""
-    fake = _install(monkeypatch, _FakeWandb())
+    scores = {"eval/all/accuracy": 0.1, "eval/all/exact_accuracy_at_step/2": 0.5, "eval/hard/accuracy": 0.0}
     metrics = _metrics(tmp_path, mode="auto")
-    metrics.write(1, _scores(1) | {"train/lm_loss": 1.0})
+    metrics.write(1, scores | {"train/lm_loss": 1.0})
     metrics.write(2, {"train/lm_loss": 1.0})
-    metrics.write(3, _scores(3))
+    metrics.write(3, scores)
     metrics.close()
-    _metrics(tmp_path, mode="auto", first=2).write(3, _scores(3) | {"eval/all/pass@2": 0.25})
+    _metrics(tmp_path, mode="auto", first=2).write(3, {"eval/all/accuracy": 0.3, "eval/all/pass@2": 0.25})
     for options in fake.inits:
         assert (options["mode"], options["id"], options["resume"]) == ("online", "abc123", "allow")
         assert (options["project"], options["name"], options["config"]) == ("p", "r", CONFIG)
@@ -335,37 +289,20 @@ def test_the_table_has_a_line_for_each_set_of_each_evaluation(tmp_path: Path, mo
         {"step": 1, "set": "all", "accuracy": 0.1, "exact_accuracy_at_step/2": 0.5},
         {"step": 1, "set": "hard", "accuracy": 0.0, "exact_accuracy_at_step/2": None},
     ]
-    assert [(line["step"], line["set"], line["accuracy"], line["pass@2"]) for line in last["evaluations"]] == [
-        (1, "all", 0.1, None),
-        (1, "hard", 0.0, None),
-        (3, "all", 0.3, 0.25),
-        (3, "hard", 0.0, None),
-    ]
+    lines = [(line["step"], line["set"], line["accuracy"], line["pass@2"]) for line in last["evaluations"]]
+    assert lines == [(1, "all", 0.1, None), (1, "hard", 0.0, None), (3, "all", 0.3, 0.25)]
 
 
-def _pictures(drawn: list[str], count: int = 3) -> list[Picture]:
-    def draw(file: Path, text: str) -> None:
-        drawn.append(text)
-        file.write_text(text)
-
-    return [Picture(f"puzzle {n}", partial(draw, text=f"drawing {n}")) for n in range(count)]
-
-
-def test_pictures_go_to_wandb_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_pictures_are_drawn_only_for_wandb_and_with_matplotlib(
+    fake: _FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    drawn: list[str] = []
-    off = _metrics(tmp_path)
-    off.show(5, _pictures(drawn))
-    fake = _install(monkeypatch, _FakeWandb())
-    none = _metrics(tmp_path, mode="online")
-    none.show(5, _pictures(drawn))
-    assert (off.num_pictures, none.num_pictures) == (0, 0) and drawn == [] and fake.logged == []
-    metrics = _metrics(tmp_path, mode="online", pictures=2)
-    assert metrics.num_pictures == 2
-    metrics.show(5, _pictures(drawn))
-    expected = [(b"drawing 0", "puzzle 0"), (b"drawing 1", "puzzle 1")]
-    assert fake.logged == [(5, {"puzzles": expected})]
+    """With the real package below, a run sends pictures."""
+    unwanted = [Picture("puzzle", lambda file: pytest.fail("a picture was drawn"))]
+    for mode in ("disabled", "online"):
+        metrics = _metrics(tmp_path, mode=mode)
+        metrics.show(5, unwanted)
+        assert metrics.num_pictures == 0 and fake.logged == []
+    assert _metrics(tmp_path, mode="online", pictures=2).num_pictures == 2
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert _metrics(tmp_path, mode="online", pictures=2).num_pictures == 0
     assert "pip install -r requirements-demo.txt" in capfd.readouterr().err
@@ -381,9 +318,8 @@ def _step_folder(run: Path, step: int) -> Path:
 
 @pytest.mark.parametrize(("artifacts", "uploaded"), [("none", []), ("best", [4]), ("all", [2, 4, 6])])
 def test_checkpoints_are_uploaded_if_the_config_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, artifacts: str, uploaded: list[int]
+    fake: _FakeWandb, tmp_path: Path, artifacts: str, uploaded: list[int]
 ) -> None:
-    fake = _install(monkeypatch, _FakeWandb())
     metrics = _metrics(tmp_path, mode="online", artifacts=artifacts)
     for step in (2, 4, 6):
         folder = _step_folder(tmp_path, step)
@@ -395,15 +331,14 @@ def test_checkpoints_are_uploaded_if_the_config_asks(
     for (artifact, aliases), step in zip(fake.artifacts, uploaded, strict=True):
         assert (artifact.name, artifact.type) == ("checkpoint-abc123", "checkpoint")
         assert aliases == ["latest", f"step_{step:08d}", *(["best"] if step == 4 else [])]
-        assert artifact.files == {
-            "model.safetensors": f"weights {step}".encode(),
-            "state/rank_0000.safetensors": f"state {step}".encode(),
-        }
+        contents = {"model.safetensors": b"weights %d", "state/rank_0000.safetensors": b"state %d"}
+        assert artifact.files == {name: text % step for name, text in contents.items()}
 
 
-def test_a_slow_upload_does_not_delay_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_upload_does_not_delay_training(
+    fake: _FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     released = threading.Event()
-    fake = _install(monkeypatch, _FakeWandb())
     metrics = _metrics(tmp_path, mode="online", artifacts="all")
     monkeypatch.setattr(fake, "artifacts", SimpleNamespace(append=lambda _: released.wait(60)))
     began = time.monotonic()
@@ -414,28 +349,10 @@ def test_a_slow_upload_does_not_delay_training(tmp_path: Path, monkeypatch: pyte
     released.set()
 
 
-def test_a_checkpoint_that_cannot_be_uploaded_leaves_the_curves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    fake = _install(monkeypatch, _FakeWandb())
-    metrics = _metrics(tmp_path, mode="online", artifacts="all")
-    monkeypatch.setattr(fake, "artifacts", None)  # every upload raises
-    metrics.add_checkpoint(_step_folder(tmp_path, 2), is_best=False)
-    monkeypatch.setattr(fake, "Artifact", None)  # so does every copy
-    metrics.add_checkpoint(_step_folder(tmp_path, 4), is_best=False)
-    metrics.write(4, {"a": 1.0})
-    metrics.close()
-    said = capfd.readouterr().err
-    assert said.count("W&B does not take step_00000002 (AttributeError: ") == 1, said
-    assert said.count("W&B does not take step_00000004 (TypeError: ") == 1, said
-    assert fake.logged == [(4, {"a": 1.0}), ("finish", 0)]
-
-
 # ---- TensorBoard -------------------------------------------------------------------------------
 
 
 def _curves(run: Path) -> dict[str, dict[int, float]]:
-    """Return what TensorBoard shows of a run: for each name its values by step."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run / "tensorboard")).Reload()
@@ -470,41 +387,12 @@ def test_a_run_writes_for_tensorboard(data: Path, tmp_path: Path) -> None:
     assert _curves(run)["train/lm_loss"] == pytest.approx({row["step"]: row["train/lm_loss"] for row in runs.rows(run)})
 
 
-def test_without_the_package_tensorboard_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    expected = r"^tensorboard=true, but tensorboard isn't installed; pip install -r requirements-tensorboard.txt, or"
-    with pytest.raises(UserError, match=expected):
-        _metrics(tmp_path, tensorboard=True)
-    assert list(tmp_path.iterdir()) == []
-
-
-# ---- the real packages -------------------------------------------------------------------------
-
-
-def test_what_is_off_is_never_imported(tmp_path: Path) -> None:
-    """A process that has imported PyTorch only imports the whole program and writes a row."""
-    code = f"""
-import sys
-from pathlib import Path
-import pretrain
-from utils.ranks.world import World
-from utils.metrics import Metrics, WandbConfig
-config = WandbConfig(mode="disabled", **{WANDB!r})
-metrics = Metrics(World.single(), Path({str(tmp_path)!r}), config, False, {{}}, 0, 1)
-metrics.write(1, {{"a": 1.0}})
-metrics.close()
-assert not {{"wandb", "tensorboard", "matplotlib"}} & {{name.split(".")[0] for name in sys.modules}}
-"""
-    (tmp_path / "program.py").write_text(code)
-    done = runs.command(f"python {tmp_path / 'program.py'}", runs.REPOSITORY)
-    assert done.status == 0, done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"program.py", "metrics.jsonl"}
+# ---- the real package --------------------------------------------------------------------------
 
 
 def test_offline_needs_neither_an_account_nor_a_network(
     data: Path, tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This test uses the real package, without a key and without a network."""
     run = tmp_path / "run"
     # Without its list of the machine's fonts, matplotlib would search for them again.
     hook = runs.with_arguments(_without_account, str(tmp_path / "home"), matplotlib.get_cachedir())
@@ -558,12 +446,6 @@ def _logged(history: Any) -> dict[str, Any]:
 
 
 def _without_account(home: str, fonts: str, rank: int) -> None:
-    os.environ |= {
-        "HOME": home,
-        "NETRC": home + "/netrc",
-        "WANDB_CONFIG_DIR": home,
-        "WANDB_CACHE_DIR": home,
-        "WANDB_DATA_DIR": home,
-        "MPLCONFIGDIR": fonts,
-    }
+    names = ("HOME", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")
+    os.environ |= dict.fromkeys(names, home) | {"NETRC": home + "/netrc", "MPLCONFIGDIR": fonts}
     os.environ.pop("WANDB_API_KEY", None)

@@ -23,7 +23,6 @@ ON_GPU = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total cap
 
 
 def _lines(output: str) -> list[str]:
-    """Return the line of the fault, and the lines after it."""
     assert "Traceback" not in output, output
     lines = output.splitlines()
     (first,) = [n for n, line in enumerate(lines) if line.startswith("fault")]
@@ -79,9 +78,6 @@ def test_which_errors_count(allocate: Callable[[int], object]) -> None:
     with pytest.raises((RuntimeError, MemoryError)) as caught:
         allocate(2**60)
     assert is_out_of_memory(caught.value)
-
-
-def test_other_errors_do_not_count() -> None:
     assert is_out_of_memory(torch.OutOfMemoryError(ON_GPU))
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
     assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
@@ -90,24 +86,18 @@ def test_other_errors_do_not_count() -> None:
         raise RuntimeError("an assert")
 
 
-@pytest.mark.parametrize(("error", "part"), [(RuntimeError(ON_HOST), "host: 691.2 MB"), (MemoryError(), "host")])
-def test_the_first_line_says_what_did_not_fit(error: Exception, part: str) -> None:
-    error.add_note("at step 7")
-    what, _ = OutOfMemory(error, lambda: "").lines()
-    assert part in what and what.endswith("at step 7") and "\n" not in what
+def test_the_lines_say_what_did_not_fit_and_give_the_innermost_advice() -> None:
+    def without_memory() -> str:
+        raise MemoryError
 
-
-def test_the_innermost_advice_counts() -> None:
+    for error, part in ((RuntimeError(ON_HOST), "host: 691.2 MB"), (MemoryError(), "host")):
+        error.add_note("at step 7")
+        what, advice = OutOfMemory(error, without_memory).lines()
+        assert part in what and what.endswith("at step 7") and "\n" not in what
+        assert len(advice) > 20, "a general one"
     with pytest.raises(OutOfMemory) as caught, advising(lambda: "outer"), advising(lambda: "inner"):
         raise MemoryError
     assert caught.value.lines()[1] == "inner"
-
-
-def test_an_advice_without_memory_gives_way_to_a_general_one() -> None:
-    def calculate() -> str:
-        raise MemoryError
-
-    assert len(OutOfMemory(MemoryError(), calculate).lines()[1]) > 20
 
 
 def test_a_command_of_one_process_prints_two_lines(capsys: pytest.CaptureFixture[str]) -> None:

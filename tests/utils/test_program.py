@@ -39,9 +39,6 @@ def test_a_mistake_in_the_environment_is_said_by_the_first_rank_alone() -> None:
         done = _run({"RANK": str(rank), "WORLD_SIZE": "2"})
         assert done.returncode == 2
         assert ("error: there are 2 ranks, but nothing says where they meet" in done.stderr) == (rank == 0)
-
-
-def test_launcher_single_ignores_the_environment() -> None:
     done = _run({"RANK": "1", "WORLD_SIZE": "2"}, "dist.launcher=single")
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 

@@ -39,7 +39,6 @@ class UndrawnTask(LightsOutTask):
 
 
 def shown(output: Path) -> dict[str, Any]:
-    """Return the data of a page."""
     block = output.read_text().split('id="data">')[1].split("</script>")[0]
     data = json.loads(zlib.decompress(base64.b64decode(block)))
     assert isinstance(data, dict)
@@ -65,41 +64,38 @@ def write_dataset(
     Puzzle p has one example, and the identifier p modulo the number of names.
     """
     num = len(inputs_NS)
+    arrays = {
+        "inputs": inputs_NS,
+        "labels": labels_NS,
+        "puzzle_identifiers": np.arange(num) % len(names),
+        "puzzle_indices": np.arange(num + 1),
+        "group_indices": np.arange(0, num + 1, group_size),
+    }
+    metadata = {
+        **dict.fromkeys(("pad_id", "ignore_label_id", "blank_identifier_id"), 0),
+        **{"vocab_size": vocab_size, "seq_len": inputs_NS.shape[1], "num_puzzle_identifiers": len(names)},
+        **{"total_groups": num // group_size, "mean_puzzle_examples": 1, "sets": ["all"]},
+    }
     for split in ("train", "test"):
         (folder / split).mkdir(parents=True)
-        arrays = {
-            "inputs": inputs_NS,
-            "labels": labels_NS,
-            "puzzle_identifiers": np.arange(num) % len(names),
-            "puzzle_indices": np.arange(num + 1),
-            "group_indices": np.arange(0, num + 1, group_size),
-        }
         for name, array in arrays.items():
             np.save(folder / split / f"all__{name}.npy", array.astype(np.int32))
-        metadata = {
-            "pad_id": 0,
-            "ignore_label_id": 0,
-            "blank_identifier_id": 0,
-            "vocab_size": vocab_size,
-            "seq_len": inputs_NS.shape[1],
-            "num_puzzle_identifiers": len(names),
-            "total_groups": num // group_size,
-            "mean_puzzle_examples": 1,
-            "sets": ["all"],
-        }
         (folder / split / "dataset.json").write_text(json.dumps(metadata))
     (folder / "identifiers.json").write_text(json.dumps(names))
     return folder
 
 
 def questions() -> np.ndarray:
-    """Return one 4x4 Sudoku six times, with shape (6, 16)."""
     return np.tile(np.where(np.isin(np.arange(16), GIVEN), SOLUTION_S, 1), (6, 1))
 
 
 def write_sudoku(folder: Path, names: list[str] | None = None, group_size: int = 1) -> Path:
     labels_NS = np.tile(SOLUTION_S, (6, 1))
     return write_dataset(folder, questions(), labels_NS, 6, names or ["<blank>"], group_size)
+
+
+def write_rows(run: Path, rows: list[dict[str, Any]]) -> None:
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_metrics(run: Path) -> None:
@@ -110,7 +106,7 @@ def write_metrics(run: Path) -> None:
         if step % 100 == 0:
             rows[-1] |= {"eval/all/exact_accuracy": step / 1000, "eval/all/lm_loss": 3 / step}
             rows[-1] |= {f"eval/all/exact_accuracy_at_step/{n}": n * step / 4000 for n in (1, 2, 3, 4)}
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(run, rows)
 
 
 def predictions() -> np.ndarray:
@@ -236,7 +232,7 @@ def write_text_run(run: Path) -> Path:
             {"row": 7, "task": EVIL, "is_problem": False, "prompt": "In the", "answer": " sea", "right": " beginning"},
         ]
         (run / "samples" / f"step_{step:08d}.json").write_text(json.dumps(told))
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(run, rows)
     return run
 
 
@@ -247,15 +243,17 @@ def write_runs(folder: Path, data: Path) -> Path:
     """
     hrm = {"arch": {"name": "hrm", "no_ACT_continue": False}, "lr": 0.0002}
     for name, change in (("hrm", hrm), ("trm-0", {}), ("trm-1", {"seed": 1})):
-        run = write_run(folder / name, data)
-        config = json.loads((run / "config.yaml").read_text())
-        (run / "config.yaml").write_text(json.dumps(config | change))
+        change_json(write_run(folder / name, data) / "config.yaml", change)
     for file in (folder / "hrm" / OUTPUTS).glob("*.safetensors"):
         arrays = load_file(file)
         arrays["predictions_at_step"][arrays["rows"] == 3, -1] = SOLUTION_S
         save_file(arrays, file)
     shutil.rmtree(folder / "trm-1" / "eval_outputs")
     return folder
+
+
+def change_json(file: Path, changes: dict[str, Any]) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def write_mixed_runs(folder: Path) -> Path:
@@ -265,23 +263,18 @@ def write_mixed_runs(folder: Path) -> Path:
     long value. The lower edge of the seeds' band is zero: the second seed has solved nothing.
     """
     runs = write_runs(folder, folder / "data")
-    config = json.loads((runs / "hrm" / "config.yaml").read_text())
-    config["arch"] |= {"puzzle_emb_weight_decay_of_every_layer": 1}
-    config["data_paths"] = ["/a/long/way/to/the/data/sudoku-extreme-1k-aug-1000-hard"]
-    (runs / "hrm" / "config.yaml").write_text(json.dumps(config))
+    arch = {"name": "hrm", "no_ACT_continue": False, "puzzle_emb_weight_decay_of_every_layer": 1}
+    long_value = ["/a/long/way/to/the/data/sudoku-extreme-1k-aug-1000-hard"]
+    change_json(runs / "hrm" / "config.yaml", {"arch": arch, "data_paths": long_value})
     for file in (runs / "hrm" / OUTPUTS).glob("*.safetensors"):
         arrays = load_file(file)
         arrays["predictions"] = np.ascontiguousarray(arrays.pop("predictions_at_step")[:, -1])
         del arrays["q_halt_at_step"]
         save_file(arrays, file)
-    results = runs / "hrm" / OUTPUTS / "results.json"
-    of_three = json.loads(results.read_text()) | {"num_examples": {"all": 3}}
-    of_three["metrics"] |= {"eval/all/num_examples": 3, "eval/all/exact_accuracy": 0.6667}
-    results.write_text(json.dumps(of_three))
-    metrics = runs / "trm-1" / "metrics.jsonl"
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    rows = [row | {name: 0 for name in row if name.endswith("exact_accuracy")} for row in rows]
-    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = {"eval/all/num_examples": 3, "eval/all/exact_accuracy": 0.6667, "eval/all/lm_loss": float("nan")}
+    change_json(runs / "hrm" / OUTPUTS / "results.json", {"num_examples": {"all": 3}, "metrics": metrics})
+    rows = [json.loads(line) for line in (runs / "trm-1" / "metrics.jsonl").read_text().splitlines()]
+    write_rows(runs / "trm-1", [row | {name: 0 for name in row if name.endswith("exact_accuracy")} for row in rows])
     return runs
 
 

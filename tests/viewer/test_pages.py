@@ -104,6 +104,7 @@ def browser(chromium: Browser) -> Iterator[Browser]:
 
 
 def test_reasoning_plays(browser: Browser, pages: dict[str, Path]) -> None:
+    """A name that looks like a script is text."""
     from selenium.webdriver import Keys
 
     browser.open(pages["run"])
@@ -124,9 +125,6 @@ def test_reasoning_plays(browser: Browser, pages: dict[str, Path]) -> None:
     assert "step 3 of 4" in browser.text("#said"), "the arrow must move one step, not one for the slider and another"
     browser.keys("/", "4j")
     assert browser.get("document.querySelector('#search').value") == "4j", "letters in the search field must be text"
-
-
-def test_a_name_that_looks_like_a_script_is_text(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["run"])
     browser.keys("k", "k", "k")
     assert browser.get("document.title") == "run"
@@ -159,6 +157,7 @@ UNNAMED = (
 
 
 def test_a_phone_shows_every_view(browser: Browser, pages: dict[str, Path]) -> None:
+    """Long keys leave room for the runs."""
     for name, page in pages.items():
         browser.open(page, width=360, height=740)
         for tab in browser.get("[...document.querySelectorAll('[role=tab]')].map((tab) => tab.id)"):
@@ -166,9 +165,6 @@ def test_a_phone_shows_every_view(browser: Browser, pages: dict[str, Path]) -> N
             assert browser.get("document.documentElement.scrollWidth - window.innerWidth") == 0, (name, tab)
             assert browser.get(SMALL) == [], (name, tab)
             assert browser.get(UNNAMED) == [], (name, tab)
-
-
-def test_long_keys_leave_room_for_the_runs_on_a_phone(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["mixed"], width=360, height=740)
     names = "[...document.querySelectorAll('.scroll tr > :first-child')].map((e) => e.getBoundingClientRect().width)"
     assert max(browser.get(names)) < 150, "the columns of the runs are hidden"

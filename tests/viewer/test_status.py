@@ -6,7 +6,6 @@ tests/test_watch.py does the same with runs that were killed, stopped and finish
 import errno
 import fcntl
 import json
-import math
 import os
 import time
 from collections.abc import Callable
@@ -18,7 +17,6 @@ import pytest
 from tests.runs import contents
 from utils.run.launched import Launched
 from utils.run.lock import RunLock
-from utils.text import in_words
 from viewer.live import panel, table
 from viewer.status import LOSSES, RunStatus, Watched, runs_in
 
@@ -53,73 +51,58 @@ def _status(run: Path) -> RunStatus:
 # ---- states ------------------------------------------------------------------------------------
 
 
-def _stop(run: Path) -> None:
-    (run / "stopped").write_text("SIGTERM\n")
-
-
-def _finish(run: Path) -> None:
-    (run / "latest").write_text("step_00000100\n")
-
-
 def _only_begin(run: Path) -> None:
     for name in ("launch.json", "metrics.jsonl", "latest", ".lock"):
         (run / name).unlink()
 
 
 @pytest.mark.parametrize(
-    ("change", "state", "note"),
+    ("change", "state"),
     [
-        (lambda run: None, "dead", ""),
-        (_stop, "stopped", "SIGTERM"),
-        (_finish, "finished", ""),
-        (lambda run: _log(run, [_row(100)]), "finished", ""),
-        (lambda run: (run / "launch.json").unlink(), "ended", ""),
-        (_only_begin, "not begun", ""),
+        (lambda run: _log(run, [_row(100)]), "finished"),
+        (lambda run: (run / "launch.json").unlink(), "ended"),
+        (_only_begin, "not begun"),
     ],
 )
-def test_the_state_without_a_living_process(run: Path, change: Callable[[Path], None], state: str, note: str) -> None:
+def test_the_state_without_a_living_process(run: Path, change: Callable[[Path], None], state: str) -> None:
+    assert (_status(run).state, _status(run).eta_s) == ("dead", None)
     change(run)
     before = contents(run)
-    status = _status(run)
-    assert (status.state, status.note) == (state, note)
-    assert contents(run) == before and status.eta_s is None
+    assert (_status(run).state, _status(run).eta_s) == (state, None)
+    assert contents(run) == before
 
 
-def test_a_run_is_running_while_its_lock_is_held(run: Path) -> None:
-    _stop(run)
-    with RunLock() as lock:
+def test_a_run_is_running_while_its_lock_is_held(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("utils.run.lock._PATIENCE_S", 0.0)
+    (run / "stopped").write_text("SIGTERM\n")
+    with RunLock() as lock, RunLock() as refused:
         lock.take(run, print)
         assert _status(run).state == "running"
-        with RunLock() as refused, pytest.MonkeyPatch.context() as patch:
-            patch.setattr("utils.run.lock._PATIENCE_S", 0.0)
-            with pytest.raises(ValueError, match="is in use"):  # looking has not released the lock
-                refused.take(run, print)
-    assert _status(run).state == "stopped"
+        with pytest.raises(ValueError, match="is in use"):  # looking has not released the lock
+            refused.take(run, print)
+    assert (_status(run).state, _status(run).note) == ("stopped", "SIGTERM")
 
 
-@pytest.mark.parametrize(
-    ("change", "state"), [(lambda run: None, "running"), (_stop, "stopped"), (_finish, "finished")]
-)
-def test_without_locks_only_an_end_that_a_file_tells_counts(
-    run: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], state: str
-) -> None:
+def test_without_locks_only_an_end_that_a_file_tells_counts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    change(run)
-    assert _status(run).state == state
+    assert _status(run).state == "running"
+    (run / "stopped").write_text("SIGTERM\n")
+    assert _status(run).state == "stopped"
+    (run / "stopped").unlink()
+    (run / "latest").write_text("step_00000100\n")
+    assert _status(run).state == "finished"
 
 
 def test_a_run_out_of_patience_is_finished(run: Path) -> None:
-    config = {"early_stop_patience": 2}
-    state = {"step": 20, "draws": 0, "wandb_run_id": "", "fingerprint": {}, "task": {}, "config": config}
+    state = {"step": 20, "draws": 0, "wandb_run_id": "", "fingerprint": {}, "task": {}}
     (run / "step_00000020").mkdir()
-    file = run / "step_00000020" / "state.json"
-    file.write_text(json.dumps(state | {"evaluations_since_best": 1}))
-    assert _status(run).state == "dead"
-    file.write_text(json.dumps(state | {"evaluations_since_best": 2}))
-    assert (_status(run).state, _status(run).note) == ("finished", "out of patience")
+    for since_best, expected in ((1, ("dead", "")), (2, ("finished", "out of patience"))):
+        more = {"config": {"early_stop_patience": 2}, "evaluations_since_best": since_best}
+        (run / "step_00000020" / "state.json").write_text(json.dumps(state | more))
+        assert (_status(run).state, _status(run).note) == expected
 
 
 def test_what_a_stranger_wrote_reaches_no_terminal(run: Path) -> None:
@@ -164,38 +147,26 @@ def test_values_follow_the_rows(run: Path) -> None:
 
 @pytest.mark.parametrize("huge", ["1e18", "-Infinity", "NaN"])
 def test_numbers_that_no_program_computes_with_are_no_error(run: Path, huge: str) -> None:
-    names = [
-        "time_s",
-        "perf/step_ms",
-        "perf/examples_per_second",
-        *LOSSES,
-        "train/exact_accuracy",
-        "eval/all/exact_accuracy",
-    ]
-    for name in names:
-        rows = "".join(f'{{"step": {step}, "{name}": {step % 2 and huge}}}\n' for step in range(1, 30))
-        (run / "metrics.jsonl").write_text(rows)
-        with RunLock() as lock:
-            lock.take(run, print)
+    speeds = ("time_s", "perf/step_ms", "perf/examples_per_second")
+    with RunLock() as lock:
+        lock.take(run, print)
+        for name in (*speeds, *LOSSES, "train/exact_accuracy", "eval/all/exact_accuracy"):
+            rows = "".join(f'{{"step": {step}, "{name}": {step % 2 and huge}}}\n' for step in range(1, 30))
+            (run / "metrics.jsonl").write_text(rows)
             status = _status(run)
             assert status.state == "running"
             panel("a", status, 40)
             table({"a": status}, 80)
 
 
-@pytest.mark.parametrize("seconds_ago", [0, 10])
-def test_the_time_left_follows_from_the_speed(run: Path, seconds_ago: float) -> None:
-    _set_age(run, seconds_ago)
+def test_the_time_left_follows_from_the_speed(run: Path) -> None:
+    """A run is silent after three of its longest waits."""
     with RunLock() as lock:
         lock.take(run, print)
-        eta_s = _status(run).eta_s
-    assert eta_s == pytest.approx(70 * 2.0 - seconds_ago, abs=2)
-
-
-def test_a_run_is_silent_after_three_of_its_longest_waits(run: Path) -> None:
-    _log(run, [_row(1), _row(10), _row(20), _row(60)])  # the longest wait takes 80 seconds
-    with RunLock() as lock:
-        lock.take(run, print)
+        for seconds_ago in (0, 10):
+            _set_age(run, seconds_ago)
+            assert _status(run).eta_s == pytest.approx(70 * 2.0 - seconds_ago, abs=2)
+        _log(run, [_row(1), _row(10), _row(20), _row(60)])  # the longest wait takes 80 seconds
         _set_age(run, 230)
         assert _status(run).note == ""
         _set_age(run, 250)
@@ -205,17 +176,6 @@ def test_a_run_is_silent_after_three_of_its_longest_waits(run: Path) -> None:
 def _set_age(run: Path, seconds: float) -> None:
     for name in ("metrics.jsonl", "launch.json"):
         os.utime(run / name, (time.time() - seconds,) * 2)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        *[(59.9, "59 s"), (3599, "59 min"), (7500, "2 h 05"), (302_400, "3.5 d"), (86_313_599, "999.0 d")],
-        *[(86_313_600, "> 999 d"), (math.nan, "> 999 d")],
-    ],
-)
-def test_a_time_in_words(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words and len(words) <= 7
 
 
 # ---- folders -----------------------------------------------------------------------------------

@@ -73,17 +73,18 @@ def save_step(run: Path, step: int, world: World, *, keep_last_k: int | None = N
 
 
 def save_in_world(world: World, run: Path) -> None:
-    run.mkdir(exist_ok=True, parents=True)
     save_step(run, 3, world)
 
 
-def fix_manifest(folder: Path, *, name: str | None = None) -> None:
-    """Make the manifest agree with the files, as a forger would. `name` adds an entry."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for file in [*manifest["files"], *([name] if name else [])]:
-        contents = (folder / file).read_bytes()
-        manifest["files"][file] = {"bytes": len(contents), "sha256": hashlib.sha256(contents).hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+def fix_manifest(step: Path) -> None:
+    """Make the manifest agree with the files, as a forger would."""
+    files = {
+        str(file.relative_to(step)): {"bytes": len(contents), "sha256": hashlib.sha256(contents).hexdigest()}
+        for file in (*step.glob("model*"), step / "state.json", *step.glob("state/*.safetensors"))
+        if file.is_file()
+        for contents in [file.read_bytes()]
+    }
+    (step / "manifest.json").write_text(json.dumps({"files": files}))
 
 
 def placed(world: World, tensor: Tensor, *, by_column: bool = False) -> DTensor:

@@ -18,32 +18,21 @@ def _run(path: Path, *steps: int, at: int = 0) -> Path:
     return path
 
 
-# ---- a step ------------------------------------------------------------------------------------
-
-
-def test_a_path_names_a_step(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, step in (
-        ("step_00000004", "step_00000004"),
-        ("latest", "step_00000012"),
-        ("best", read_name(quiet / "best")),
-    ):
-        assert step_named(quiet / name) == quiet / step and run_folder_of(quiet / name) == quiet
-    for path in (quiet, quiet / "step_00000099", quiet / "config.yaml", quiet / "nothing" / "best"):
+def test_a_path_names_a_step(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A marker without its step is a mistake."""
+    best = read_name(copied / "best")
+    for name, step in (("step_00000004", "step_00000004"), ("latest", "step_00000012"), ("best", best)):
+        assert step_named(copied / name) == copied / step and run_folder_of(copied / name) == copied
+    for path in (copied, copied / "step_00000099", copied / "config.yaml", copied / "nothing" / "best"):
         assert step_named(path) is None and run_folder_of(path) == path
-    monkeypatch.chdir(quiet)
+    monkeypatch.chdir(copied)
     assert step_named(Path("latest")) == Path("step_00000012") and run_folder_of(Path("step_00000004")) == Path()
-
-
-def test_a_marker_without_its_step_is_a_mistake(tmp_path: Path) -> None:
-    run = _run(tmp_path / "run", 1)
-    with pytest.raises(UserError, match=f"{run} has no best step; give {run} for its newest"):
-        step_named(run / "best")
-    (run / "best").write_text("step_00000007\n")
+    (copied / "best").unlink()
+    with pytest.raises(UserError, match=f"{copied} has no best step; give {copied} for its newest"):
+        step_named(copied / "best")
+    (copied / "best").write_text("step_00000007\n")
     with pytest.raises(UserError, match=r"step_00000007 is gone"):
-        step_named(run / "best")
-
-
-# ---- no checkpoint -----------------------------------------------------------------------------
+        step_named(copied / "best")
 
 
 def test_a_folder_of_runs_lists_them_newest_first(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The weights of a model are written tensor by tensor, into one file or several with an index."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -86,30 +85,23 @@ def test_of_equal_tensors_the_first_rank_writes_its_own() -> None:
     assert run_ranks(_parts, 4) == [{"whole": (2,), "sharded": (3, 6)}, {"sharded": (2, 6)}, {}, {}]
 
 
-def _index(change: dict[str, Any] | str) -> Any:
-    def altered(path: Path) -> None:
-        index = json.loads(path.read_text())
-        path.write_text(change if isinstance(change, str) else json.dumps(index | change))
-
-    return altered
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("index", "message"),
     [
-        (_index("{"), "is no JSON"),
-        (_index({"weight_map": []}), "has no weight_map"),
-        (_index({"weight_map": {"a": "../../etc/passwd.safetensors"}}), "no safetensors file beside it; refused"),
-        (_index({"weight_map": {"a": "model-9.safetensors"}}), "manifest.json lists no model-9.safetensors"),
-        (_index({"weight_map": {"a": "model-00001-of-00003.safetensors"}}), "and its files differ in "),
-        (lambda path: os.remove(path), "model.safetensors.index.json is missing"),
+        ("{", "is no JSON"),
+        ({"weight_map": []}, "has no weight_map"),
+        ({"weight_map": {"a": "../../etc/passwd.safetensors"}}, "no safetensors file beside it; refused"),
+        ({"weight_map": {"a": "model-9.safetensors"}}, "manifest.json lists no model-9.safetensors"),
+        ({"weight_map": {"a": "model-00001-of-00003.safetensors"}}, "and its files differ in "),
     ],
 )
-def test_a_damaged_index_is_refused(tmp_path: Path, damage: Any, message: str) -> None:
+def test_a_damaged_index_is_refused(tmp_path: Path, index: dict[str, Any] | str, message: str) -> None:
     _save(connect_devices(World.single(), "cpu"), tmp_path, Axes())
-    folder = tmp_path / "step_00000001"
-    damage(folder / "model.safetensors.index.json")
-    if (folder / "model.safetensors.index.json").exists():
-        fix_manifest(folder)
+    file = tmp_path / "step_00000001" / "model.safetensors.index.json"
+    file.write_text(index if isinstance(index, str) else json.dumps(json.loads(file.read_text()) | index))
+    fix_manifest(file.parent)
     with pytest.raises(UserError, match=message):
-        Checkpoint.open(folder).weights()
+        Checkpoint.open(file.parent).weights()
+    file.unlink()
+    with pytest.raises(UserError, match=r"model.safetensors.index.json is missing"):
+        Checkpoint.open(file.parent).weights()

@@ -54,16 +54,13 @@ def test_evaluations_get_their_share_of_the_time(now: SimpleNamespace) -> None:
         assert not deadline.is_over
         now.s += 0.1
         assert deadline.is_over
-
-
-@pytest.mark.parametrize(("largest", "limited"), [(None, True), (0.1, False)])
-def test_without_a_limit_the_share_is_only_measured(now: SimpleNamespace, largest: float | None, limited: bool) -> None:
-    share = TimeShare(largest)
-    now.s += 1
-    with share.taking(limited=limited) as deadline:
-        now.s += 1e6
-        assert not (deadline.is_set or deadline.is_over or deadline.is_near)
-    assert share.share == pytest.approx(1e6 / (1e6 + 1))
+    for largest, limited in ((None, True), (0.1, False)):  # then the share is only measured
+        share = TimeShare(largest)
+        now.s += 1
+        with share.taking(limited=limited) as deadline:
+            now.s += 1e6
+            assert not (deadline.is_set or deadline.is_over or deadline.is_near)
+        assert share.share == pytest.approx(1e6 / (1e6 + 1))
 
 
 def test_a_deadline_is_near_if_the_longest_lap_would_miss_it(now: SimpleNamespace) -> None:

@@ -13,24 +13,17 @@ from utils.ranks.world import World
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "half", "single"),
-    [
+def test_the_peak_of_a_gpu() -> None:
+    for name, half, single in (
         ("NVIDIA H100 80GB HBM3", 989, 67),
         ("NVIDIA H100 PCIe", 756, 51),
         ("NVIDIA A10", 125, 31.2),
         ("NVIDIA A10G", None, None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None),
-    ],
-)
-def test_the_peak_of_a_gpu(name: str, half: float | None, single: float | None) -> None:
-    assert (peak_of(name, torch.bfloat16), peak_of(name, torch.float16)) == (half, half)
-    assert peak_of(name, torch.float32) == single
-
-
-def test_a_cpu_has_neither_peak_nor_utilization() -> None:
-    assert peak_tflops(World.single(), torch.float32) is None
-    assert gpu_utilization(CPU) is None
+    ):
+        dtypes = (torch.bfloat16, torch.float16, torch.float32)
+        assert [peak_of(name, dtype) for dtype in dtypes] == [half, half, single], name
+    assert peak_tflops(World.single(), torch.float32) is None, "a CPU has none"
 
 
 def _peak_of_ranks(world: World, names: list[str]) -> float | None:
@@ -59,3 +52,4 @@ def test_a_driver_that_does_not_answer_leaves_the_utilization_out(monkeypatch: p
 
     monkeypatch.setattr(torch.cuda, "utilization", utilization)
     assert [gpu_utilization(GPU) for _ in range(3)] == [0.37, None, None]
+    assert gpu_utilization(CPU) is None

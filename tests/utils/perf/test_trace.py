@@ -10,7 +10,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tests import runs
 from tests.spawn import world_of
 from utils.errors import UserError
 from utils.perf.trace import ProfileConfig, StepProfiler
@@ -24,7 +23,6 @@ def _work() -> torch.Tensor:
 
 
 def _trace(run: Path, num_steps: int, *, rank: int = 0, size: int = 1, **changes: Any) -> list[str]:
-    """Trace some steps of a rank, and return what it says."""
     said: list[str] = []
     profiler = StepProfiler(ProfileConfig(**DEFAULTS | changes), run, said.append, world_of(rank, size))
     for step in range(1, num_steps + 1):
@@ -66,15 +64,12 @@ def test_the_chosen_ranks_are_traced(tmp_path: Path, ranks: list[int] | None, tr
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_shapes_and_python_calls_are_in_the_trace_if_asked_for(tmp_path: Path, asked: bool) -> None:
+    assert _trace(tmp_path, 8, enabled=False, ranks=[1]) == list(tmp_path.iterdir()) == []
     _trace(tmp_path, 6, shapes=asked, stacks=asked)
     events = _events(tmp_path)
     products = [event for event in events if event["name"] == "aten::mm"]
     assert products and all((event["args"].get("Input Dims") == [[64, 64]] * 2) == asked for event in products)
     assert any("_work" in event["name"] for event in events) == asked
-
-
-def test_a_disabled_profiler_writes_nothing(tmp_path: Path) -> None:
-    assert _trace(tmp_path, 8, enabled=False, ranks=[1]) == list(tmp_path.iterdir()) == []
 
 
 def test_a_resumed_run_keeps_its_earlier_trace(tmp_path: Path) -> None:
@@ -88,23 +83,10 @@ def test_a_resumed_run_keeps_its_earlier_trace(tmp_path: Path) -> None:
     assert _traces(tmp_path) == ["rank_0", "rank_0"] and first.read_bytes() == contents
 
 
-@pytest.mark.parametrize("steps", [[6, 4], [0, 3], [4]])
-def test_steps_that_are_no_range_are_refused(steps: list[int]) -> None:
-    with pytest.raises(ValidationError, match=re.escape(str(steps))):
-        ProfileConfig(**DEFAULTS | {"steps": steps})
-
-
-def test_ranks_that_do_not_exist_are_refused() -> None:
+def test_steps_and_ranks_that_do_not_exist_are_refused() -> None:
+    for steps in ([6, 4], [0, 3], [4]):
+        with pytest.raises(ValidationError, match=re.escape(str(steps))):
+            ProfileConfig(**DEFAULTS | {"steps": steps})
     with pytest.raises(UserError, match="no rank 2, -1 of 2"):
         ProfileConfig(**DEFAULTS | {"ranks": [0, 2, -1]}).require_ranks(2)
     ProfileConfig(**DEFAULTS | {"ranks": [7], "enabled": False}).require_ranks(2)
-
-
-def test_each_chosen_rank_of_a_run_writes_a_trace_also_after_a_resume(data: Path, tmp_path: Path, log: Path) -> None:
-    run = tmp_path / "run"
-    typed = runs.settings(data, run, max_steps=4, profile="true", profile__steps="[2,3]", profile__ranks="null")
-    output = runs.train(typed, log, ranks=2).ok()
-    assert output.count("2 steps: ") == 1, "rank 0 alone tells where its trace is"
-    assert _traces(run) == ["rank_0", "rank_1"]
-    runs.train(["resume=auto", f"checkpoint_path={run}", "max_steps=8", "profile.ranks=[1]"], log, ranks=2).ok()
-    assert _traces(run) == ["rank_0", "rank_1", "rank_1"], "steps are counted from the start of a process"

@@ -17,40 +17,24 @@ from tests.runs import REPOSITORY
 from utils.errors import UserError
 from utils.ranks.launch import Launch, LauncherName, may_be_first, without_launcher
 
-_SLURM_STEP = {
-    "SLURM_JOB_ID": "12",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-    "SLURM_NTASKS": "4",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NODELIST": "n[07-08]",
-    "SLURM_JOB_NODELIST": "n[07-08]",
-}
 _SLURM_BATCH = {
-    "SLURM_JOB_ID": "12",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NTASKS": "2",
-    "SLURM_JOB_NODELIST": "n[1-2]",
+    **{"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+    **{"SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-2]"},
+}
+_SLURM_STEP = {
+    **{"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"},
+    **{"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"},
+    **{"SLURM_STEP_NODELIST": "n[07-08]", "SLURM_JOB_NODELIST": "n[07-08]"},
 }
 _OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "PMIX_NAMESPACE": "1588789249",
+    **{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "1588789249"},
+    **{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
 }
 _MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 _TORCHRUN = {
-    "RANK": "1",
-    "WORLD_SIZE": "2",
-    "LOCAL_RANK": "1",
-    "GROUP_WORLD_SIZE": "1",
-    "MASTER_ADDR": "localhost",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RESTART_COUNT": "0",
-    "TORCHELASTIC_RUN_ID": "job-7",
+    **{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "GROUP_WORLD_SIZE": "1"},
+    **{"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
+    **{"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "job-7"},
 }
 
 
@@ -128,14 +112,10 @@ def test_what_is_missing_is_named(
         _launch(monkeypatch, environment, launcher)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "expected"),
-    [("single", 1), ("torchrun", 2), ("slurm", 4)],
-)
-def test_the_config_may_choose_the_launcher(
-    launcher: LauncherName, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert _launch(monkeypatch, _SLURM_STEP | _TORCHRUN, launcher).size == expected
+def test_the_config_may_choose_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[LauncherName, int] = {"single": 1, "torchrun": 2, "slurm": 4}
+    for launcher, size in sizes.items():
+        assert _launch(monkeypatch, _SLURM_STEP | _TORCHRUN, launcher).size == size
 
 
 def test_launches_differ_in_port_and_name_and_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +135,6 @@ def test_launches_differ_in_port_and_name_and_ranks_agree(monkeypatch: pytest.Mo
 
 
 def _name_below(wrappers: int) -> list[str]:
-    """Return the names of two MPICH launches, whose ranks have shells between them and mpirun."""
     code = "from utils.ranks.launch import Launch; print(f'NAME {Launch.from_environment().name}\\n', end='')"
     script = f'"{sys.executable}" -c "{code}"; true'
     for _ in range(wrappers - 1):
@@ -177,16 +156,10 @@ def test_ranks_behind_scripts_know_their_launch() -> None:
 
 
 def test_the_innermost_launcher_decides_who_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    for environment, expected in (
-        ({}, True),
-        ({"RANK": "0", "SLURM_PROCID": "1"}, True),
-        ({"RANK": "1", "SLURM_PROCID": "0"}, False),
-        ({"SLURM_PROCID": "1"}, False),
-    ):
-        with monkeypatch.context() as patch:
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            assert may_be_first() == expected, environment
+    assert may_be_first()
+    for name, value, expected in (("SLURM_PROCID", "1", False), ("RANK", "0", True), ("RANK", "1", False)):
+        monkeypatch.setenv(name, value)
+        assert may_be_first() == expected, name
 
 
 def test_torchruns_attempts_have_one_identity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,32 +173,24 @@ def test_torchruns_attempts_have_one_identity(monkeypatch: pytest.MonkeyPatch) -
         assert attempts[0].identity == attempts[1].identity not in (None, "", "none")
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        _SLURM_STEP,
-        _SLURM_BATCH,
-        _OPEN_MPI | {"SLURM_JOB_ID": "12"},
-        _TORCHRUN | {"SLURM_JOB_ID": "12"},
-        {"SLURM_JOB_ID": "12", "RANK": "0", "WORLD_SIZE": "2"},
-    ],
-)
-def test_a_requeued_job_is_the_same_launch(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requeued_job_is_the_same_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun --standalone draws another run id in each attempt; another step may come before."""
-    monkeypatch.setattr("sys.argv", ["pretrain.py", "lr=1e-4"])
-    requeued = {"SLURM_RESTART_COUNT": "1"} | (
-        {"TORCHELASTIC_RUN_ID": "x"} if "GROUP_WORLD_SIZE" in environment else {}
-    )
-    first, again = (_launch(monkeypatch, environment | more) for more in ({}, requeued))
-    assert not first.is_later_attempt and again.is_later_attempt and again.requeues == 1
-    assert first.identity == again.identity is not None
-    monkeypatch.setattr("sys.argv", ["pretrain.py", "lr=2e-4"])  # the next run of the same batch script
-    assert _launch(monkeypatch, environment).identity != first.identity
+    for environment in (
+        *(_SLURM_STEP, _SLURM_BATCH, _OPEN_MPI | {"SLURM_JOB_ID": "12"}, _TORCHRUN | {"SLURM_JOB_ID": "12"}),
+        {"SLURM_JOB_ID": "12", "RANK": "0", "WORLD_SIZE": "2"},
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.argv", ["pretrain.py", "lr=1e-4"])
+            other_id = {"TORCHELASTIC_RUN_ID": "x"} if "GROUP_WORLD_SIZE" in environment else {}
+            requeued = {"SLURM_RESTART_COUNT": "1"} | other_id
+            first, again = (_launch(patch, environment | more) for more in ({}, requeued))
+            assert not first.is_later_attempt and again.is_later_attempt and again.requeues == 1
+            assert first.identity == again.identity is not None
+            patch.setattr("sys.argv", ["pretrain.py", "lr=2e-4"])  # the next run of the same batch script
+            assert _launch(patch, environment).identity != first.identity
 
 
 def test_a_new_run_gets_nothing_of_the_launcher() -> None:
+    own = {"HOME": "/home/a", "OMP_NUM_THREADS": "2"}
     for environment in (_SLURM_STEP, _SLURM_BATCH, _OPEN_MPI, _MPICH, _TORCHRUN):
-        assert without_launcher(environment | {"HOME": "/home/a", "OMP_NUM_THREADS": "2"}) == {
-            "HOME": "/home/a",
-            "OMP_NUM_THREADS": "2",
-        }
+        assert without_launcher(environment | own) == own

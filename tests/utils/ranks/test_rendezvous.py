@@ -32,32 +32,30 @@ def test_a_rank_that_does_not_arrive_is_named() -> None:
         store_of_this_attempt(store, 1, 3, Patience(1))
 
 
-def test_rank_0_is_named_if_nothing_answers() -> None:
+def test_rank_0_is_named_if_it_does_not_answer() -> None:
+    """PyTorch's own client would wait for the answer of another program for ever."""
     port = free_port()
-    with pytest.raises(
-        MissingRank, match=rf"^rank 0 does not answer at 127\.0\.0\.1:{port} \(.*did not come within 1 s"
-    ):
+    said = rf"^rank 0 does not answer at 127\.0\.0\.1:{port} \(.*did not come within 1 s"
+    with pytest.raises(MissingRank, match=said):
         open_store(_launch(1, port), DEFAULT_MEETING, Patience(1))
-
-
-def test_rank_0_is_named_if_another_program_answers() -> None:
-    """PyTorch's own client would wait for its answer for ever."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(MissingRank, match=rf"another program answers at 127\.0\.0\.1:{port}; set MASTER_PORT"):
             open_store(_launch(1, port), DEFAULT_MEETING, Patience(1))
 
 
-def test_a_port_in_use_is_one_line() -> None:
+def test_a_place_where_nobody_can_meet_is_one_line() -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(UserError, match=rf"^rank 0 can't open port {port}.*it is in use on .*; set MASTER_PORT"):
             open_store(_launch(0, port), DEFAULT_MEETING, Patience(20))
-
-
-def test_an_unknown_host_is_one_line() -> None:
     with pytest.raises(UserError, match=r"are to meet at no-such-host\.invalid, which is not known on .*MASTER_ADDR"):
         open_store(_launch(1, 29500, host="no-such-host.invalid"), DEFAULT_MEETING, Patience(20))
+    for host, unset in ((None, 29500), ("a", None)):
+        launch = Launch("torchrun", rank=0, size=2, host=host, port=unset)
+        with pytest.raises(UserError, match="2 ranks, but nothing says where they meet"):
+            require_meeting_point(launch, DEFAULT_MEETING)
+        require_meeting_point(launch, DEFAULT_MEETING.model_copy(update={"init_method": "tcp://10.0.0.1:29500"}))
 
 
 def test_two_launches_on_one_port_do_not_mix() -> None:
@@ -71,11 +69,3 @@ def test_two_launches_on_one_port_do_not_mix() -> None:
             store_of_this_attempt(own, 0, 2, Patience(1))
         with pytest.raises(MissingRank, match=r"^rank 0 did not come"):
             strayed.result()
-
-
-def test_a_missing_meeting_point_is_named() -> None:
-    for host, port in ((None, 29500), ("a", None), (None, None)):
-        launch = Launch("torchrun", rank=0, size=2, host=host, port=port)
-        with pytest.raises(UserError, match="2 ranks, but nothing says where they meet"):
-            require_meeting_point(launch, DEFAULT_MEETING)
-        require_meeting_point(launch, DEFAULT_MEETING.model_copy(update={"init_method": "tcp://10.0.0.1:29500"}))

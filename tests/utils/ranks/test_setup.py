@@ -42,50 +42,32 @@ def test_ranks_meet_at_the_given_address(kind: str, tmp_path: Path) -> None:
     assert [process.exitcode for process in processes] == [0, 0]
 
 
-def _elsewhere(world: World) -> list[str]:
+def _refused(world: World) -> list[str]:
     said = []
-    for changes in ({"init_method": "tcp://10.0.0.1:1"}, {"launcher": "slurm"}, {"start_timeout_s": 7.0}):
-        with pytest.raises(UserError) as caught:
-            connect_devices(world, "cpu", dist_config(**changes))
-        said.append(str(caught.value))
-    return said
-
-
-def test_a_meeting_point_in_yaml_is_refused() -> None:
-    """The ranks have met before they read the YAML."""
-    for said in run_ranks(_elsewhere, 2)[0]:
-        assert "type it on the command line of every rank" in said
-
-
-def _use_device(world: World) -> str:
     with pytest.raises(UserError, match=r"device=cuda, but PyTorch finds no CUDA device.*device=cpu"):
         connect_devices(world, "cuda")
-    ready = connect_devices(world, "cpu")
-    assert ready.sum_(torch.ones(1)).item() == world.size
-    return str(ready.device)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_missing_device_is_refused(world_size: int) -> None:
-    assert run_ranks(_use_device, world_size) == ["cpu"] * world_size
-
-
-def _backends(world: World) -> list[str]:
-    said = []
-    for changes in ({"backend": "nccl"}, {"backend": "mpi"}, {"rank_weights": [1.0, 1.0, 1.0]}):
+    for changes in (
+        *({"backend": "nccl"}, {"backend": "mpi"}, {"rank_weights": [1.0, 1.0, 1.0]}),
+        *({"init_method": "tcp://10.0.0.1:1"}, {"launcher": "slurm"}, {"start_timeout_s": 7.0}),
+    ):
         with pytest.raises(UserError) as caught:
             connect_devices(world, "cpu", dist_config(**changes))
         said.append(str(caught.value))
+    ready = connect_devices(world, "cpu")
+    assert ready.sum_(torch.ones(1)).item() == world.size
     return said
 
 
 @pytest.mark.skipif(torch.distributed.is_mpi_available(), reason="PyTorch was built with MPI")
-def test_impossible_backends_and_weights_are_refused() -> None:
-    nccl, mpi, weights = run_ranks(_backends, 2)[0]
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_what_is_impossible_is_refused() -> None:
+    """The ranks have met before they read the YAML, which can't tell them where to meet."""
+    nccl, mpi, weights, *elsewhere = run_ranks(_refused, 2)[0]
     assert "dist.backend=nccl" in nccl and "on cpu" in nccl
     assert "dist.backend=mpi" in mpi and "without MPI" in mpi
     assert "dist.rank_weights has 3 weights, but 2 ranks" in weights
+    for said in elsewhere:
+        assert "type it on the command line of every rank" in said
 
 
 def _num_threads(world: World) -> list[int]:

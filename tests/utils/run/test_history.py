@@ -25,17 +25,9 @@ def test_rows_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert history.refresh() and _steps(history) == [1, 2, 3]
 
 
-def test_a_file_that_is_gone_has_no_rows(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 1}\n')
-    history = History(file)
-    history.refresh()
-    file.unlink()
-    assert history.refresh() and history.rows == []
-    assert not history.refresh()
-
-
-def test_a_damaged_replacement_leaves_the_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows_after", ["", '{"step": 1}\n{"step": 3, "a": 1}\n', '{"step": 9}\n' * 9, None])
+def test_a_replaced_file_is_read_from_its_start(tmp_path: Path, rows_after: str | None) -> None:
+    """A file that is gone has no rows. A damaged replacement leaves the rows."""
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\n{"step": 2}\n')
     history = History(file)
@@ -45,17 +37,12 @@ def test_a_damaged_replacement_leaves_the_rows(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"metrics.jsonl:2: is no JSON"):
             history.refresh()
     assert _steps(history) == [1, 2]
-
-
-@pytest.mark.parametrize("rows_after", ["", '{"step": 1}\n{"step": 3, "a": 1}\n', '{"step": 9}\n' * 9])
-def test_a_replaced_file_is_read_from_its_start(tmp_path: Path, rows_after: str) -> None:
-    file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 1}\n{"step": 2}\n')
-    history = History(file)
-    history.refresh()
-    file.write_text(rows_after)
+    if rows_after is None:
+        file.unlink()
+    else:
+        file.write_text(rows_after)
     assert history.refresh()
-    assert len(history.rows) == len(rows_after.splitlines())
+    assert len(history.rows) == len((rows_after or "").splitlines())
 
 
 @pytest.mark.parametrize(

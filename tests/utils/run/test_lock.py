@@ -48,17 +48,6 @@ def test_after_a_fault_the_process_keeps_the_lock(tmp_path: Path, error: Excepti
             other.take(tmp_path, pytest.fail)
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.write_text("precious")
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / ".lock").symlink_to(outside)
-    with RunLock() as lock, pytest.raises(OSError):
-        lock.take(run, pytest.fail)
-    assert outside.read_text() == "precious"
-
-
 def test_a_file_system_without_locks_gives_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
