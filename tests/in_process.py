@@ -1,7 +1,4 @@
-"""Run training in the process of the test, which takes a fifth of a second.
-
-This does what main() does after reading the command line.
-"""
+"""Run training in the process of the test, as main() does after reading the command line."""
 
 import json
 import shutil
@@ -22,6 +19,7 @@ from training.splits import open_data
 from training.state import TrainState
 from training.trained import open_trained
 from utils.checkpoint.reader import Checkpoint
+from utils.command_line import read_config, validate
 from utils.errors import UserError
 from utils.ranks.launch import Launch
 from utils.ranks.world import World
@@ -30,10 +28,6 @@ from utils.run.stop import StopSignal
 
 SINGLE = World.single()
 Tensors = dict[str, torch.Tensor]
-
-# Names that tests patch.
-LOSS_SCALE_START = "optim.loss_scale._START"
-LOSS_SCALE_GROWS_AFTER = "optim.loss_scale._STEPS_TO_GROW"
 
 
 @dataclass
@@ -65,6 +59,10 @@ def begin(overrides: list[str], world: World = SINGLE) -> Begun:
 def train_here(overrides: list[str], world: World = SINGLE) -> TrainState:
     """Train a whole run and return its final state."""
     return begin(overrides, world).fit()
+
+
+def pretrain_config(*typed: str) -> PretrainConfig:
+    return validate(PretrainConfig, read_config("pretrain", list(typed)))
 
 
 def load_run(path: Path, world: World = SINGLE) -> tuple[PretrainConfig, RecursiveModel, Checkpoint]:

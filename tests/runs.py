@@ -1,8 +1,4 @@
-"""Run the programs in real processes, which tests can kill and signal, or under torchrun.
-
-The processes are forked from a server that has already imported PyTorch, because the import takes
-seconds.
-"""
+"""Run the programs in real processes, forked from a server that has imported PyTorch."""
 
 import functools
 import itertools
@@ -49,11 +45,9 @@ assert spawn  # the import sets the list that is replaced above
 
 
 def build_data(path: Path) -> Path:
-    """Build a dataset of 30 training and 20 test puzzles of 4x4.
-
-    Only one cell of a test puzzle is scored. A model that knows nothing solves a quarter of such
-    puzzles, so that numbers of solved puzzles are not all 0.
-    """
+    """Build a dataset of 30 training and 20 test puzzles of 4x4."""
+    # Only one cell of a test puzzle is scored. A model that knows nothing solves a quarter of such
+    # puzzles, so that numbers of solved puzzles are not all 0.
     script = [sys.executable, str(REPOSITORY / "dataset/build_sudoku_dataset.py"), "--output-dir", str(path)]
     options = ["--generate", "30", "--generate-test", "20", "--box", "2x2", "--num-aug", "1"]
     subprocess.run([*script, *options], check=True, capture_output=True, timeout=60)
@@ -71,20 +65,11 @@ def settings(data: Path, run: Path | None, **changes: object) -> list[str]:
     Checkpoints fall between two logs. Evaluations fall on logged steps and between them. Sequences
     go on over several steps, and there is exploration.
     """
-    values: dict[str, object] = {
-        "data_path": data,
-        "device": "cpu",
-        "max_steps": LAST_STEP,
-        "log_interval": 5,
-        "eval_every_n_steps": 5,
-        "checkpoint_every_n_steps": 2,
-        "arch.H_cycles": 2,
-        "arch.L_cycles": 2,
-        "arch.H_layers": 1,
-        "arch.L_layers": 1,
-        "arch.halt_max_steps": 3,
-        "arch.halt_exploration_prob": 0.5,
-    }
+    every = {"log_interval": 5, "eval_every_n_steps": 5, "checkpoint_every_n_steps": 2}
+    cycles = {"arch.H_cycles": 2, "arch.L_cycles": 2, "arch.H_layers": 1, "arch.L_layers": 1}
+    halting = {"arch.halt_max_steps": 3, "arch.halt_exploration_prob": 0.5}
+    values: dict[str, object] = {"data_path": data, "device": "cpu", "max_steps": LAST_STEP}
+    values |= {**every, **cycles, **halting}
     if run is not None:
         values["checkpoint_path"] = run
     values |= {key.replace("__", "."): value for key, value in changes.items()}
@@ -111,9 +96,7 @@ class Finished:
         return self.output
 
     def killed(self) -> str:
-        assert self.status == -signal.SIGKILL, (
-            f"the status is {self.status}, not that of a killed process:\n{self.output}"
-        )
+        assert self.status == -signal.SIGKILL, f"the status is {self.status}, not of a kill:\n{self.output}"
         return self.output
 
 
@@ -138,11 +121,7 @@ class Running:
                     os.kill(self.processes[rank].pid, number)
 
     def wait(self, timeout_s: float = 180) -> Finished:
-        """Wait for the end and return the status of the run.
-
-        The status of a killed rank counts first, because it explains the others. Otherwise the
-        status of a failed rank counts, as with torchrun.
-        """
+        """Wait for the end. The status of a killed rank counts first, then that of a failed one."""
         until = time.monotonic() + timeout_s
         for process in self.processes:
             process.join(max(0.0, until - time.monotonic()))
@@ -155,10 +134,7 @@ class Running:
 def start(
     arguments: list[str], log: Path, *, ranks: int = 1, program: str = "pretrain", hook: Hook | None = None
 ) -> Running:
-    """Start a program on some ranks, as torchrun would.
-
-    `hook(rank)` runs in each process before the program.
-    """
+    """Start a program on some ranks. `hook(rank)` runs in each process before the program."""
     log.unlink(missing_ok=True)
     port = spawn.free_port()
     environments = [spawn.environment_of(rank, ranks, port) for rank in range(ranks)]
@@ -205,10 +181,7 @@ class Ended:
 
 
 def command(line: str, cwd: Path, timeout_s: float = 180) -> Ended:
-    """Run a command line in processes that have already imported PyTorch.
-
-    The line begins with `python`, or with `torchrun --nproc-per-node N` for N ranks.
-    """
+    """Run a command line that begins with `python` or `torchrun --nproc-per-node N`."""
     words = shlex.split(line)
     environment = dict(word.split("=", 1) for word in itertools.takewhile(lambda word: "=" in word, words))
     launcher, *words = words[len(environment) :]
@@ -248,11 +221,7 @@ def _redirect(stdout: str, stderr: str) -> None:
 
 
 class Torchrun:
-    """torchrun with pretrain.py on 2 ranks, in its own session.
-
-    The agent is torchrun's real agent. It forks its workers, which therefore need not import
-    PyTorch.
-    """
+    """torchrun's real agent with pretrain.py on 2 ranks, which it forks, in its own session."""
 
     def __init__(self, options: list[str], hook: Hook, arguments: list[str], log: Path, cwd: Path) -> None:
         self._log = log
@@ -353,10 +322,7 @@ def until(condition: Callable[[], bool], running: Program, *, timeout_s: float =
 def rows(run: Path) -> list[Row]:
     """Return the rows of metrics.jsonl without time_s and perf/, which differ from run to run."""
     parsed = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {name: value for name, value in row.items() if name != "time_s" and not name.startswith("perf/")}
-        for row in parsed
-    ]
+    return [{name: row[name] for name in row if name != "time_s" and not name.startswith("perf/")} for row in parsed]
 
 
 def contents(run: Path) -> dict[Path, bytes]:
@@ -378,11 +344,7 @@ def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def assert_same_run(run: Path, quiet: Path, *, metrics: bool = True) -> None:
-    """Assert that a run ended exactly like the undisturbed run.
-
-    Weights, optimizer and carry must be equal bit for bit. Every step must be logged once, with the
-    same numbers.
-    """
+    """Assert that a run ended exactly like the undisturbed run, bit for bit."""
     if metrics:
         assert [row["step"] for row in rows(run)] == [row["step"] for row in rows(quiet)], "other steps are logged"
         for row, expected in zip(rows(run), rows(quiet), strict=True):
@@ -507,11 +469,7 @@ def small_disk(num_bytes: int, rank: int) -> None:
 
 
 def full_disk(first_step: int, end_step: int, on_ranks: list[int], rank: int, *, num_bytes: int = 20_000) -> None:
-    """Let some ranks write no file beyond a size, from before one step until before another.
-
-    The limit holds for the log of the test as well, and for rows. The run waits for each save, so
-    that the steps decide which saves fail.
-    """
+    """Let some ranks write no file beyond a size. The run waits for each save."""
     from utils.checkpoint.writer import Checkpointer
 
     try_again = Checkpointer.try_again

@@ -1,8 +1,4 @@
-"""evaluate.py from end to end, on a run that has learnt something.
-
-The tests check what it prints, writes and refuses. Its numbers must equal those of puzzles that are
-answered one by one.
-"""
+"""evaluate.py from end to end, and its numbers against those of puzzles answered one by one."""
 # N = examples, T = segments, S = cells, K = variations of an example
 
 import errno
@@ -10,13 +6,12 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 import evaluate as program
+from dataset import build_sudoku_dataset
 from dataset.evaluators import able_evaluators
 from dataset.schema import Split, open_split
 from dataset.tta import Variations
@@ -32,21 +28,14 @@ from models.inference import Trace, trace
 from sharing import export
 from tests import runs
 from tests.dataset.shapes import split_of
-from tests.in_process import load_run, train_here, with_identifiers
-from training.config import PretrainConfig
+from tests.in_process import SINGLE, load_run, pretrain_config, train_here, with_identifiers
 from training.kinds import PUZZLES
 from training.results import wilson_interval
-from training.saved_outputs import SavedOutput
 from training.target import is_own
-from utils.command_line import read_config, validate
 from utils.errors import UserError
-from utils.out_of_memory import OutOfMemory
-from utils.ranks.world import World
 from viewer.curve_pictures import draw_accuracy_over_steps, draw_reliability
 
-SINGLE = World.single()
-SAVED_OUTPUTS = list(get_args(SavedOutput))
-NUM_TEST, NUM_CELLS, VOCAB_SIZE = 40, 16, 6
+NUM_TEST = 40
 TRAINED_STEPS = 4
 NUM_VARIATIONS = 4
 LAST = "step_00000044"
@@ -55,9 +44,8 @@ LAST = "step_00000044"
 @pytest.fixture(scope="module")
 def puzzles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "s4"
-    script = [sys.executable, str(runs.REPOSITORY / "dataset/build_sudoku_dataset.py"), "--output-dir", str(path)]
-    options = ["--generate", "200", "--generate-test", str(NUM_TEST), "--box", "2x2", "--num-aug", "0"]
-    subprocess.run([*script, *options], check=True, capture_output=True, timeout=60)
+    sizes = ["--generate", "200", "--generate-test", str(NUM_TEST), "--box", "2x2", "--num-aug", "0"]
+    assert build_sudoku_dataset.main(["--output-dir", str(path), *sizes]) == 0
     return path
 
 
@@ -72,13 +60,13 @@ def run(puzzles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def weights(run: Path) -> Path:
-    return run / LAST / "model.safetensors"
+def _typed_arch(*sizes: str) -> list[str]:
+    """Return the architecture of a file of weights that does not describe its model."""
+    common = ["num_heads=2", "H_cycles=2", "L_layers=1", "forward_dtype=float32", *sizes]
+    return ["arch=trm_mlp", *(f"arch.{size}" for size in common)]
 
 
-SIZES = ["hidden_size=64", "num_heads=2", "H_cycles=2", "L_cycles=1", "L_layers=1", f"halt_max_steps={TRAINED_STEPS}"]
-TYPED_ARCH = ["arch=trm_mlp", *(f"arch.{size}" for size in SIZES), "arch.forward_dtype=float32"]
+TYPED_ARCH = _typed_arch("hidden_size=64", "L_cycles=1", f"halt_max_steps={TRAINED_STEPS}")
 
 
 @dataclass
@@ -107,7 +95,6 @@ def evaluated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         head, *lines = capsys.readouterr().out.splitlines()
         table = [line.split() for line in takewhile(lambda line: line.startswith("  "), lines)]
         intervals = {name: (rest[0], rest[2]) for name, _, *rest in table if rest}
-        assert all(rest[1] == ".." for _, _, *rest in table if rest)
         of_tables = ("  ", "confidence against accuracy", "accuracy of the set")
         tail = [line for line in lines[len(table) :] if not line.startswith(of_tables)]
         return Printed(head, {name: value for name, value, *_ in table}, intervals, tail, lines[len(table) :])
@@ -115,43 +102,8 @@ def evaluated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return evaluate
 
 
-@pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Return a function that gives the one line of a mistake, noticed before any work."""
-
-    def refused(*typed: str) -> str:
-        monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
-        monkeypatch.setattr(PUZZLES, "evaluate", None)
-        monkeypatch.setattr(program, "evaluate_more", None)
-        with pytest.raises(UserError) as caught:
-            program.main(SINGLE)
-        message = str(caught.value)
-        assert "\n" not in message and 20 < len(message) < 400
-        return message
-
-    return refused
-
-
-def test_where_memory_runs_out_a_smaller_batch_is_named(
-    run: Path, evaluated: Evaluate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def out_of_memory(*args: object, **options: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    monkeypatch.setattr(PUZZLES, "evaluate", out_of_memory)
-    with pytest.raises(OutOfMemory) as caught:
-        evaluated(f"checkpoint={run}", "batch_size=8")
-    what, change = caught.value.lines()
-    assert "2.00 GiB" in what and "batch_size=4" in change
-
-
-def _results(folder: Path) -> dict[str, Any]:
-    results = json.loads((folder / "results.json").read_text())
-    assert isinstance(results, dict)
-    return results
-
-
-# ---- puzzles answered one by one ---------------------------------------------------------------
+def _results(folder: Path) -> Any:
+    return json.loads((folder / "results.json").read_text())
 
 
 @dataclass
@@ -186,24 +138,20 @@ def _is_valid(board: list[int]) -> bool:
     return all(sorted(board[4 * r + c] for r, c in unit) == [2, 3, 4, 5] for unit in units)
 
 
-def _keeps(clues: list[int], board: list[int]) -> bool:
-    return all(clue in (1, cell) for clue, cell in zip(clues, board, strict=True))
-
-
 def _shares(known: Known, answers: dict[int, list[int]]) -> dict[str, float]:
     judged = {
         "exact_accuracy": [answer == known.solution(row) for row, answer in answers.items()],
         "valid_boards": [_is_valid(answer) for answer in answers.values()],
-        "clues_kept": [_keeps(known.board(row).tolist(), answer) for row, answer in answers.items()],
+        "clues_kept": [
+            all(clue in (1, cell) for clue, cell in zip(known.board(row).tolist(), answer, strict=True))
+            for row, answer in answers.items()
+        ],
     }
     return {name: sum(hits) / len(hits) for name, hits in judged.items()}
 
 
 def _voted(known: Known, rows: range, num_steps: int, *, adaptive: bool) -> dict[int, list[int]]:
-    """Return the winning answer of each puzzle.
-
-    Each variation is answered alone and transformed back, and the votes are counted.
-    """
+    """Return the winning answer of each puzzle, whose variations are answered alone."""
     variations = Variations.of(known.split, NUM_VARIATIONS)
     winners = {}
     for row in rows:
@@ -244,35 +192,17 @@ def test_the_variations_of_a_puzzle_vote(
     assert found == pytest.approx({f"eval/all/tta/{name}": share for name, share in expected.items()})
     assert found.keys() <= results["intervals"].keys() and found.keys() <= printed.metrics.keys()
     # The scores of the votes are added to those of the single pass, and do not change them.
-    single = {name: value for name, value in results["metrics"].items() if "/tta/" not in name}
-    assert single["eval/all/num_examples"] == len(rows)
-    assert any(value != single[name.replace("/tta/", "/")] for name, value in found.items()), (
+    assert metrics["eval/all/num_examples"] == len(rows)
+    assert any(value != metrics[name.replace("/tta/", "/")] for name, value in found.items()), (
         "the votes change no score, so that the test proves little"
     )
 
 
-def test_only_a_model_that_is_equivariant_is_said_to_gain_nothing(
-    run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(program, "tell", said.append)
-    mixer = str(tmp_path / "mixer")
-    typed = ["experiment=demo", f"data_path={puzzles}", f"checkpoint_path={mixer}", "device=cpu"]
-    length = ["max_steps=2", "eval_every_n_steps=null", "best_metric=null"]
-    train_here([*typed, *length, "arch.halt_max_steps=2", "arch.forward_dtype=float32"])
-    for checkpoint, is_said in ((mixer, True), (str(run), False)):
-        said.clear()
-        evaluated(f"checkpoint={checkpoint}", "tta=2", f"out={tmp_path / 'out'}")
-        assert any("tta=2" in line for line in said) == is_said
-
-
 def test_the_number_of_ranks_changes_no_result(run: Path, tmp_path: Path, evaluated: Evaluate, log: Path) -> None:
     more = [f"tta={NUM_VARIATIONS}", "trajectories=3", "restarts=2", "noise=0.7", "num_steps=5"]
-    typed = [f"checkpoint={run}", *more, "batch_size=13", "device=cpu"]
-    evaluated(*typed[:-1], f"out={tmp_path / 'one'}", "save_outputs=[predictions]")
-    output = runs.train(
-        [*typed, f"out={tmp_path / 'two'}", "save_outputs=[predictions]"], log, ranks=2, program="evaluate"
-    ).ok()
+    typed = [f"checkpoint={run}", *more, "batch_size=13", "save_outputs=[predictions]"]
+    evaluated(*typed, f"out={tmp_path / 'one'}")
+    output = runs.train([*typed, "device=cpu", f"out={tmp_path / 'two'}"], log, ranks=2, program="evaluate").ok()
     assert len([line for line in output.splitlines() if line.startswith("exact_accuracy=")]) == 1
     one, two = _results(tmp_path / "one"), _results(tmp_path / "two")
     assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
@@ -305,37 +235,25 @@ def test_trajectories_and_restarts_have_rows_in_the_table_of_compute(
     ]
     single, longer = rows["single pass of 4 steps"], rows["single pass of 7 steps"]
     assert longer["segments"] == metrics["eval/all/steps"]
-    # The first trajectory of both is the single pass.
-    for name in ("trajectories", "restarts"):
-        assert metrics[f"eval/all/{name}/exact_accuracy_of/1"] == longer["exact_accuracy"]
-        assert metrics[f"eval/all/{name}/segments_of/1"] == longer["segments"]
     assert (
         rows["trajectories=3 noise=0.7"]["segments"] > 2 * longer["segments"] > rows["restarts=2 noise=0.7"]["segments"]
     )
-    shorter = tmp_path / "shorter"
-    evaluated(f"checkpoint={run}", f"out={shorter}")
-    usual = _results(shorter)
+    evaluated(f"checkpoint={run}", f"out={tmp_path}")
+    usual = _results(tmp_path)
     assert usual["compute"] == [] and not any("loop_deltas" in name for name in usual["metrics"])
     assert single["exact_accuracy"] == usual["metrics"]["eval/all/exact_accuracy"]
     assert single["segments"] == pytest.approx(usual["metrics"]["eval/all/steps"])
-    same = usual["metrics"].keys() - {"eval/all/calibration_error"}
-    evaluated(f"checkpoint={run}", *options[1:], f"out={shorter}")
-    again = _results(shorter)["metrics"]
-    assert {name: again[name] for name in same} == pytest.approx({name: usual["metrics"][name] for name in same})
 
 
-# ---- what it prints and writes -----------------------------------------------------------------
-
-
-def test_the_results_file_equals_the_printed_table(run: Path, puzzles: Path, evaluated: Evaluate) -> None:
-    """The file is in the run's folder, in a folder with the name of the step."""
-    printed = evaluated(f"checkpoint={run}", "tta=2", "max_examples=30")
+def test_the_results_file_equals_the_printed_table_and_the_pictures(
+    run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate
+) -> None:
+    printed = evaluated(f"checkpoint={run}", "tta=2", "max_examples=30", "plot=true")
     folder = run / "eval_outputs" / LAST
     results = _results(folder)
-    metrics = results["metrics"]
+    metrics, settings, exact = results["metrics"], results["settings"], results["metrics"]["eval/all/exact_accuracy"]
     assert (results["checkpoint"], results["data"]) == (str(run / LAST), str(puzzles / "test"))
     assert results["num_examples"] == {"all": 30} and results["seconds"] > 0
-    settings = results["settings"]
     assert (settings["checkpoint"], settings["tta"], settings["max_examples"]) == (str(run), 2, 30)
 
     count = "eval/all/num_examples"
@@ -344,8 +262,7 @@ def test_the_results_file_equals_the_printed_table(run: Path, puzzles: Path, eva
     assert printed.intervals == {
         name: (f"{low:.4f}", f"{high:.4f}") for name, (low, high) in results["intervals"].items()
     }
-    exact = metrics["eval/all/exact_accuracy"]
-    assert printed.tail == [f"written to {folder}", f"exact_accuracy={exact:.4f}"]
+    assert printed.tail[0] == f"written to {folder}" and printed.tail[-1] == f"exact_accuracy={exact:.4f}"
     bins = results["reliability"]["all"]
     assert sum(each["count"] for each in bins) == 30
     assert all(each["low"] <= each["confidence"] <= each["high"] == pytest.approx(each["low"] + 0.1) for each in bins)
@@ -363,12 +280,15 @@ def test_the_results_file_equals_the_printed_table(run: Path, puzzles: Path, eva
     for name, (low, high) in results["intervals"].items():
         assert (low, high) == pytest.approx(_wilson(metrics[name], 30), abs=2e-5)
 
+    draw_reliability({"all": [tuple(each.values()) for each in bins]}, tmp_path / "bins.png")
+    assert (tmp_path / "bins.png").read_bytes() == (folder / "reliability.png").read_bytes()
+    over_steps = [value for name, value in metrics.items() if "_at_step/" in name]
+    draw_accuracy_over_steps({"all": over_steps}, TRAINED_STEPS, tmp_path / "steps.png")
+    assert (tmp_path / "steps.png").read_bytes() == (folder / "accuracy_over_steps.png").read_bytes()
+
 
 def _wilson(share: float, num: float) -> tuple[float, float]:
-    """Return the lowest and highest probability p within 1.96 standard deviations of `share`.
-
-    The standard deviation is that of p. This function tries many values of p.
-    """
+    """Return the lowest and highest p whose 1.96 standard deviations reach `share`, by trying."""
     tried = np.linspace(0, 1, 200_001)
     within = tried[np.abs(tried - share) <= 1.959964 * np.sqrt(tried * (1 - tried) / num) + 1e-12]
     return float(within.min()), float(within.max())
@@ -387,31 +307,24 @@ def test_intervals_equal_those_found_by_trying_all_probabilities(num: int) -> No
 
 
 def test_other_data_have_a_folder_of_their_own(run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate) -> None:
-    copy = tmp_path / "other"
-    shutil.copytree(puzzles, copy)
-    printed = evaluated(f"checkpoint={run}/step_00000022", f"data_path={copy}", "evaluators=[]")
-    folder = run / "eval_outputs" / "step_00000022_other"
-    assert printed.tail[0] == f"written to {folder}"
-    assert _results(folder)["data"] == str(copy / "test")
-    assert "eval/all/valid_boards" not in printed.metrics
-    assert not (run / "eval_outputs" / "step_00000022").exists()
-    # The run's own data under another path are not other data.
-    evaluated(f"checkpoint={run}/step_00000022", f"data_path={puzzles}/../{puzzles.name}", "max_examples=1")
-    assert _results(run / "eval_outputs" / "step_00000022")["num_examples"] == {"all": 1}
-
-
-def test_data_of_the_same_name_share_no_folder(run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate) -> None:
+    """Data of the same name share no folder. The own data by another path are not other data."""
+    step = f"checkpoint={run}/step_00000022"
     folder = run / "eval_outputs" / "step_00000022_t"
     for place, expected in (("o1", folder), ("o2", folder.with_name(f"{folder.name}_2")), ("o1", folder)):
-        shutil.copytree(puzzles, tmp_path / place / "t", dirs_exist_ok=True)
-        printed = evaluated(f"checkpoint={run}/step_00000022", f"data_path={tmp_path / place / 't'}", "max_examples=7")
-        assert printed.tail[0] == f"written to {expected}"
+        copy = shutil.copytree(puzzles, tmp_path / place / "t", dirs_exist_ok=True)
+        printed = evaluated(step, f"data_path={copy}", "max_examples=7", "evaluators=[]")
+        assert printed.tail[0] == f"written to {expected}" and "eval/all/valid_boards" not in printed.metrics
+        assert _results(expected)["data"] == str(copy / "test")
+    own = run / "eval_outputs" / "step_00000022"
+    assert not own.exists()
+    evaluated(step, f"data_path={puzzles}/../{puzzles.name}", "max_examples=1")
+    assert _results(own)["num_examples"] == {"all": 1}
 
 
 def test_a_part_of_the_own_data_has_a_folder_of_its_own() -> None:
     def found(data_path: str, **paths: list[str]) -> bool:
         typed = [f"{key}=[{','.join(values)}]" for key, values in paths.items()]
-        return is_own(data_path, validate(PretrainConfig, read_config("pretrain", ["data_path=a", *typed])))
+        return is_own(data_path, pretrain_config("data_path=a", *typed))
 
     assert found("a") and found("./a/") and not found("b")
     assert not found("a", data_paths=["a", "b"]), "the own test split is that of a and b together"
@@ -419,45 +332,20 @@ def test_a_part_of_the_own_data_has_a_folder_of_its_own() -> None:
 
 
 def test_results_of_a_file_of_weights_are_written_only_if_asked(
-    run: Path, weights: Path, puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluated: Evaluate
+    run: Path, puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluated: Evaluate
 ) -> None:
     def everything() -> set[Path]:
         return {path for folder in (run, puzzles, tmp_path) for path in folder.rglob("*")}
 
     monkeypatch.chdir(tmp_path)
     before = everything()
-    typed = [f"checkpoint={weights}", f"data_path={puzzles}", *TYPED_ARCH]
+    typed = [f"checkpoint={run / LAST / 'model.safetensors'}", f"data_path={puzzles}", *TYPED_ARCH]
     printed = evaluated(*typed)
     assert everything() == before
     assert len(printed.tail) == 1 and printed.tail[0].startswith("exact_accuracy=")
-    assert printed.head.startswith(f"{weights} on ")
-    as_run = evaluated(f"checkpoint={run}", f"out={tmp_path / 'run'}")
-    assert printed.metrics == as_run.metrics
+    assert printed.metrics == evaluated(f"checkpoint={run}", f"out={tmp_path / 'run'}").metrics
     assert evaluated(*typed, "out=out").tail[0] == "written to out"
     assert _results(tmp_path / "out")["settings"]["arch"]["hidden_size"] == 64
-
-
-def test_all_outputs_can_be_saved(run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
-    """The shapes and dtypes are fixed. A second evaluation replaces the files of the first."""
-    (tmp_path / "all_rank7_0000.safetensors").write_bytes(b"of an attempt with more ranks")
-    names = f"save_outputs=[{','.join(SAVED_OUTPUTS)}]"
-    evaluated(f"checkpoint={run}", names, f"out={tmp_path}", "num_steps=5", "batch_size=9")
-    (file,) = tmp_path.glob("*.safetensors")
-    saved = load_file(file)
-    assert {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in saved.items()} == {
-        "rows": ((), torch.int64),
-        "inputs": ((NUM_CELLS,), torch.int32),
-        "labels": ((NUM_CELLS,), torch.int32),
-        "puzzle_identifiers": ((), torch.int32),
-        "logits": ((NUM_CELLS, VOCAB_SIZE), torch.float32),
-        "predictions": ((NUM_CELLS,), torch.int32),
-        "q_halt": ((), torch.float32),
-        "q_continue": ((), torch.float32),
-        "steps": ((), torch.int32),
-        "predictions_at_step": ((5, NUM_CELLS), torch.uint8),
-        "q_halt_at_step": ((5,), torch.float32),
-    }
-    assert sorted(saved["rows"].tolist()) == list(range(NUM_TEST))
 
 
 def test_a_smaller_evaluation_replaces_no_larger_one(
@@ -472,55 +360,26 @@ def test_a_smaller_evaluation_replaces_no_larger_one(
     said: list[str] = []
     monkeypatch.setattr("training.results.tell", said.append)
 
-    evaluated(f"checkpoint={copy}", "max_examples=5")
-    assert _results(folder)["num_examples"] == {"all": 10} and answers.read_bytes() == saved
-    assert "keeps its results of 10 examples; give out=" in said.pop() and not said
-    assert evaluated(f"checkpoint={copy}", "max_examples=12").tail[0] == f"written to {folder}"
-    assert _results(folder)["num_examples"] == {"all": 12} and answers.read_bytes() == saved, "answers are gone"
-    evaluated(f"checkpoint={copy}", saves, "max_examples=5", f"out={tmp_path / 'else'}")
-    assert answers.read_bytes() == saved
-    for more, is_changed in ((["plot=true"], False), ([saves], True)):
-        evaluated(f"checkpoint={copy}", *more, "max_examples=6")
-        assert "keeps its results of 12 examples; give out=" in said.pop(0)
-        assert _results(folder)["num_examples"] == {"all": 12}, f"{more} cost the results of more examples"
-        assert (answers.read_bytes() != saved) == is_changed
+    for more, num, kept, is_told, keeps_answers in (
+        ([], 5, 10, True, True),
+        ([], 12, 12, False, True),
+        ([saves, f"out={tmp_path / 'else'}"], 5, 12, False, True),
+        (["plot=true"], 6, 12, True, True),
+        ([saves], 6, 12, True, False),
+    ):
+        evaluated(f"checkpoint={copy}", *more, f"max_examples={num}")
+        assert _results(folder)["num_examples"] == {"all": kept}, f"{more} cost the results of more examples"
+        assert (answers.read_bytes() == saved) == keeps_answers, more
+        assert [f"keeps its results of {kept} examples; give out=" in line for line in said] == [True] * is_told
+        said.clear()
     assert (folder / "accuracy_over_steps.png").exists(), "the picture was asked for"
-    assert not said
     evaluated(f"checkpoint={copy}", "max_examples=5", f"out={folder}")
     assert _results(folder)["num_examples"] == {"all": 5} and not answers.exists(), "answers of other results are left"
 
 
-def test_a_run_that_can_not_be_written_needs_out(
-    run: Path, tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tests may run as root, whom no mode keeps from writing."""
-    copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("eval_outputs")))
-
-    def not_here(**_: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", not_here)
-    assert f"{copy}/eval_outputs/{LAST} can't be written" in refused(f"checkpoint={copy}")
-
-
-# ---- the picture -------------------------------------------------------------------------------
-
-
-def test_accuracy_over_steps_is_drawn(run: Path, tmp_path: Path, evaluated: Evaluate) -> None:
-    evaluated(f"checkpoint={run}", "plot=true", "num_steps=6", f"out={tmp_path}")
-    results, same = _results(tmp_path), tmp_path / "same.png"
-    draw_reliability({"all": [tuple(each.values()) for each in results["reliability"]["all"]]}, same)
-    assert same.read_bytes() == (tmp_path / "reliability.png").read_bytes()
-    at_step = [value for name, value in results["metrics"].items() if "_at_step/" in name]
-    draw_accuracy_over_steps({"all": at_step}, TRAINED_STEPS, same)
-    assert same.read_bytes() == (tmp_path / "accuracy_over_steps.png").read_bytes()
-
-
 def test_without_labels_there_is_nothing_to_draw(run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate) -> None:
     """The puzzles of a competition have no labels, so that only the losses are known."""
-    hidden = tmp_path / "hidden"
-    shutil.copytree(puzzles, hidden)
-    (hidden / "fingerprint.json").unlink()
+    hidden = Path(shutil.copytree(puzzles, tmp_path / "hidden", ignore=shutil.ignore_patterns("fingerprint.json")))
     labels = hidden / "test" / "all__labels.npy"
     np.save(labels, np.zeros_like(np.load(labels)))
     typed = [f"data_path={hidden}", "plot=true", "tta=2", f"out={tmp_path / 'out'}", "save_outputs=[predictions]"]
@@ -531,29 +390,32 @@ def test_without_labels_there_is_nothing_to_draw(run: Path, puzzles: Path, tmp_p
     assert not list((tmp_path / "out").glob("*.png"))
 
 
-# ---- mistakes ----------------------------------------------------------------------------------
-
-
 def test_mistakes_are_noticed_before_any_work(
-    run: Path, weights: Path, puzzles: Path, tmp_path: Path, refused: Callable[..., str]
+    run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A run that can't be written needs out. The tests may run as root, whom no mode hinders."""
+    monkeypatch.setattr(PUZZLES, "evaluate", None)
+    monkeypatch.setattr(program, "evaluate_more", None)
+    copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("eval_outputs")))
     out = f"out={tmp_path / 'out'}"
-    of_file = [f"checkpoint={weights}", f"data_path={puzzles}", *TYPED_ARCH]
+    of_file = [f"checkpoint={run / LAST / 'model.safetensors'}", f"data_path={puzzles}", *TYPED_ARCH]
     for typed, expected in (
-        ([f"checkpoint={run}", f"vote_with=[{run}]"], "but only answers of ARC vote; leave it out"),
-        ([f"checkpoint={run}", "evaluators=[arc]"], "has 16 tokens of 6 kinds"),
-        ([f"checkpoint={run}", "tta=1"], "tta: "),
-        ([f"checkpoint={run}", "trajectories=4"], "trajectories=4 without noise"),
-        ([f"checkpoint={run}", "noise=0.5"], "noise=0.5"),
-        ([f"checkpoint={run}", "seed=3"], "seed=3"),
+        ([f"checkpoint={run}", out, f"vote_with=[{run}]"], "but only answers of ARC vote; leave it out"),
+        ([f"checkpoint={run}", out, "evaluators=[arc]"], "has 16 tokens of 6 kinds"),
+        ([f"checkpoint={run}", out, "tta=1"], "tta: "),
+        ([f"checkpoint={run}", out, "trajectories=4"], "trajectories=4 without noise"),
+        ([f"checkpoint={run}", out, "noise=0.5"], "noise=0.5"),
+        ([f"checkpoint={run}", out, "seed=3"], "seed=3"),
+        ([*of_file, "plot=true"], "give out="),
+        ([*of_file, "save_outputs=[steps]"], "give out="),
+        ([f"checkpoint={copy}"], f"{copy}/eval_outputs/{LAST} can't be written"),
     ):
-        assert expected in refused(*typed, out)
-        assert not (tmp_path / "out").exists()
-    for option in ("plot=true", "save_outputs=[steps]"):
-        assert "give out=" in refused(*of_file, option)
-
-
-# ---- scores of training ------------------------------------------------------------------------
+        if typed[0] == f"checkpoint={copy}":
+            refused = PermissionError(errno.EACCES, "Permission denied")
+            monkeypatch.setattr("tempfile.TemporaryFile", Mock(side_effect=refused))
+        with pytest.raises(UserError, match=re.escape(expected)) as caught:
+            evaluated(*typed)
+        assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
 
 
 def _metrics(printed: Printed) -> dict[str, float]:
@@ -591,12 +453,6 @@ def test_the_evaluators_of_the_run_join_those_that_fit() -> None:
         assert "".join(said).startswith(told)
 
 
-# ---- a file of weights -------------------------------------------------------------------------
-
-TRM_SIZES = ["hidden_size=32", "num_heads=2", "H_cycles=2", "L_cycles=2", "L_layers=1", "halt_max_steps=3"]
-TRM_ARCH = ["arch=trm_mlp", *(f"arch.{size}" for size in TRM_SIZES), "arch.forward_dtype=float32"]
-
-
 @pytest.fixture(scope="module")
 def trm(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run whose moving average is far from its weights."""
@@ -610,15 +466,14 @@ def test_an_exported_file_has_the_scores_of_its_run(
 ) -> None:
     """The export has the average. The weights without the average have other scores."""
     file, raw = tmp_path / "published.pt", tmp_path / "raw.pt"
+    arch = _typed_arch("hidden_size=32", "L_cycles=2", "halt_max_steps=3")
     assert export.main(["--format", "hrm", str(trm), "-o", str(file), "--compiled"]) == 0
     _, program_name, *printed = shlex.split(capsys.readouterr().out.splitlines()[1])
-    assert program_name == "evaluate.py" and {*printed[2:]} >= {*TRM_ARCH}
+    assert program_name == "evaluate.py" and {*printed[2:]} >= {*arch}
     scored = evaluated(*printed)
-    trained = _logged(runs.rows(trm)[-1])
-    assert _metrics(scored) == pytest.approx(trained, abs=1e-4)
-    assert scored.metrics == evaluated(f"checkpoint={trm}").metrics
+    assert _metrics(scored) == pytest.approx(_logged(runs.rows(trm)[-1]), abs=1e-4)
     assert export.main(["--format", "hrm", str(trm), "-o", str(raw), "--raw"]) == 0
-    of_raw = evaluated(f"checkpoint={raw}", f"data_path={data}", *TRM_ARCH)
+    of_raw = evaluated(f"checkpoint={raw}", f"data_path={data}", *arch)
     assert abs(of_raw.value("lm_loss") - scored.value("lm_loss")) > 1e-2
 
 
@@ -632,13 +487,11 @@ def test_a_file_that_describes_its_model_needs_no_arch(
     assert evaluated(*printed).metrics == evaluated(f"checkpoint={trm}").metrics
     more = with_identifiers(data, tmp_path / "more", 3)
     evaluated(f"checkpoint={file}", f"data_path={more}", "puzzle_table=zero")
+    another = _typed_arch("hidden_size=32", "L_cycles=3", "halt_max_steps=3")
     for typed, expected in (
         ([], f"{file} was trained on {data.name} and holds no data; give data_path=..."),
         ([f"data_path={more}"], f"3 puzzle identifiers, but the model's table only 1 rows, of {data.name};"),
-        (
-            [f"data_path={data}", *TRM_ARCH, "arch.L_cycles=3"],
-            "and arch differs in L_cycles: 2 -> 3",
-        ),
+        ([f"data_path={data}", *another], "and arch differs in L_cycles: 2 -> 3"),
         (["puzzle_table=zero"], "puzzle_table=zero fits the puzzle rows to other data; give data_path=..."),
     ):
         with pytest.raises(UserError, match=re.escape(expected)):

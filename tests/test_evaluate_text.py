@@ -78,10 +78,8 @@ def _evaluations(run: Path) -> dict[int, dict[str, float]]:
     return {int(step): metrics for step, metrics in found.items() if metrics}
 
 
-def _results(folder: Path) -> dict[str, Any]:
-    results = json.loads((folder / "results.json").read_text())
-    assert isinstance(results, dict)
-    return results
+def _results(folder: Path) -> Any:
+    return json.loads((folder / "results.json").read_text())
 
 
 @pytest.fixture
@@ -103,28 +101,11 @@ def test_a_run_measures_what_it_learns(run: Path) -> None:
     assert copied + guessed == last["eval/all/num_answers"] == last["eval/all/num_examples"] == 40
     assert last["eval/all/loss"] < half["eval/all/loss"]
     assert (run / "best").exists()
-
-
-def test_a_run_writes_some_answers(run: Path) -> None:
     names = sorted(file.name for file in (run / "samples").iterdir())
     assert names == [f"step_{step:08d}.json" for step in (LAST // 2, LAST)]
     answers = json.loads((run / "samples" / names[-1]).read_text())
-    copied = [answer for answer in answers if answer["task"] == "copying"]
-    assert len(answers) == 8 and all(answer["answer"] == answer["right"] == answer["prompt"] for answer in copied)
-
-
-def test_ranks_that_share_the_weights_give_the_same_numbers(
-    run: Path, problems: Path, tmp_path: Path, log: Path
-) -> None:
-    more = {"init_from": run, "lr": 1e-5, "max_steps": 2, "eval_every_n_steps": 1, "log_interval": 1}
-    train_here(_settings(problems, tmp_path / "one", **more))
-    runs.train(_settings(problems, tmp_path / "two", parallel="fsdp", **more), log, ranks=2).ok()
-    alone, together = _evaluations(tmp_path / "one"), _evaluations(tmp_path / "two")
-    assert together.keys() == alone.keys() and 0.4 < alone[2]["eval/all/exact_accuracy"] < 1
-    for step, metrics in alone.items():
-        assert together[step] == pytest.approx(metrics, rel=1e-4), step
-    last = "samples/step_00000002.json"
-    assert (tmp_path / "two" / last).read_text() == (tmp_path / "one" / last).read_text()
+    of_letters = [answer for answer in answers if answer["task"] == "copying"]
+    assert len(answers) == 8 and all(answer["answer"] == answer["right"] == answer["prompt"] for answer in of_letters)
 
 
 def test_evaluate_gives_the_numbers_of_the_run(run: Path, evaluated: Callable[..., list[str]]) -> None:
@@ -160,10 +141,7 @@ def test_the_loss_of_a_book_decides_its_best_step(
     losses = {step: metrics["eval/all/loss"] for step, metrics in _evaluations(run).items()}
     assert (run / "best").read_text().strip() == f"step_{min(losses, key=lambda step: losses[step]):08d}"
     assert evaluated(f"checkpoint={run}", f"out={tmp_path / 'out'}")[-1] == f"loss={losses[20]:.4f}"
-
-
-def test_a_metric_that_the_text_lacks_is_refused(book: Path, tmp_path: Path) -> None:
-    message = mistake(_settings(book, tmp_path / "run", best_metric="exact_accuracy"))
+    message = mistake(_settings(book, tmp_path / "other", best_metric="exact_accuracy"))
     assert message.startswith("best_metric=exact_accuracy is no metric of this data; take one of eval/all/loss, ")
 
 

@@ -1,6 +1,5 @@
 """The training loop in this process: what it logs, that it learns, that its losses are right."""
 
-import gzip
 import itertools
 import json
 from collections.abc import Iterator
@@ -23,9 +22,9 @@ from models.base import RecursiveModel
 from models.losses import act_loss
 from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
-from pretrain import StepResult, StepSettings, after_step, build_state, train, train_step
+from pretrain import StepResult, StepSettings, after_step, train_step
 from tests import runs
-from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START, begin
+from tests.in_process import SINGLE, begin, train_here
 from training.plan import Plan
 from training.resume import read_start
 from training.session import Evaluation
@@ -35,21 +34,14 @@ from utils.checkpoint.format import Progress
 from utils.checkpoint.reader import Checkpoint
 from utils.errors import UserError
 from utils.ranks.launch import Launch
-from utils.ranks.world import World
 from utils.run.lock import RunLock
-from utils.run.stop import StopSignal
 
-SINGLE = World.single()
 Row = dict[str, float]
 
 
 def _run(data: Path, run: Path, **changes: object) -> tuple[TrainState, list[Row]]:
     """Train a whole run. Return its state and the rows that it logged."""
-    with RunLock() as lock:
-        start = read_start(runs.settings(data, run, **changes), lock, Launch())
-        opened = open_data(start.config, SINGLE)
-        state = build_state(start, opened, SINGLE)
-        train(start, opened, state, StopSignal(), lock, SINGLE)
+    state = train_here(runs.settings(data, run, **changes))
     return state, [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -59,39 +51,16 @@ def every_step(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row
     return _run(data, tmp_path_factory.mktemp("loop") / "run", log_interval=1)[1]
 
 
-# ---- what is logged ----------------------------------------------------------------------------
-
-
-def test_step_1_and_every_interval_are_logged(quiet: Path) -> None:
-    """Evaluations are logged at any step. A step has only one row."""
-    rows = runs.rows(quiet)
-    assert [row["step"] for row in rows] == [1, 5, 10, 12]
-    assert [row["step"] for row in rows if "train/lm_loss" in row] == [1, 5, 10]
-    assert [row["step"] for row in rows if "eval/all/exact_accuracy" in row] == [5, 10, 12]
-
-
 def test_rows_have_the_documented_names(every_step: list[Row]) -> None:
     last = every_step[-1]
     assert all(isinstance(value, int | float) for row in every_step for value in row.values())
-    for name in ("lm_loss", "q_halt_loss", "q_continue_loss", "grad_norm", "lr"):
-        assert f"train/{name}" in last
-    for name in ("examples_per_second", "step_ms", "data_ms", "max_memory_gb"):
-        assert last[f"perf/{name}"] > 0
-    for name in ("exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "lm_loss", "exact_accuracy_at_step/3"):
-        assert f"eval/all/{name}" in last
-    for name in ("valid_boards", "clues_kept"):  # the evaluator of the data is there without being named
-        assert f"eval/all/{name}" in last
+    trained = {"lm_loss", "q_halt_loss", "q_continue_loss", "grad_norm", "lr"}
+    evaluated = {"exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "lm_loss", "exact_accuracy_at_step/3"}
+    of_sudoku = {"valid_boards", "clues_kept"}  # the evaluator of the data is there without being named
+    assert {f"train/{name}" for name in trained} | {f"eval/all/{name}" for name in evaluated | of_sudoku} <= last.keys()
+    assert all(last[f"perf/{name}"] > 0 for name in ("examples_per_second", "step_ms", "data_ms", "max_memory_gb"))
     halted = [row for row in every_step if "train/exact_accuracy" in row]
     assert halted and all({"train/accuracy", "train/q_halt_accuracy", "train/steps"} <= row.keys() for row in halted)
-
-
-def test_a_row_has_means_over_the_steps_since_the_last_log(quiet: Path, every_step: list[Row]) -> None:
-    """A row every 5 steps has the mean of the rows of these steps."""
-    by_step = {row["step"]: row for row in every_step}
-    (sparse,) = [row for row in runs.rows(quiet) if row["step"] == 10]
-    for name in ("lm_loss", "q_halt_loss", "q_continue_loss", "grad_norm"):
-        mean = sum(by_step[step][f"train/{name}"] for step in range(6, 11)) / 5
-        assert sparse[f"train/{name}"] == pytest.approx(mean, rel=1e-9)
 
 
 def test_losses_and_rates_equal_those_of_a_loop_written_out(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
@@ -152,23 +121,6 @@ def test_losses_and_rates_equal_those_of_a_loop_written_out(data: Path, tmp_path
         optimizer.zero_grad()
 
 
-# ---- where it ends -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("max_steps", [None, 1000])
-def test_the_epochs_decide_the_number_of_steps(data: Path, tmp_path: Path, max_steps: int | None) -> None:
-    """Three epochs of 30 draws are 90 draws: 5 batches of 16, and 10 draws over.
-
-    max_steps adds no steps.
-    """
-    options = {"epochs": 3, "max_steps": max_steps, "eval_every_n_steps": None, "log_interval": 100}
-    state, rows = _run(data, tmp_path / "run", **options)
-    assert state.progress.step == 5
-    # Without evaluations there is no row at the end. The open sums are in the checkpoint.
-    assert [row["step"] for row in rows] == [1]
-    assert runs.latest(tmp_path / "run") == 5
-
-
 def test_evaluations_do_not_change_training(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
     """With evaluations after every step, the losses are the same as with few evaluations."""
     _, rows = _run(data, tmp_path / "run", log_interval=1, eval_every_n_steps=1, checkpoint_every_eval=False)
@@ -176,65 +128,43 @@ def test_evaluations_do_not_change_training(data: Path, tmp_path: Path, every_st
     assert all("eval/all/exact_accuracy" in row for row in rows)
 
 
+@pytest.mark.parametrize(("share", "num_examples"), [(1e-9, []), (0.999999, [20, 20, 20])])
 def test_eval_max_share_limits_and_reports_the_time_of_evaluations(
-    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], share: float, num_examples: list[int]
 ) -> None:
-    """With hardly any time no evaluation ends.
-
-    With almost all time every evaluation is complete.
-    """
-    rows = {}
-    for share in (1e-9, 0.999999):
-        run = tmp_path / str(share)
-        _, rows[share] = _run(data, run, eval_max_share=share, eval_batch_size=4, checkpoint_every_n_steps=None)
-        said = capfd.readouterr().err
-        assert ("evaluation took " in said) and ("% of the time" in said)
-        assert ("no time for all of the evaluation" in said) == (share == 1e-9)
-        rows[share] = [row for row in rows[share] if "perf/eval_share" in row]
-        assert [row["step"] for row in rows[share]] == [5, 10, 12]
-        assert all(0 < row["perf/eval_share"] < 1 for row in rows[share])
-    assert all(row["eval/all/num_examples"] == 20 for row in rows[0.999999])
-    assert not [name for row in rows[1e-9] for name in row if name.startswith("eval/")]
+    """With hardly any time no evaluation ends. With almost all time every one is complete."""
+    run = tmp_path / "run"
+    _, rows = _run(data, run, eval_max_share=share, eval_batch_size=4, checkpoint_every_n_steps=None)
+    said = capfd.readouterr().err
+    assert ("no time for all of the evaluation" in said) == (num_examples == []) and "evaluation took " in said
+    rows = [row for row in rows if "perf/eval_share" in row]
+    assert [row["step"] for row in rows] == [5, 10, 12] and all(0 < row["perf/eval_share"] < 1 for row in rows)
+    evaluations = [{name: value for name, value in row.items() if name.startswith("eval/")} for row in rows]
+    assert [each["eval/all/num_examples"] for each in evaluations if each] == num_examples
     # A checkpoint is due after an evaluation even if there was no time for the evaluation.
-    assert (tmp_path / "1e-09" / "step_00000010").is_dir() and not (tmp_path / "1e-09" / "best").exists()
+    assert (run / "step_00000010").is_dir() and (run / "best").exists() == (num_examples != [])
 
 
-# ---- halting -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def eager(quiet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a file of weights whose Q head always wants to halt.
-
-    The Q head of a new model never wants to halt. The blocks change the state only a little, so
-    that the answers settle after different numbers of segments.
-    """
+@pytest.fixture
+def eager(quiet: Path, tmp_path: Path) -> Path:
+    """Return a file of weights whose Q head always wants to halt, and whose answers settle."""
     weights = load_file(quiet / f"step_{runs.LAST_STEP:08d}" / "model.safetensors")
     for name in weights:
         if "o_proj" in name or "down_proj" in name:
             weights[name] *= 0.1
     weights["q_head.weight"].zero_()
     weights["q_head.bias"] = torch.tensor([5.0, -5.0])
-    file = tmp_path_factory.mktemp("eager") / "model.safetensors"
-    save_file(weights, file)
-    return file
+    save_file(weights, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_exploration_delays_halting(data: Path, tmp_path: Path, eager: Path, log: Path, ranks: int) -> None:
     """A slot halts after the minimum number of segments that is drawn for the step and the slot."""
     run, num_slots, halt_max_steps = tmp_path / "run", 16, 4
-    options = {
-        "init_from": eager,
-        "arch__halt_max_steps": halt_max_steps,
-        "arch__halt_exploration_prob": 0.5,
-        "seed": 3,
-    }
+    arch = {"init_from": eager, "arch__halt_max_steps": halt_max_steps, "arch__halt_exploration_prob": 0.5, "seed": 3}
     often = {"log_interval": 1, "eval_every_n_steps": None, "checkpoint_every_n_steps": 1}
-    if ranks == 1:
-        _run(data, run, **options, **often)
-    else:
-        runs.train(runs.settings(data, run, **options, **often), log, ranks=ranks).ok()
+    runs.train(runs.settings(data, run, **arch, **often), log, ranks=ranks).ok()
     steps_B, halted_B = torch.zeros(num_slots, dtype=torch.int32), torch.ones(num_slots, dtype=torch.bool)
     for row in runs.rows(run):
         step = int(row["step"])
@@ -247,9 +177,6 @@ def test_exploration_delays_halting(data: Path, tmp_path: Path, eager: Path, log
         assert row["train/steps"] == pytest.approx(float(steps_B[halted_B].double().mean())), f"step {step}"
 
 
-# ---- that it learns ----------------------------------------------------------------------------
-
-
 def test_bfloat16_on_the_cpu(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
     state, rows = _run(data, tmp_path / "run", arch__forward_dtype="bfloat16", max_steps=3, log_interval=1)
     assert all(parameter.dtype == torch.float32 for parameter in state.model.parameters())
@@ -259,92 +186,34 @@ def test_bfloat16_on_the_cpu(data: Path, tmp_path: Path, every_step: list[Row]) 
 def test_float16_scales_the_loss_and_skips_steps_that_overflow(
     data: Path, tmp_path: Path, every_step: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A skipped step changes no trained tensor. The losses fall as in float32."""
+    """A skipped step changes no trained tensor and no average. The losses fall as in float32."""
     taken = []
 
     def noting(state: TrainState, *args: Any) -> StepResult:
-        before = {name: tensor.clone() for name, tensor in state.model.trained_tensors().items()}
+        assert state.ema is not None
+        tensors = {**state.model.trained_tensors(), **{f"ema.{name}": of for name, of in state.ema.tensors().items()}}
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
         result = train_step(state, *args)
-        after = state.model.trained_tensors()
+        changed = {name.partition(".")[0] == "ema" for name in before if not torch.equal(before[name], tensors[name])}
+        assert changed == ({True, False} if result.was_taken else set())
         taken.append(result.was_taken)
-        assert all(torch.equal(before[name], after[name]) for name in before) != result.was_taken
         return result
 
     monkeypatch.setattr("pretrain.train_step", noting)
-    # The scale is so large that the first steps overflow. Each of them halves the scale.
-    monkeypatch.setattr(LOSS_SCALE_START, 2.0**22)
-    _, rows = _run(data, tmp_path / "run", arch__forward_dtype="float16", log_interval=1)
-    assert taken[0] is False and taken[-1] is True
-    scales = [row["train/loss_scale"] for row in rows]
+    # The scale is so large that steps overflow again and again: it is halved after each of them,
+    # and doubled after each step that was taken.
+    monkeypatch.setattr("optim.loss_scale._START", 2.0**22)
+    monkeypatch.setattr("optim.loss_scale._STEPS_TO_GROW", 1)
+    options = {"arch__forward_dtype": "float16", "ema": True, "ema_rate": 0.5}
+    _, rows = _run(data, tmp_path / "run", **options, log_interval=1, eval_every_n_steps=None)
+    assert not taken[0] and False in taken[taken.index(True) :], "a step must be skipped after a good one"
     expected, scale = [], 2.0**22
     for was_taken in taken:
-        scale = scale if was_taken else scale / 2
+        scale = scale * 2 if was_taken else scale / 2
         expected.append(scale)
-    assert scales == expected
+    assert [row["train/loss_scale"] for row in rows] == expected
     assert rows[0]["train/lm_loss"] == pytest.approx(every_step[0]["train/lm_loss"], rel=1e-2)
     assert rows[-1]["train/lm_loss"] < rows[0]["train/lm_loss"]
-
-
-def test_the_average_ignores_skipped_steps(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A float16 step that overflows changes neither the weights nor their average."""
-    # The scale doubles after each step that was taken, so that steps overflow again and again.
-    monkeypatch.setattr(LOSS_SCALE_START, 2.0**20)
-    monkeypatch.setattr(LOSS_SCALE_GROWS_AFTER, 1)
-    run, steps = tmp_path / "run", range(2, 9)
-    settings = {"arch__forward_dtype": "float16", "ema": True, "ema_rate": 0.5, "lr": 1e-2, "lr_warmup_steps": 0}
-    often = {"log_interval": 1, "checkpoint_every_n_steps": 1, "eval_every_n_steps": None}
-    _, rows = _run(data, run, **settings, **often, max_steps=8)
-    scale = {int(row["step"]): row["train/loss_scale"] for row in rows}
-    skipped = [step for step in steps if scale[step] < scale[step - 1]]
-    taken = [step for step in steps if step not in skipped]
-    assert skipped and taken and min(taken) < max(skipped), (
-        "this test needs a step that is skipped after one that is not"
-    )
-    for step in steps:
-        now, before = runs.tensors(run, step), runs.tensors(run, step - 1)
-        averages = [name for name in now if ":ema." in name]
-        changed = [name for name in averages if not torch.equal(now[name], before[name])]
-        if step in skipped:
-            assert not changed, f"step {step} was skipped, but the average of {changed} changed"
-        else:
-            assert changed, f"step {step} was taken, but the average did not change"
-
-
-def test_another_seed_gives_another_order_of_the_data(data: Path, tmp_path: Path, eager: Path) -> None:
-    """The weights come from a file here, so only the order of the data can differ."""
-    first = []
-    for seed in (1, 2):
-        state, _ = _run(data, tmp_path / str(seed), seed=seed, init_from=eager, max_steps=1, eval_every_n_steps=None)
-        assert state.carry is not None
-        first.append(state.carry.current["inputs"].tolist())
-    assert first[0] != first[1], "both seeds begin with the same batch"
-
-
-def test_the_puzzle_table_has_its_own_rate_and_decay(data: Path, tmp_path: Path, eager: Path) -> None:
-    """If the rate of the table or of the weights is 0, a step changes only the other."""
-    weights = load_file(eager)
-    weights["puzzle_embedding.weight"].fill_(1)
-    file = tmp_path / "weights.safetensors"
-    save_file(weights, file)
-    once = {"init_from": file, "max_steps": 1, "lr_warmup_steps": 0, "eval_every_n_steps": None}
-    of_table = {"puzzle_emb_lr": 0.5, "puzzle_emb_weight_decay": 0.25, "lr": 0, "weight_decay": 0.5}
-    found = _run(data, tmp_path / "table", **once, **of_table)[0].model.state_dict()
-    rows = found.pop("puzzle_embedding.weight")
-    decayed = 1 * (1 - 0.5 * 0.25)  # the step of puzzle_emb_lr up or down follows
-    assert set(rows.unique().tolist()) <= {decayed - 0.5, decayed, decayed + 0.5}, "wrong rate or decay of the table"
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in found.items()), (
-        "a weight changed although lr is 0"
-    )
-    of_weights = {"puzzle_emb_lr": 0, "puzzle_emb_weight_decay": 0.25, "lr": 0.01, "weight_decay": 0.5}
-    found = _run(data, tmp_path / "weights", **once, **of_weights)[0].model.state_dict()
-    assert (found.pop("puzzle_embedding.weight") == 1).all(), "the table changed although puzzle_emb_lr is 0"
-    bias = found["q_head.bias"] - weights["q_head.bias"] * (1 - 0.01 * 0.5)
-    assert bias.abs().max() <= 0.01 * 1.6 and (bias != 0).all(), (
-        "the bias did not change, or changed by more than lr * pi / 2"
-    )
-
-
-# ---- what a person sees ------------------------------------------------------------------------
 
 
 def test_the_log_begins_with_the_run_and_its_sizes(
@@ -357,37 +226,13 @@ def test_the_log_begins_with_the_run_and_its_sizes(
     assert stdout == "" and "\r" not in stderr
 
 
-def test_a_profile_is_a_trace_and_two_tables(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    _run(data, tmp_path / "run", profile=True, max_steps=8, eval_every_n_steps=None, checkpoint_every_n_steps=None)
-    (file,) = (tmp_path / "run" / "profile").glob("rank_0.*.pt.trace.json.gz")
-    trace = json.loads(gzip.decompress(file.read_bytes()))
-    assert len({event["name"] for event in trace["traceEvents"]}) > 20
-    lines = capfd.readouterr().err.splitlines()
-    heads = [line for line in lines if "Self CPU %" in line]
-    assert len(heads) == 2, "there must be one table by time and one by memory"
-    assert any("3 steps: " in line and "trace.json" in line and "rank_0.txt" in line for line in lines)
-    assert (tmp_path / "run" / "profile" / "rank_0.txt").stat().st_size > 0
-
-
-# ---- what the config says about a step ---------------------------------------------------------
-
-
 def test_the_settings_of_a_step_follow_the_config(data: Path, tmp_path: Path) -> None:
     """Depth and rates depend on the last step, here max_steps and not the end of the data."""
-    options = {
-        "arch__depth_curriculum": "[{until:0.5,H_cycles:1,L_cycles:1}]",
-        "lr_warmup_steps": 4,
-        "lr_scaling": "linear",
-        "lr_scaling_reference": 8,
-        "puzzle_emb_lr": 0.5,
-        "puzzle_emb_weight_decay": 0.25,
-        "grad_clip": 2.0,
-        "ema": "true",
-        "ema_rate": 0.75,
-        "ema_start": 0.5,
-        "seed": 3,
-    }
-    begun = begin(runs.settings(data, tmp_path / "run", **options))
+    stage = {"arch__depth_curriculum": "[{until:0.5,H_cycles:1,L_cycles:1}]", "grad_clip": 2.0, "seed": 3}
+    rates = {"lr_warmup_steps": 4, "lr_scaling": "linear", "lr_scaling_reference": 8}
+    table = {"puzzle_emb_lr": 0.5, "puzzle_emb_weight_decay": 0.25}
+    average = {"ema": "true", "ema_rate": 0.75, "ema_start": 0.5}
+    begun = begin(runs.settings(data, tmp_path / "run", **{**stage, **rates, **table, **average}))
     plan = Plan.make(begun.start.config, begun.data, begun.state.progress, SINGLE)
     assert plan.last_step == 12 < plan.sampler.last_step
     arch = begun.start.config.puzzle_arch
@@ -404,8 +249,6 @@ def test_the_settings_of_a_step_follow_the_config(data: Path, tmp_path: Path) ->
         assert found.objective.min_halt_steps_B is not None
         assert torch.equal(found.objective.min_halt_steps_B, draw_min_halt_steps(3, step, 16, 0.5, arch.halt_max_steps))
 
-
-# ---- what follows a step -----------------------------------------------------------------------
 
 LAST = 9
 

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from tests import runs
-from tests.in_process import LOSS_SCALE_GROWS_AFTER, LOSS_SCALE_START, mistake, train_here
+from tests.in_process import mistake, train_here
 from tests.runs import assert_same_run, rows, settings, train, until, with_arguments
-
-# ---- what resume means -------------------------------------------------------------------------
 
 
 def test_resume_with_damaged_latest_warns(data: Path, quiet: Path, copied: Path, log: Path) -> None:
@@ -24,25 +22,16 @@ def test_resume_with_damaged_latest_warns(data: Path, quiet: Path, copied: Path,
     assert_same_run(copied, quiet)
 
 
-def test_resume_without_an_intact_checkpoint_is_an_error(data: Path, copied: Path) -> None:
-    for weights in copied.glob("step_*/model.safetensors"):
-        weights.unlink()
-    before = sorted(copied.rglob("*"))
-    assert "none of the 7 checkpoints" in mistake(settings(data, copied, resume="auto"))
-    assert sorted(copied.rglob("*")) == before, "a refused run changed files"
-
-
-def test_finished_run_says_so(data: Path, copied: Path, log: Path) -> None:
+def test_a_finished_run_and_one_without_a_checkpoint_change_no_file(data: Path, copied: Path, log: Path) -> None:
     before = runs.contents(copied)
     (copied / "stopped").write_text("SIGUSR1\n")
     assert "is finished: it has done 12 of 12 steps" in runs.resume(data, copied, log).ok()
     assert runs.contents(copied) == before and not (copied / "stopped").exists()
-
-
-def _times(run: Path) -> dict[int, float]:
-    """Return time_s by step."""
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {row["step"]: row["time_s"] for row in found}
+    for weights in copied.glob("step_*/model.safetensors"):
+        weights.unlink()
+    before = runs.contents(copied)
+    assert "none of the 7 checkpoints" in mistake(settings(data, copied, resume="auto"))
+    assert runs.contents(copied) == before
 
 
 def test_a_branch_starts_from_an_older_step(quiet: Path, tmp_path: Path) -> None:
@@ -51,8 +40,9 @@ def test_a_branch_starts_from_an_older_step(quiet: Path, tmp_path: Path) -> None
     train_here([f"resume={older}", f"checkpoint_path={branch}"])
     assert_same_run(branch, quiet)  # the stored config wins over the defaults of the YAML files
     assert runs.contents(quiet) == before
-    times, times_of_source = list(_times(branch).values()), _times(quiet)
-    assert times[0] == times_of_source[1] and times == sorted(times), "the clock goes on from the rows that are kept"
+    files = [run / "metrics.jsonl" for run in (branch, quiet)]
+    times, of_source = ([json.loads(line)["time_s"] for line in file.open()] for file in files)
+    assert times[0] == of_source[0] and times == sorted(times), "the clock goes on from the rows that are kept"
 
 
 def test_a_branch_without_a_step_to_do_is_a_mistake(quiet: Path, tmp_path: Path) -> None:
@@ -65,71 +55,24 @@ def test_a_branch_without_a_step_to_do_is_a_mistake(quiet: Path, tmp_path: Path)
     assert runs.latest(branch) == 13
 
 
-def test_a_branch_has_no_best_and_no_patience_yet(data: Path, tmp_path: Path) -> None:
-    """A branch ignores the exhausted patience of its source run.
-
-    Its own first evaluation is its best.
-    """
-    run, branch = tmp_path / "run", tmp_path / "branch"
-    never_better = {"best_metric": "steps", "eval_adaptive": "false", "eval_every_n_steps": 2}
-    train_here(settings(data, run, early_stop_patience=2, max_steps=20, **never_better))
-    assert runs.latest(run) == 6 and (run / "best").read_text() == "step_00000002\n", (
-        "the source run must end by its patience"
-    )
-    train_here([f"resume={run}", f"checkpoint_path={branch}"])
-    assert runs.latest(branch) > 0, "the branch made no step, because it inherited the exhausted patience"
-    assert (branch / "best").exists(), (
-        "no evaluation of the branch is its best, because it inherited the best of its source run"
-    )
-    assert (branch / "best").read_text() == "step_00000008\n", "the first evaluation of the branch must be its best"
-    assert runs.latest(branch) == 12, "two evaluations must follow the best evaluation"
-
-
-def test_a_resumed_float16_run_keeps_its_loss_scale(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The scale is halved a few times before the checkpoint, and is doubled after it."""
-    monkeypatch.setattr(LOSS_SCALE_START, 2.0**22)
-    monkeypatch.setattr(LOSS_SCALE_GROWS_AFTER, 5)
-    changes = {"arch__forward_dtype": "float16", "log_interval": 1, "eval_every_n_steps": None, "best_metric": None}
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    train_here(settings(data, whole, **changes, max_steps=14))
-    scales = [row["train/loss_scale"] for row in rows(whole)]
-    assert scales[5] < 2.0**22 and {*scales[6:]} != {scales[5]}, f"this test needs other scales than {scales}"
-    train_here(settings(data, run, **changes, max_steps=6))
-    train_here([f"resume={run}", "max_steps=14"])
-    assert [row["train/loss_scale"] for row in rows(run)] == scales, "the resumed run started with a fresh scale"
-
-
-def test_a_run_can_resume_with_another_global_batch_size(data: Path, copied: Path) -> None:
-    """The stream of examples goes on at the same draw. The slots are fresh."""
-    runs.rewind(copied, 4)
-    train_here(settings(data, copied, resume="auto", global_batch_size=24))
-    state = json.loads((copied / "step_00000012" / "state.json").read_text())
-    assert state["draws"] == 4 * 16 + 8 * 24
-    assert [row["step"] for row in rows(copied)] == [1, 5, 10, 12]
-
-
-def test_another_architecture_or_dataset(data: Path, copied: Path, tmp_path: Path) -> None:
+def test_another_optimizer_or_dataset(data: Path, copied: Path, tmp_path: Path) -> None:
     def resumed(data: Path, **changes: object) -> list[str]:
         return settings(data, copied, resume="auto", **changes)
 
     runs.rewind(copied, 4)
-    message = mistake(resumed(data, arch__hidden_size=64))
-    assert "doesn't fit this model" in message and "hidden_size: 32 -> 64" in message
     other = Path(shutil.copytree(data, tmp_path / "other"))
     inputs = np.load(other / "train" / "all__inputs.npy")
     inputs[0, 0] = 1 if inputs[0, 0] != 1 else 2
     np.save(other / "train" / "all__inputs.npy", inputs)
     assert "was trained on other data" in mistake(resumed(other))
+    message = mistake([f"resume={copied}", "optim=muon"])
+    assert "state of adam_atan2" in message and "give optim=adam_atan2" in message
     assert (copied / "latest").read_text() == "step_00000004\n"
     # allow_changed_data applies to this start only. Then the new data belong to the run.
     train_here(resumed(other, allow_changed_data="true", max_steps=6))
     assert "was trained on other data" in mistake(resumed(data, max_steps=8))
     train_here(resumed(other, max_steps=8))
 
-
-# ---- a recipe with everything on ---------------------------------------------------------------
 
 # Every option that has a state, and a patience that ends the run before its last step. In `max`
 # mode the falling loss is best at the first evaluation.
@@ -161,10 +104,7 @@ def quiet_everything(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def test_a_run_with_all_options_can_be_killed_stopped_and_resumed(
     data: Path, quiet_everything: Path, tmp_path: Path, log: Path
 ) -> None:
-    """The kill comes in the shallow stage, before the first evaluation.
-
-    The stop comes after an evaluation without a new best was counted.
-    """
+    """The kill comes in the shallow stage, and the stop when an evaluation was no new best."""
     run = tmp_path / "run"
     typed = settings(data, run, **EVERYTHING)
     running = runs.start(typed, log, hook=runs.slowly)
@@ -185,10 +125,7 @@ def test_a_run_with_all_options_can_be_killed_stopped_and_resumed(
 def test_a_stop_in_the_evaluation_that_exhausts_patience(
     data: Path, quiet_everything: Path, tmp_path: Path, log: Path
 ) -> None:
-    """At the stop the average is swapped in.
-
-    The checkpoint must have the weights, not the average.
-    """
+    """At the stop the average is swapped in. The checkpoint must have the weights."""
     run = tmp_path / "run"
     hook = with_arguments(runs.stopped_in_evaluation, 3, 0)
     train(settings(data, run, eval_batch_size=8, **EVERYTHING), log, hook=hook).ok()
@@ -215,27 +152,11 @@ def test_an_average_that_is_switched_on_later_starts_from_the_weights(data: Path
     assert not [name for name in runs.tensors(run, 6) if ":ema." in name]
 
 
-def test_resuming_with_another_optimizer_is_refused(copied: Path) -> None:
-    before = runs.contents(copied)
-    message = mistake([f"resume={copied}", "optim=muon", "max_steps=13"])
-    assert "state of adam_atan2" in message and "give optim=adam_atan2" in message
-    assert runs.contents(copied) == before
-
-
-# ---- what is kept ------------------------------------------------------------------------------
-
-
-# ---- what was pending, with another config -----------------------------------------------------
-
-
 @pytest.mark.parametrize("changes", [{"eval_every_n_steps": None}, {"eval_max_share": 1e-9}])
 def test_a_pending_evaluation_is_logged_after_a_resume_with_changes(
     data: Path, tmp_path: Path, log: Path, changes: dict[str, object]
 ) -> None:
-    """The pending row is logged whether or not its evaluation is still due.
-
-    The rows of later steps are logged too.
-    """
+    """The pending row is logged whether or not its evaluation is still due, and later rows too."""
     run = tmp_path / "run"
     train(settings(data, run, eval_batch_size=8), log, hook=with_arguments(runs.stopped_in_evaluation, 1, 0)).ok()
     pending = runs.latest(run)

@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import pytest
 import torch
 
 import solve as program
-from dataset import arc, maze
+from dataset import arc
 from dataset.augment import BOXES
 from dataset.builder import SPLITS, SplitWriter
 from dataset.puzzle_input import PuzzleReader, PuzzleTable
@@ -30,27 +29,20 @@ from models.trajectories import Trajectories
 from sharing import export
 from solve import Solver
 from tests import runs
-from tests.dataset.mazes import to_tokens as maze_tokens
 from tests.dataset.shapes import solved_sudoku
-from tests.in_process import load_run, train_here
+from tests.in_process import SINGLE, load_run, train_here
 from training import more_compute
 from training.trained import Trained
 from utils.batch import Batch
 from utils.errors import UserError
-from utils.ranks.world import World
 
-SINGLE = World.single()
-STEPS = 3
 QUESTION, SOLUTION = "1..4....4....3.1", "1234341241232341"
 OTHER = ".2..3..1..1...4."
-MAZE_SIDE = 5
-MAZE, PATH = "S   G" + " ### " * 3 + "     ", "SoooG" + " ### " * 3 + "     "
 GRID = [[1, 2], [3, 4]]
 TASK: dict[str, list[dict[str, Any]]] = {
     "train": [{"input": GRID, "output": GRID}],
     "test": [{"input": GRID, "output": [[5, 5]]}, {"input": [[7]], "output": [[5, 6]]}],
 }
-HIDDEN = {"train": TASK["train"], "test": [{"input": GRID}]}
 
 
 @pytest.fixture(scope="module")
@@ -62,27 +54,18 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _board_run(folder: Path, seq_len: int, vocab_size: int, names: list[str]) -> Path:
-    """Return an untrained run on a dataset of one board.
-
-    The puzzle table has a row for each name.
-    """
+    """Return an untrained run on a dataset of one board. Its puzzle table has these names."""
     row_1S = np.full((1, seq_len), 2, dtype=np.uint8)
     data = folder / "data"
     data.mkdir(parents=True)
     for split in SPLITS:
-        with SplitWriter(
-            data / split, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=len(names)
-        ) as writer:
+        sizes = {"seq_len": seq_len, "vocab_size": vocab_size, "num_puzzle_identifiers": len(names)}
+        with SplitWriter(data / split, **sizes) as writer:
             writer.add(row_1S, row_1S, np.ones(1, int), np.zeros(1, int))
             writer.end_groups(np.ones(1, int))
     (data / "identifiers.json").write_text(json.dumps(names))
     train_here(runs.settings(data, folder / "run", max_steps=1, global_batch_size=1, eval_every_n_steps=None))
     return folder / "run"
-
-
-@pytest.fixture(scope="module")
-def maze_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _board_run(tmp_path_factory.mktemp("maze") / "m", MAZE_SIDE**2, maze.VOCAB_SIZE, ["<blank>"])
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +75,7 @@ def arc_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _answering(*answers_NS: list[np.ndarray]) -> Callable[..., Trace]:
-    """Return a `trace` of a model that gives these answers step by step.
-
-    The model would stop after its second step.
-    """
+    """Return a `trace` of a model that gives these answers, and would stop after the second."""
 
     def trace(model: object, batch: Batch, num_steps: int | None) -> Trace:
         predictions_TNS = torch.from_numpy(np.stack([np.stack(answers) for answers in answers_NS]))
@@ -109,10 +89,7 @@ def _answering(*answers_NS: list[np.ndarray]) -> Callable[..., Trace]:
 
 
 def solved_by_search(model: object, batch: Batch, num_steps: int | None) -> Trace:
-    """Return a `trace` that solves 4x4 Sudokus at its second step.
-
-    At the first step it copies the input.
-    """
+    """Copy 4x4 Sudokus at the first step of a `trace`, and solve them at the second."""
     inputs_NS = batch["inputs"].numpy().astype(np.uint8)
     solutions = [solved_sudoku(inputs_S - 1, BOXES["2x2"]) for inputs_S in inputs_NS]
     answers = [np.ones(16, np.uint8) if solution_S is None else solution_S + 1 for solution_S in solutions]
@@ -121,6 +98,11 @@ def solved_by_search(model: object, batch: Batch, num_steps: int | None) -> Trac
 
 def _tokens(text: str) -> np.ndarray:
     return np.array([".1234".index(symbol) + 1 for symbol in text], dtype=np.uint8)
+
+
+def _batch(text: str) -> Batch:
+    inputs_1S = torch.from_numpy(_tokens(text).astype(np.int32))[None]
+    return {"inputs": inputs_1S, "labels": inputs_1S, "puzzle_identifiers": torch.zeros(1, dtype=torch.int32)}
 
 
 class Stdin:
@@ -150,21 +132,18 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run_main
 
 
-# ---- the API -----------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def test_answers_equal_those_of_segments_run_by_hand(run: Path) -> None:
     _, model, _ = load_run(run, SINGLE)
     puzzles = [QUESTION, OTHER, "." * 16]
     solutions = Solver.from_checkpoint(run, device="cpu").solve(puzzles)
-    assert len(solutions) == 3
-    for text, solution in zip(puzzles, solutions, strict=True):
-        inputs_1S = torch.from_numpy(_tokens(text).astype(np.int32))[None]
-        batch = {"inputs": inputs_1S, "labels": inputs_1S, "puzzle_identifiers": torch.zeros(1, dtype=torch.int32)}
+    longer = Solver.from_checkpoint(run, ["num_steps=5"], device="cpu").solve(puzzles)
+    for text, solution, with_five in zip(puzzles, solutions, longer, strict=True):
+        batch = _batch(text)
         carry, before = initial_carry(model, batch), text
-        settled = STEPS
-        assert [step.number for step in solution.steps] == list(range(1, STEPS + 1))
+        settled = 3
+        assert [step.number for step in solution.steps] == [1, 2, 3] and len(with_five.steps) == 5
+        assert [step.answer for step in with_five.steps[:3]] == [step.answer for step in solution.steps]
         for step in solution.steps:
             carry, outputs = segment(model, carry, batch, training=False)
             answer = "".join("?.1234"[token] for token in outputs.logits_BSV[0].argmax(-1).tolist())
@@ -175,18 +154,8 @@ def test_answers_equal_those_of_segments_run_by_hand(run: Path) -> None:
             if wants_to_halt and step.number > 1 and not step.changed:
                 settled = min(settled, step.number)
             before = answer
-        assert solution.answer == before
-        assert solution.settled_at == settled
+        assert (solution.answer, solution.settled_at) == (before, settled)
         assert solution.solved == solution.valid == (sorted(before[:4]) == list("1234") and solution.solved)
-        assert len(solution.reason) > 10
-
-
-def test_more_steps_than_in_training(run: Path) -> None:
-    together = Solver.from_checkpoint(run, device="cpu").solve([QUESTION])
-    (longer,) = Solver.from_checkpoint(run, ["num_steps=5"], device="cpu").solve([QUESTION])
-    assert [step.answer for step in longer.steps[:STEPS]] == [step.answer for step in together[0].steps]
-    assert len(longer.steps) == 5
-    assert Solver.from_checkpoint(run, device="cpu").solve([]) == []
 
 
 def _rotated(text: str, digits: int) -> str:
@@ -195,45 +164,33 @@ def _rotated(text: str, digits: int) -> str:
 
 
 PUZZLES = [_rotated(puzzle, digits) for digits in range(4) for puzzle in (QUESTION, OTHER)]
-NOISY = ["num_steps=5", "noise=0.9", "seed=4"]
 
 
-def _passes(run: Path, count: int) -> list[list[Trace]]:
-    """Return each trajectory of each of PUZZLES, run alone."""
+def _passes(run: Path) -> list[list[Trace]]:
+    """Return three noisy trajectories of each of PUZZLES, each run alone."""
     _, model, _ = load_run(run, SINGLE)
-    trajectories = Trajectories(count, 0.9, seed=4)
-    passes = []
-    for row, puzzle in enumerate(PUZZLES):
-        tokens_1S = torch.from_numpy(_tokens(puzzle).astype(np.int32))[None]
-        batch = {"inputs": tokens_1S, "labels": tokens_1S, "puzzle_identifiers": torch.zeros(1, dtype=torch.int32)}
-        numbers = (np.array([row * count + k]) for k in range(count))
-        passes.append([trace(model, batch, 5, trajectories=trajectories, numbers_N=number) for number in numbers])
-    return passes
 
+    def alone(row: int, k: int) -> Trace:
+        number = np.array([row * 3 + k])
+        return trace(model, _batch(PUZZLES[row]), 5, trajectories=Trajectories(3, 0.9, seed=4), numbers_N=number)
 
-def _steps(seen: Trace) -> list[list[int]]:
-    return seen.predictions_TNS[:, 0].tolist()
+    return [[alone(row, k) for k in range(3)] for row in range(len(PUZZLES))]
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 100])
-def test_the_most_confident_trajectory_answers(run: Path, batch_size: int) -> None:
-    solver = Solver.from_checkpoint(run, ["trajectories=3", *NOISY, f"batch_size={batch_size}"], device="cpu")
-    winners = []
-    for passes, solution in zip(_passes(run, 3), solver.solve(PUZZLES), strict=True):
-        confidence = [float(seen.confidence_TN[-1, 0]) for seen in passes]
-        winners.append(confidence.index(max(confidence)))
-        assert [step.tokens_S.tolist() for step in solution.steps] == _steps(passes[winners[-1]])
-        assert solution.steps[-1].confidence == pytest.approx(max(confidence), abs=1e-4)
-    assert len(set(winners)) > 1, "one trajectory always wins, so that the test proves little"
-
-
-@pytest.mark.parametrize("batch_size", [1, 100])
-def test_a_restart_answers_where_no_earlier_pass_settled(run: Path, batch_size: int) -> None:
-    solver = Solver.from_checkpoint(run, ["restarts=2", *NOISY, f"batch_size={batch_size}"], device="cpu")
-    for passes, solution in zip(_passes(run, 3), solver.solve(PUZZLES), strict=True):
-        settled = [seen for seen in passes if bool(seen.settled_N)]
+@pytest.mark.parametrize("method", ["trajectories=3", "restarts=2"])
+def test_the_surest_trajectory_or_the_first_that_settles_answers(run: Path, batch_size: int, method: str) -> None:
+    typed = [method, "num_steps=5", "noise=0.9", "seed=4", f"batch_size={batch_size}"]
+    solver = Solver.from_checkpoint(run, typed, device="cpu")
+    winners = set()
+    for passes, solution in zip(_passes(run), solver.solve(PUZZLES), strict=True):
         boldest = max(passes, key=lambda seen: float(seen.confidence_TN[-1, 0]))
-        assert [step.tokens_S.tolist() for step in solution.steps] == _steps((settled or [boldest])[0])
+        settled = [seen for seen in passes if bool(seen.settled_N)] if method == "restarts=2" else []
+        expected = (settled or [boldest])[0]
+        winners |= {k for k, seen in enumerate(passes) if seen is expected}
+        assert [step.tokens_S.tolist() for step in solution.steps] == expected.predictions_TNS[:, 0].tolist()
+        assert solution.steps[-1].confidence == pytest.approx(float(expected.confidence_TN[-1, 0]), abs=1e-4)
+    assert len(winners) > 1, "one pass always wins, so that the test proves little"
 
 
 def test_symmetries_vote_on_the_answer(run: Path) -> None:
@@ -243,31 +200,10 @@ def test_symmetries_vote_on_the_answer(run: Path) -> None:
     for row, (puzzle, solution) in enumerate(zip(PUZZLES, solver.solve(PUZZLES), strict=True)):
         votes = []
         for k in range(4):
-            number, board_1S = np.array([row * 4 + k]), torch.from_numpy(_tokens(puzzle).astype(np.int32))[None]
-            inputs_1S = variations.vary(number, board_1S)
-            blank = torch.zeros(1, dtype=torch.int32)
-            seen = trace(model, {"inputs": inputs_1S, "labels": inputs_1S, "puzzle_identifiers": blank}, 5)
+            number, batch = np.array([row * 4 + k]), _batch(puzzle)
+            seen = trace(model, batch | {"inputs": variations.vary(number, batch["inputs"])}, 5)
             votes.append((variations.undo(number, seen.predictions_TNS[-1])[0].numpy(), float(seen.confidence_TN[-1])))
         assert solution.steps[-1].tokens_S.tolist() == winner(votes).tolist()
-
-
-def test_keys_that_choose_among_passes_are_checked(run: Path, arc_run: Path) -> None:
-    for checkpoint, overrides, expected in (
-        (run, ["trajectories=4"], "trajectories=4 without noise repeats the same pass"),
-        (run, ["trajectories=4", "noise=0.3", "tta=2"], "trajectories=4 and tta=2 each choose one answer"),
-        (run, ["seed=3"], "seed=3 is that of the noise, but there is no noise"),
-        (arc_run, ["tta=4"], "whose answers can't be turned back"),
-    ):
-        with pytest.raises(UserError, match=expected):
-            Solver.from_checkpoint(checkpoint, overrides, device="cpu")
-
-
-def test_objects_print_in_a_short_line(run: Path) -> None:
-    """A notebook shows `repr` of what a cell returns, where arrays would fill the screen."""
-    solver = Solver.from_checkpoint(run, device="cpu")
-    (solution,) = solver.solve([QUESTION])
-    for shown in (solver, solution.puzzle, *solution.steps, solution):
-        assert "array" not in repr(shown) and "tensor" not in repr(shown) and "\n" not in repr(shown)
 
 
 def test_an_exported_file_solves_without_any_data(run: Path, tmp_path: Path) -> None:
@@ -279,22 +215,15 @@ def test_an_exported_file_solves_without_any_data(run: Path, tmp_path: Path) -> 
     assert solution.answer == expected.answer
 
 
-def test_mistakes_in_python_are_value_errors(run: Path) -> None:
-    with pytest.raises(ValueError, match="there is no checkpoint at nowhere"):
-        Solver.from_checkpoint("nowhere")
-    with pytest.raises(ValueError, match="puzzle 2 has 3 characters, this model's puzzles have 16"):
-        Solver.from_checkpoint(run, device="cpu").solve([QUESTION, "123"])
-    rows: Any = [[1, 2, 3]]
-    with pytest.raises(UserError, match="puzzle 1 is of the type list; give a text with a character for each cell"):
-        Solver.from_checkpoint(run, device="cpu").solve(rows)
-
-
-# ---- one puzzle --------------------------------------------------------------------------------
+def test_objects_print_in_a_short_line(run: Path) -> None:
+    solver = Solver.from_checkpoint(run, device="cpu")
+    (solution,) = solver.solve([QUESTION])
+    for shown in (solver, solution.puzzle, *solution.steps, solution):
+        assert "array" not in repr(shown) and "tensor" not in repr(shown) and "\n" not in repr(shown)
 
 
 def test_every_step_is_shown(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = _tokens("2" + SOLUTION[1:])
-    right = _tokens(SOLUTION)
+    wrong, right = _tokens("2" + SOLUTION[1:]), _tokens(SOLUTION)
     almost = _tokens("1243" + SOLUTION[4:])  # a clue is altered
     answers = ([almost], [right], [right], [right], [wrong], [right])
     monkeypatch.setattr(more_compute, "trace", _answering(*answers))
@@ -305,7 +234,6 @@ def test_every_step_is_shown(run: Path, call: Call, monkeypatch: pytest.MonkeyPa
     assert headings == [*first, "step 5: 1 cell changed", "step 6: 1 cell changed"]
     assert text.count("┌") == 5  # the puzzle, and the steps that changed a cell
     assert "│ 1  .  │ .  4  │" in text and "│ 1  2' │ 4! 3! │" in text and "│ 1  2' │ 3* 4* │" in text
-    assert "│ 2× 2" in text and text.rstrip().endswith("the model would stop after step 2 of 6")
     assert "\x1b" not in text  # the output is not a terminal
     _, colored = call(f"checkpoint={run}", f"puzzle={QUESTION}", "color=always")
     assert "\x1b[36;7m3 \x1b[0m" in colored
@@ -317,64 +245,26 @@ def test_every_step_is_shown(run: Path, call: Call, monkeypatch: pytest.MonkeyPa
 def test_json_is_one_object_per_puzzle(run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(more_compute, "trace", solved_by_search)
     status, text = call("--json", f"checkpoint={run}", f"puzzle={QUESTION}")
-    assert status == 0
     (line,) = text.splitlines()
     found = json.loads(line)
     steps = found.pop("steps")
-    assert found == {
-        "name": "puzzle",
-        "task": "sudoku 2x2",
-        "question": QUESTION,
-        "answer": SOLUTION,
-        "expected": None,
-        "valid": True,
-        "solved": True,
-        "reason": "every row, column and box holds each digit once, and the clues are kept",
-        "settled_at": 2,
-        "confidence": pytest.approx(0.9),
-        "notes": [],
-    }
+    named = {"name": "puzzle", "task": "sudoku 2x2", "question": QUESTION, "answer": SOLUTION, "expected": None}
+    judged = {"valid": True, "solved": True, "settled_at": 2, "confidence": pytest.approx(0.9), "notes": []}
+    assert status == 0 and found.pop("reason") and found == named | judged
     assert [step["step"] for step in steps] == [1, 2, 3]
     assert [step["answer"] for step in steps] == [QUESTION, SOLUTION, SOLUTION]
     blanks = [cell for cell in range(16) if QUESTION[cell] == "."]
     assert [step["changed"] for step in steps] == [[], blanks, []]
 
 
-@pytest.mark.parametrize(
-    "typed",
-    [
-        "0000000000000341",  # Hydra would read a number
-        "1,2",
-        "{1: 2}",
-        "  #  # ",
-        "${x}",
-        "\\.'\"",
-    ],
-)
+# Hydra would read the first one as a number.
+@pytest.mark.parametrize("typed", ["0000000000000341", "1,2", "{1: 2}", "  #  # ", "${x}", "\\.'\""])
 def test_a_puzzle_is_taken_exactly_as_typed(typed: str) -> None:
     for key in ("puzzle", "csv", "task", "prompt", "+puzzle"):
         read = program.read_command_line(["--json", "checkpoint=x", f"{key}={typed}", "device=cpu"])
         assert not isinstance(read, str) and read[1]
         assert getattr(read[0], key.lstrip("+")) == typed
         assert (read[0].checkpoint, read[0].device) == ("x", "cpu")
-
-
-def test_a_maze_can_be_typed_in_rows(maze_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    astray = PATH[:-1] + "o"
-    monkeypatch.setattr(more_compute, "trace", _answering(*([maze_tokens(text)] for text in (astray, PATH))))
-    rows = "\n".join(MAZE[start : start + MAZE_SIDE] for start in range(0, len(MAZE), MAZE_SIDE))
-    for typed, stdin in ((MAZE, ""), (rows, ""), ("-", rows + "\n"), ("-", MAZE)):
-        status, text = call(f"checkpoint={maze_run}", f"puzzle={typed}", stdin=stdin)
-        assert status == 0
-        assert "│S o o o G │" in text and "step 2: 1 cell changed" in text and "│         *│" in text
-        assert "solved: a path of 4 steps, and there is no shorter one" in text
-    monkeypatch.setattr(more_compute, "trace", _answering([maze_tokens(astray)]))
-    status, text = call(f"checkpoint={maze_run}", f"puzzle={MAZE}", "--json")
-    found = json.loads(text)
-    assert (status, found["solved"], found["question"], found["answer"]) == (1, False, MAZE, astray)
-
-
-# ---- many puzzles ------------------------------------------------------------------------------
 
 
 def test_the_puzzles_of_a_csv_are_solved(
@@ -386,12 +276,10 @@ def test_the_puzzles_of_a_csv_are_solved(
     assert solved_sudoku(_tokens(unsolvable) - 1, BOXES["2x2"]) is None
     file.write_text(f"question\n{QUESTION}\n\n{unsolvable}\n{OTHER}\n{QUESTION}\n{OTHER}\n")
     status, text = call(f"checkpoint={run}", f"csv={file}", "batch_size=2")
-    assert status == 1
     *lines, last = text.splitlines()
-    assert last == "4 of 5 solved"
+    assert (status, last) == (1, "4 of 5 solved")
     assert [line.split()[0] for line in lines] == [f"puzzles.csv:{line}" for line in (2, 4, 5, 6, 7)]
-    assert SOLUTION in lines[0] and " solved " in lines[0] and "would stop at step 2 of 3, confidence 0.90" in lines[0]
-    assert "not solved" in lines[1] and lines[1].endswith("16 cells left blank; 3 clues altered")
+    assert SOLUTION in lines[0] and " solved " in lines[0] and "not solved" in lines[1]
 
     compressed = tmp_path / "published.csv.gz"
     with gzip.open(compressed, "wt") as stream:
@@ -399,11 +287,9 @@ def test_the_puzzles_of_a_csv_are_solved(
     status, text = call(f"checkpoint={run}", f"csv={compressed}", "--json")
     first, second = (json.loads(line) for line in text.splitlines())
     assert (status, first["expected"], second["expected"]) == (0, SOLUTION, None)
-    status, text = call(f"checkpoint={run}", f"csv={compressed}")
-    assert (
-        status == 0 and text.count("│ 1  .  │ .  4  │") == 1 and "2 of 2 solved" in text
-    )  # few puzzles are shown step by step
-    assert "┌" not in call(f"checkpoint={run}", f"csv={compressed}", "show=lines")[1]
+    # Few puzzles are shown step by step.
+    for shown, has_steps in (([f"csv={compressed}"], True), ([f"csv={compressed}", "show=lines"], False)):
+        assert ("┌" in call(f"checkpoint={run}", *shown)[1]) == has_steps
     assert "┌" in call(f"checkpoint={run}", f"csv={file}", "show=steps")[1]
 
 
@@ -441,22 +327,17 @@ def test_all_sizes_that_a_model_reads_are_named() -> None:
             reader.of_text(text, "puzzle")
 
 
-# ---- token numbers -----------------------------------------------------------------------------
-
-
 def test_a_task_without_a_class_takes_and_prints_token_numbers(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = _board_run(tmp_path / "other", 4, 300, ["<blank>"])
     answer_S = np.array([1, 299, 0, 7])
     monkeypatch.setattr(more_compute, "trace", _answering([answer_S]))
-    for puzzle, stdin in (("1 2 3 299", ""), ("1,2\n3,299", ""), ("-", "1 2\n3 299\n"), ("-", "1 2 3 299")):
+    for puzzle, stdin in (("1 2 3 299", ""), ("1,2\n3,299", ""), ("-", "1 2\n3 299\n")):
         status, text = call(f"checkpoint={run}", f"puzzle={puzzle}", "--json", stdin=stdin)
         found = json.loads(text)
         assert (status, found["question"], found["answer"]) == (0, "1 2 3 299", "1 299 0 7")
         assert (found["task"], found["solved"]) == ("4 tokens of 300 kinds", None)
-    status, text = call(f"checkpoint={run}", "puzzle=1 2 3 299")
-    assert "  1   2\n  3 299\n" in text and "  1 299\n  0   7\n" in text
     file = tmp_path / "rows.csv"
     file.write_text('question,answer\n1 2 3 4,1 299 0 7\n1 2 3 4,"1,299,0,8"\n')
     monkeypatch.setattr(more_compute, "trace", _answering([answer_S, answer_S]))
@@ -465,9 +346,6 @@ def test_a_task_without_a_class_takes_and_prints_token_numbers(
     for puzzle, expected in (("1 2 3", "has 3 characters"), ("1 2 3 300", "'300' in cell 4"), ("a b c d", "'a'")):
         with pytest.raises(UserError, match=expected):
             call(f"checkpoint={run}", f"puzzle={puzzle}")
-
-
-# ---- ARC ---------------------------------------------------------------------------------------
 
 
 def _arc_answers(monkeypatch: pytest.MonkeyPatch, *grids: list[list[int]]) -> None:
@@ -481,43 +359,25 @@ def test_an_arc_task(arc_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch,
     _arc_answers(monkeypatch, [[5, 5]], [[5, 6]])
     status, text = call(f"checkpoint={arc_run}", f"task={file}")
     assert status == 0
-    assert "known test 1 (arc)\n1 2\n3 4\n" in text and "known test 2 (arc)\n7\n" in text
-    assert "5 6\n\nsolved: the output that the task gives" in text and "note" not in text
+    assert "known test 1 (arc)\n1 2\n3 4\n" in text and "known test 2 (arc)\n7\n" in text and "note" not in text
     _arc_answers(monkeypatch, [[5, 5]], [[5, 5]])
     status, text = call(f"checkpoint={arc_run}", f"task={file}", "--json")
     first, second = (json.loads(line) for line in text.splitlines())
     assert (status, first["solved"], second["solved"], second["valid"]) == (1, True, False, True)
     assert (second["question"], second["answer"], second["expected"]) == ([[7]], [[5, 5]], [[5, 6]])
-    assert second["reason"] == "1 of 2 cells not as in the output"
-
-
-def test_an_arc_task_on_a_small_canvas(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    run = _board_run(tmp_path / "a", 25, arc.VOCAB_SIZE, ["<blank>"])
-    answers = [arc.to_tokens(np.array(grid, dtype=np.uint8), side=5) for grid in ([[5, 5]], [[5, 6]])]
-    monkeypatch.setattr(more_compute, "trace", _answering(answers))
-    status, text = call(f"checkpoint={run}", f"puzzle={json.dumps({'known': TASK})}")
-    assert status == 0 and text.count("solved: the output that the task gives") == 2
-    large = {**TASK, "test": [{"input": [[0] * 6]}]}
-    with pytest.raises(UserError, match=r"large test 1 of .* has a grid of 1x6, but this model's canvas has 5x5 cells"):
-        call(f"checkpoint={run}", f"puzzle={json.dumps({'large': large})}")
-
-
-def test_an_arc_task_without_outputs(
-    arc_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    hidden = json.dumps({"known": {"train": TASK["train"], "test": [{"input": GRID}]}})
     _arc_answers(monkeypatch, [[9]])
-    status, text = call(f"checkpoint={arc_run}", "puzzle=-", stdin=json.dumps({"known": HIDDEN}))
-    assert status == 0
-    assert "answered: not checked, since the task gives no output" in text
+    status, text = call(f"checkpoint={arc_run}", "puzzle=-", stdin=hidden)
+    assert status == 0 and "answered: not checked" in text
     monkeypatch.setattr(more_compute, "trace", _answering([np.zeros(arc.SEQ_LEN, dtype=np.uint8)]))
-    status, text = call(f"checkpoint={arc_run}", f"puzzle={json.dumps(HIDDEN)}")
-    assert status == 1
-    assert "not solved: the answer is no grid" in text
+    status, text = call(f"checkpoint={arc_run}", f"puzzle={hidden}")
+    assert status == 1 and "not solved: the answer is no grid" in text
 
 
 def test_a_known_task_has_its_row_of_the_puzzle_table(
     arc_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """The data of the training may be gone, or may be in another folder."""
     asked = []
     answer = _answering([arc.to_tokens(np.ones((1, 1), np.uint8))] * 2)
 
@@ -527,28 +387,22 @@ def test_a_known_task_has_its_row_of_the_puzzle_table(
 
     monkeypatch.setattr(more_compute, "trace", trace)
     file = tmp_path / "two.json"
-    file.write_text(json.dumps({"known": HIDDEN, "unknown": HIDDEN}))
-    _, text = call(f"checkpoint={arc_run}", f"task={file}")
-    assert asked == [[2, 0]]
+    task = {"train": TASK["train"], "test": [{"input": GRID}]}
+    file.write_text(json.dumps({"known": task, "unknown": task}))
+    typed = [f"checkpoint={arc_run}", f"task={file}"]
+    _, text = call(*typed)
     (note,) = [line for line in text.splitlines() if line.startswith("note: ")]
-    assert note.startswith("note: unknown is not among the puzzles of ") and "the model has not seen this task" in note
+    assert asked == [[2, 0]] and note.startswith("note: unknown is not among the puzzles of ")
 
-    # The data of the training may be gone, or may be in another folder.
-    run = Path(shutil.copytree(arc_run, tmp_path / "run"))
-    config = run / "step_00000001" / "state.json"
-    assert str(arc_run.parent / "data") in config.read_text()
-    moved = Path(shutil.copytree(arc_run.parent / "data", tmp_path / "moved"))
-    names = arc_run.parent / "data" / "identifiers.json"
-    kept = names.read_text()
-    names.unlink()
+    data, moved = arc_run.parent / "data", tmp_path / "moved"
+    data.rename(moved)
     try:
-        _, text = call(f"checkpoint={run}", f"task={file}", "--json")
-        assert asked[1:] == [[0, 0]]
-        assert "there is no identifiers.json in" in json.loads(text.splitlines()[0])["notes"][0]
-        call(f"checkpoint={run}", f"task={file}", f"data_path={moved}")
+        _, text = call(*typed, "--json")
+        assert asked[1:] == [[0, 0]] and json.loads(text.splitlines()[0])["notes"]
+        call(*typed, f"data_path={moved}")
         assert asked[2:] == [[2, 0]]
     finally:
-        names.write_text(kept)
+        moved.rename(data)
 
 
 def test_rows_of_several_datasets_are_numbered_in_sequence(tmp_path: Path) -> None:
@@ -564,8 +418,6 @@ def test_rows_of_several_datasets_are_numbered_in_sequence(tmp_path: Path) -> No
         _ = PuzzleTable(paths, "", 5).rows
 
 
-# ---- mistakes ----------------------------------------------------------------------------------
-
 FILES = {
     "short.csv": f"question\n{QUESTION}\n{QUESTION[1:]}\n",
     "answer.csv": f"question,answer\n{QUESTION},{SOLUTION[::-1]}\n",
@@ -574,50 +426,43 @@ FILES = {
     "ragged.json": json.dumps({"train": TASK["train"], "test": [{"input": [[1, 2], [3]]}]}),
     "task.json": json.dumps(TASK),
 }
-SUDOKU_MISTAKES = [
-    ("puzzle=" + QUESTION[1:], "puzzle has 15 characters, this model's puzzles have 16 (sudoku 2x2)"),
-    ("puzzle=44" + "." * 14, "puzzle has the digit 4 twice in row 1"),
-    ("puzzle=" + json.dumps(TASK), "puzzle is JSON, as ARC tasks are, but {run} was trained on sudoku 2x2"),
-    ("puzzle=-", "standard input is empty"),
-    ("puzzle=nowhere.txt", "there is no file nowhere.txt"),
-    ("puzzle={files}/short.sdk", "short.sdk:4 has 3 characters"),
-    ("puzzle={files}/damaged.txt.gz", "damaged.txt.gz: cannot be read"),
-    ("csv={files}/answer.csv", "answer.csv:2: the answer is no solution of its question"),
-    ("task={files}/task.json", "task.json is an ARC task, but {run} was trained on sudoku 2x2"),
-]
-ARC_MISTAKES = [
-    ("puzzle=" + QUESTION, "puzzle is no ARC task as JSON, but {run} was trained on arc"),
-    ("csv={files}/short.csv", "short.csv is no ARC task as JSON, but {run} was trained on arc"),
-    ("task={files}/ragged.json", "ragged.json: test pair 1, input"),
+MISTAKES = [
+    ("run", "puzzle=" + QUESTION[1:], "puzzle has 15 characters, this model's puzzles have 16 (sudoku 2x2)"),
+    ("run", "puzzle=44" + "." * 14, "puzzle has the digit 4 twice in row 1"),
+    ("run", "puzzle=" + json.dumps(TASK), "puzzle is JSON, as ARC tasks are, but {run} was trained on sudoku 2x2"),
+    ("run", "puzzle=-", "standard input is empty"),
+    ("run", "puzzle=nowhere.txt", "there is no file nowhere.txt"),
+    ("run", "puzzle={files}/short.sdk", "short.sdk:4 has 3 characters"),
+    ("run", "puzzle={files}/damaged.txt.gz", "damaged.txt.gz: cannot be read"),
+    ("run", "csv={files}/answer.csv", "answer.csv:2: the answer is no solution of its question"),
+    ("run", "task={files}/task.json", "task.json is JSON, as ARC tasks are, but {run} was trained on sudoku 2x2"),
+    ("arc_run", "puzzle=" + QUESTION, "puzzle is no ARC task as JSON, but {run} was trained on arc"),
+    ("arc_run", "csv={files}/short.csv", "short.csv is no ARC task as JSON, but {run} was trained on arc"),
+    ("arc_run", "task={files}/ragged.json", "ragged.json: test pair 1, input"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("run_name", "typed", "expected"),
-    [
-        *(("run", *case) for case in SUDOKU_MISTAKES),
-        *(("arc_run", *case) for case in ARC_MISTAKES),
-    ],
-)
 def test_texts_and_files_that_are_no_puzzles_are_refused(
-    run_name: str,
-    typed: str,
-    expected: str,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    run: Path, arc_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    class Failing:
+        @property
+        def buffer(self) -> io.BytesIO:
+            raise OSError(5, "Input/output error")
+
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(sys, "stdin", Stdin(""))
-    folder = request.getfixturevalue(run_name)
-    key, _, value = typed.replace("{files}", str(tmp_path)).partition("=")
-    solver = _unloaded(folder)
-    config = solver.config.model_copy(update={key: value})
-    with pytest.raises(ValueError) as caught:
-        program.puzzles_of(config, solver)
-    assert expected.replace("{run}", str(folder)) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    streams = ((None, "standard input is empty"), (Failing(), "read (Input/output error)"))
+    of_streams = [("run", "puzzle=-", expected, stdin) for stdin, expected in streams]
+    for run_name, typed, expected, stdin in [*((*each, Stdin("")) for each in MISTAKES), *of_streams]:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        folder = {"run": run, "arc_run": arc_run}[run_name]
+        key, _, value = typed.replace("{files}", str(tmp_path)).partition("=")
+        solver = _unloaded(folder)
+        with pytest.raises(ValueError) as caught:
+            program.puzzles_of(solver.config.model_copy(update={key: value}), solver)
+        assert expected.replace("{run}", str(folder)) in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 @functools.cache
@@ -631,53 +476,37 @@ def _unloaded(run: Path) -> Solver:
 def test_a_wrong_puzzle_is_refused_before_the_weights_are_loaded(
     run: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(*_: object) -> None:
-        raise AssertionError("the model was loaded")
-
-    monkeypatch.setattr(Trained, "load_model", load)
+    monkeypatch.setattr(Trained, "load_model", lambda *_: pytest.fail("the model was loaded"))
     for dashes in ("", "--"):
         with pytest.raises(UserError, match="puzzle has 3 characters"):
             call(f"{dashes}checkpoint={run}", f"{dashes}puzzle=123")
 
 
-def test_wrong_models_are_refused(run: Path, call: Call, tmp_path: Path) -> None:
+def test_wrong_models_and_keys_are_refused(run: Path, arc_run: Path, call: Call, tmp_path: Path) -> None:
     other = _board_run(tmp_path / "other", 10, 7, ["<blank>"])
     weights = next(run.glob("step_*/model.safetensors"))
     question = f"puzzle={QUESTION}"
-    for typed, expected in (
-        ([f"checkpoint={other}", "tta=2", question], "10 tokens of 7 kinds"),
-        (
-            [f"checkpoint={weights}", question],
-            f"a part of a checkpoint; give the step folder above it, {weights.parent}",
-        ),
-        ([f"checkpoint={run}", question, "arch=trm"], "which knows its own; leave it out"),
-        ([f"checkpoint={run}", question, f"data_path={other.parent / 'data'}"], "take data of the same task"),
-        ([f"checkpoint={run}", question, question], "puzzle is given twice; give it once, or many puzzles with csv="),
-        ([f"checkpoint={run}", "puzzle="], "puzzle is given, but empty; give puzzle=..."),
-        ([f"checkpoint={run}", "prompt=ab"], f"prompt= is for models of text, but {run} was trained on sudoku"),
-        ([f"checkpoint={run}"], "there is nothing to solve; give one of puzzle=..., csv=..., task=..."),
-        ([f"checkpoint={run}", question, "task=x"], "puzzle= and task= exclude each other; give one of them"),
+    for checkpoint, typed, expected in (
+        (other, ["tta=2", question], "10 tokens of 7 kinds"),
+        (arc_run, ["tta=4", f"puzzle={json.dumps(TASK)}"], "whose answers can't be turned back"),
+        (weights, [question], f"a part of a checkpoint; give the step folder above it, {weights.parent}"),
+        (run, [question, "trajectories=4", "noise=0.3", "tta=2"], "trajectories=4 and tta=2 each choose one answer"),
+        (run, [question, "seed=3"], "seed=3 is that of the noise, but there is no noise"),
+        (run, [question, "arch=trm"], "which knows its own; leave it out"),
+        (run, [question, f"data_path={other.parent / 'data'}"], "take data of the same task"),
+        (run, [question, question], "puzzle is given twice; give it once, or many puzzles with csv="),
+        (run, ["puzzle="], "puzzle is given, but empty; give puzzle=..."),
+        (run, ["prompt=ab"], f"prompt= is for models of text, but {run} was trained on sudoku"),
+        (run, [], "there is nothing to solve; give one of puzzle=..., csv=..., task=..."),
+        (run, [question, "task=x"], "puzzle= and task= exclude each other; give one of them"),
     ):
         with pytest.raises(UserError, match=re.escape(expected)):
-            call(*typed)
-
-
-# ---- as the user meets it: real processes ------------------------------------------------------
-
-
-def test_a_standard_input_that_is_closed_or_fails_is_a_mistake(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failing:
-        @property
-        def buffer(self) -> io.BytesIO:
-            raise OSError(5, "Input/output error")
-
-    solver = _unloaded(run)
-    config = solver.config.model_copy(update={"puzzle": "-"})
-    for stdin, message in ((None, "standard input is empty; pipe"), (Failing(), "read (Input/output error); pipe")):
-        monkeypatch.setattr(sys, "stdin", stdin)
-        with pytest.raises(UserError) as caught:
-            program.puzzles_of(config, solver)
-        assert message in str(caught.value)
+            call(f"checkpoint={checkpoint}", *typed)
+    with pytest.raises(ValueError, match="there is no checkpoint at nowhere"):
+        Solver.from_checkpoint("nowhere")
+    rows: Any = [[1, 2, 3]]
+    with pytest.raises(UserError, match="puzzle 1 is of the type list; give a text with a character for each cell"):
+        Solver.from_checkpoint(run, device="cpu").solve(rows)
 
 
 def test_standard_streams(run: Path, tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
 """Models of text train, resume and evaluate in the same loop as models of puzzles."""
 
 import math
-import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,12 +11,10 @@ from models.text.objective import TextBatch
 from pretrain import StepSettings
 from tests import runs
 from tests.dataset.text.samples import random_dataset
-from tests.in_process import SINGLE, begin, changed, train_here, weights_of
+from tests.in_process import SINGLE, begin, changed, mistake, train_here, weights_of
 from training.plan import Plan
 from training.text_loader import TextLoader
-from training.trained import read_config_of_new_run
 from utils.config import name_of
-from utils.errors import UserError
 
 TEXT_ARCHS = sorted(name_of(arch) for arch in ARCHS if arch.kind == "text")
 
@@ -67,7 +63,7 @@ def test_a_resumed_run_may_take_more_rows_but_no_other_rows(text: Path, tmp_path
     resume = [f"resume={tmp_path / 'run' / 'step_00000002'}", "global_batch_size=1024"]
     state = train_here([*resume, f"checkpoint_path={tmp_path / 'more'}", "rows_per_step=8"])
     assert state.progress.draws == 2 * 4 + 2 * 8
-    said = _mistake([*resume, f"checkpoint_path={tmp_path / 'other'}"])
+    said = mistake([*resume, f"checkpoint_path={tmp_path / 'other'}"])
     assert "rows of 128 tokens" in said and said.endswith("change both keys alike, such as global_batch_size=512")
 
 
@@ -92,14 +88,8 @@ def test_the_loss_is_the_mean_over_the_labels_of_the_step(text: Path, tmp_path: 
     assert outputs == [] and gradient is not None
     begun.state.model.zero_grad()
     for row in batch.rows:
-        loss, *_ = begun.state.model(
-            row.inputs_N,
-            row.labels_N,
-            row.positions_N,
-            row.packing,
-            grad_calls=settings.grad_calls,  # type: ignore[union-attr]
-            ignore_label=-100,
-        )
+        tensors = (row.inputs_N, row.labels_N, row.positions_N, row.packing)
+        loss, *_ = begun.state.model(*tensors, grad_calls=settings.grad_calls, ignore_label=-100)  # type: ignore[union-attr]
         (loss / batch.num_labels).backward()
     expected = begun.state.model.get_parameter("lm_head.weight").grad
     assert expected is not None
@@ -107,64 +97,20 @@ def test_the_loss_is_the_mean_over_the_labels_of_the_step(text: Path, tmp_path: 
     assert float(sums[0]) == batch.num_labels
 
 
-def test_one_batch_can_be_overfitted(text: Path, tmp_path: Path) -> None:
-    train_here(_typed(text, tmp_path / "run", "arch=gpt", "overfit_one_batch=true", "max_steps=30", "lr=1e-2"))
-    losses = [row["train/loss"] for row in runs.rows(tmp_path / "run")]
-    assert losses[-1] < losses[0] - 1
-
-
-# ---- mistakes ----------------------------------------------------------------------------------
-
-
-def _mistake(overrides: list[str]) -> str:
-    with pytest.raises(UserError) as error:
-        train_here(overrides)
-    return str(error.value)
-
-
-def test_an_architecture_refuses_data_of_the_other_kind(text: Path, data: Path, tmp_path: Path) -> None:
-    said = _mistake(_typed(data, tmp_path / "a", "arch=gpt"))
-    assert said.startswith(f"arch=gpt reads text, but {data} holds puzzles; take arch=hrm")
-    said = _mistake(["debug=tiny", "device=cpu", f"data_path={text}", f"checkpoint_path={tmp_path / 'b'}"])
+def test_a_wrong_key_is_named(text: Path, data: Path, tmp_path: Path) -> None:
+    for key, said in (
+        ("global_batch_size=513", "global_batch_size=513 tokens can't be cut into rows_per_step=4"),
+        ("grad_accumulation=3", "grad_accumulation=3 doesn't divide the 4 rows of a rank"),
+        ("global_batch_size=64", "tokens, but a row holds 16; raise global_batch_size to"),
+        ("arch.halt_max_steps=2", "unknown key 'arch.halt_max_steps'"),
+        ("puzzle_emb_lr=1", "puzzle_emb_lr=1 is for puzzles, but arch=gpt reads text; leave it out"),
+        ("augment=online", "augment=online is for puzzles, but arch=gpt reads text"),
+        ("parallel.puzzle_table=sharded", "parallel.puzzle_table=sharded is for puzzles, but arch=gpt"),
+        (f"data_path={data}", f"arch=gpt reads text, but {data} holds puzzles; take arch=hrm"),
+    ):
+        assert said in mistake([*_typed(text, tmp_path / "run", "arch=gpt"), key])
+    of_puzzles = ["debug=tiny", "device=cpu", f"checkpoint_path={tmp_path / 'b'}"]
+    said = mistake([*of_puzzles, f"data_path={text}"])
     assert said.startswith(f"arch=hrm reads puzzles, but {text} holds text; take arch=gpt")
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        (["arch=gpt", "global_batch_size=513"], "global_batch_size=513 tokens can't be cut into rows_per_step=4"),
-        (["arch=gpt", "grad_accumulation=3"], "grad_accumulation=3 doesn't divide the 4 rows of a rank"),
-        (["arch=gpt", "global_batch_size=64"], "tokens, but a row holds 16; raise global_batch_size to"),
-        (["arch=gpt", "arch.halt_max_steps=2"], "unknown key 'arch.halt_max_steps'"),
-    ],
-    ids=lambda value: value[-1] if isinstance(value, list) else "",
-)
-def test_a_wrong_key_is_named(text: Path, tmp_path: Path, typed: list[str], said: str) -> None:
-    assert said in _mistake(_typed(text, tmp_path / "run", *typed))
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        (["arch=gpt", "puzzle_emb_lr=1"], "puzzle_emb_lr=1 is for puzzles, but arch=gpt reads text; leave it out"),
-        (["arch=hrm_text", "augment=online"], "augment=online is for puzzles, but arch=hrm_text reads text"),
-        (["arch=gpt", "parallel.puzzle_table=sharded"], "parallel.puzzle_table=sharded is for puzzles, but arch=gpt"),
-        (["target_only=false"], "target_only=False is for text, but arch=hrm reads puzzles; leave it out"),
-    ],
-    ids=lambda value: value[-1] if isinstance(value, list) else "",
-)
-def test_a_key_that_the_architecture_does_not_read_is_refused(typed: list[str], said: str) -> None:
-    with pytest.raises(UserError) as error:
-        read_config_of_new_run(typed)
-    assert str(error.value).startswith(said)
-
-
-def test_a_token_outside_of_the_vocabulary_is_named(text: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "text"
-    shutil.copytree(text, broken)
-    tokens = np.load(broken / "train" / "tokens.npy")
-    tokens[5] = 999
-    np.save(broken / "train" / "tokens.npy", tokens)
-    assert "tokens.npy: token 5 is 999, but 0 to 258 are possible" in _mistake(
-        _typed(broken, tmp_path / "run", "arch=gpt")
-    )
+    said = mistake([*of_puzzles, f"data_path={data}", "target_only=false"])
+    assert said.startswith("target_only=False is for text, but arch=hrm reads puzzles; leave it out")

@@ -1,10 +1,12 @@
 """Random examples of the small models of tests/models/helpers.py, as a split of a dataset."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from dataset.schema import DatasetMetadata, PuzzleSet, Split
+from dataset.schema import Split
+from tests.dataset.shapes import split_with
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE
 
 IGNORED = 0  # the label in the file that is not scored
@@ -20,26 +22,11 @@ def random_rows(num_examples: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def made_split(**sets: dict[str, np.ndarray]) -> Split:
-    metadata = DatasetMetadata(
-        pad_id=0,
-        ignore_label_id=IGNORED,
-        blank_identifier_id=0,
-        vocab_size=VOCAB_SIZE,
-        seq_len=SEQ_LEN,
-        num_puzzle_identifiers=NUM_PUZZLES,
-        total_groups=sum(len(rows["inputs"]) for rows in sets.values()),
-        mean_puzzle_examples=1.0,
-        sets=list(sets),
-    )
+    splits = {name: split_with(rows["inputs"], rows["labels"], VOCAB_SIZE, IGNORED) for name, rows in sets.items()}
     puzzle_sets = {
-        name: PuzzleSet(
-            name,
-            rows["inputs"],
-            rows["labels"],
-            rows["puzzle_identifiers"],
-            puzzle_indices=np.arange(len(rows["inputs"]) + 1),
-            group_indices=np.arange(len(rows["inputs"]) + 1),
-        )
-        for name, rows in sets.items()
+        name: replace(split.sets["all"], name=name, puzzle_identifiers=sets[name]["puzzle_identifiers"])
+        for name, split in splits.items()
     }
-    return Split(Path("test"), metadata, puzzle_sets)
+    metadata = next(iter(splits.values())).metadata
+    changes = {"num_puzzle_identifiers": NUM_PUZZLES, "sets": list(sets)}
+    return Split(Path("test"), metadata.model_copy(update=changes), puzzle_sets)

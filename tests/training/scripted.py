@@ -16,10 +16,7 @@ MAX_LEN = 40
 
 
 class Script(TextModel):
-    """A model that writes the bytes of a script, and notes what it reads.
-
-    Logits depend on the number of tokens that were read, so the cache must count them rightly.
-    """
+    """Writes the bytes of a script, and notes what it reads. The cache must count the tokens."""
 
     def __init__(self, *tokens: int) -> None:
         super().__init__(make_config(HRMTextConfig), vocab_size=512)

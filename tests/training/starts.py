@@ -1,7 +1,5 @@
 """Read and prepare the start of a run, as rank 0 does."""
 
-from pathlib import Path
-
 import pytest
 
 from training.resume import Start, prepare, read_start
@@ -21,8 +19,3 @@ def set_attempt(monkeypatch: pytest.MonkeyPatch, run_id: str, restarts: int) -> 
     variables = {"RANK": 0, "WORLD_SIZE": 1, "TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_RESTART_COUNT": restarts}
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
-
-
-def all_bytes(folder: Path) -> dict[Path, bytes]:
-    """Return the contents of every file but the lock, which names the process that read last."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}

@@ -3,25 +3,23 @@
 from typing import Any
 
 import pytest
-import torch
 
 from dataset.evaluators import NO_EVALUATORS
 from models import shapes_of
+from tests.in_process import SINGLE, pretrain_config
 from training import advice as of_advice
 from training.config import PretrainConfig
 from training.data import Sizes
 from training.flops import FlopsOfRun
 from training.plan import Plan
-from utils.command_line import read_config, validate
 from utils.ranks.world import World
 from utils.text import in_words
 
-SINGLE = World.single()
 SIZES = Sizes(seq_len=36, vocab_size=8, num_puzzle_identifiers=1)
 
 
 def _typed(*overrides: str) -> PretrainConfig:
-    return validate(PretrainConfig, read_config("pretrain", ["arch.forward_dtype=float32", *overrides]))
+    return pretrain_config("arch.forward_dtype=float32", *overrides)
 
 
 def _advice(config: PretrainConfig, *, last_step: int, first_step: int = 1, world: World = SINGLE) -> list[str]:
@@ -39,22 +37,18 @@ def test_a_small_run_needs_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _advice(_typed("experiment=demo"), last_step=1200) == []
 
 
-@pytest.mark.parametrize(("last_step", "is_told"), [(2000, True), (2001, False)])
-def test_a_warm_up_that_outlasts_the_run(last_step: int, is_told: bool) -> None:
-    told = _advice(_typed("debug=tiny", "lr_warmup_steps=2000"), last_step=last_step)
-    assert [line.endswith(f"set lr_warmup_steps={last_step // 10}") for line in told] == [True] * is_told
-
-
-@pytest.mark.parametrize(
-    ("dtype", "in_hardware", "is_told"),
-    [("bfloat16", False, True), ("bfloat16", True, False), ("float32", False, False)],
-)
-def test_a_processor_that_emulates_bfloat16(
-    dtype: str, in_hardware: bool, is_told: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(of_advice, "multiplies_bfloat16", lambda device: in_hardware)
-    told = _advice(_typed("debug=tiny", f"arch.forward_dtype={dtype}"), last_step=20)
-    assert [line.endswith("set arch.forward_dtype=float32") for line in told] == [True] * is_told
+def test_a_long_warm_up_and_an_emulated_dtype_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for last_step, is_told in ((2000, True), (2001, False)):
+        told = _advice(_typed("debug=tiny", "lr_warmup_steps=2000"), last_step=last_step)
+        assert [line.endswith(f"set lr_warmup_steps={last_step // 10}") for line in told] == [True] * is_told
+    for dtype, in_hardware, is_told in (
+        ("bfloat16", False, True),
+        ("bfloat16", True, False),
+        ("float32", False, False),
+    ):
+        monkeypatch.setattr(of_advice, "multiplies_bfloat16", lambda device, answer=in_hardware: answer)
+        told = _advice(_typed("debug=tiny", f"arch.forward_dtype={dtype}"), last_step=20)
+        assert [line.endswith("set arch.forward_dtype=float32") for line in told] == [True] * is_told
 
 
 def test_a_run_that_is_too_large_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +65,3 @@ def test_a_run_that_is_too_large_for_the_device(monkeypatch: pytest.MonkeyPatch)
     assert _advice(config, last_step=1000, world=World(rank=1, size=2)) == []
     monkeypatch.setattr(of_advice, "products_per_s", lambda *given: 60 * per_s)
     assert _advice(config, last_step=1000) == [], "who waits for a second needs no warning"
-
-
-def test_the_rate_of_products_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_advice, "_MEASURED_S", 0.0)
-    assert 1e6 < of_advice.products_per_s(32, torch.float32, SINGLE) < 1e16

@@ -45,27 +45,19 @@ class _Terminal:
         raise line
 
 
-def test_an_answer_is_printed(printed: Printed) -> None:
-    writer = make_writer(Script(*"hß\x1b!".encode(), END))
-    write_answer(writer, "ab", writer.reader.read("ab", "prompt"), as_json=False)
-    assert printed() == ("hß\x1b!\n", ""), "a pipe gets what the model wrote"
-    write_answer(writer, "ab", writer.reader.read("ab", "prompt"), as_json=True)
-    told = json.loads(printed()[0])
-    tokens = [*"hß\x1b!".encode(), END]
-    assert told == {"prompt": "ab", "form": "text", "answer": "hß\x1b!", "tokens": tokens, "ended_by": "end"}
-
-
-def test_a_terminal_gets_all_other_characters(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Among them are blanks that do not break, and what joins emoji; not changes of direction."""
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+def test_an_answer_is_printed(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe gets what the model wrote. A terminal gets no controls and no changes of direction."""
     text = "oui\u00a0? 你\u3000好 👨\u200d👩"
-    writer = make_writer(Script(*f"{text}\u202e".encode(), END), max_new_tokens=60)
+    writer = make_writer(Script(*f"{text}\u202e\x1b".encode(), END), max_new_tokens=60)
     writer.reader.max_len = 100
-    write_answer(writer, "ab", writer.reader.read("ab", "prompt"), as_json=False)
-    assert printed()[0] == f"{text}?\n"
-
-
-def test_a_full_context_is_said(printed: Printed) -> None:
+    tokens = writer.reader.read("ab", "prompt")
+    write_answer(writer, "ab", tokens, as_json=False)
+    assert printed() == (f"{text}\u202e\x1b\n", "")
+    write_answer(writer, "ab", tokens, as_json=True)
+    assert json.loads(printed()[0])["answer"] == f"{text}\u202e\x1b"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    write_answer(writer, "ab", tokens, as_json=False)
+    assert printed() == (f"{text}??\n", "")
     writer = make_writer(Script(*b"a"), max_new_tokens=99)
     write_answer(writer, "x" * 38, writer.reader.read("x" * 38, "prompt"), as_json=False)
     assert printed() == ("aa\n", "note: the context of 40 tokens is full\n")

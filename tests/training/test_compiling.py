@@ -1,17 +1,18 @@
 """compile=auto: rank 0 decides by the size of the run, the config stores it, and nothing fails."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config as inductor
 import yaml
 
 from models import shapes_of
 from models.base import RecursiveModel
 from pretrain import build_state, open_run, train
+from tests.in_process import pretrain_config
 from tests.runs import settings
 from tests.spawn import run_ranks
 from training import compiling
@@ -19,10 +20,8 @@ from training.compiling import LEAST_FLOPS, estimated_flops_of_step, with_compil
 from training.config import PretrainConfig
 from training.data import AnySizes, Sizes
 from training.flops import flops_of_step
-from training.recovery import Recovery
-from training.resume import Start, read_start
+from training.resume import read_start
 from training.splits import open_data
-from utils.command_line import read_config, validate
 from utils.errors import UserError
 from utils.ranks.launch import Launch
 from utils.ranks.world import World
@@ -35,7 +34,7 @@ ON = {"max_steps": 10**12, "epochs": 10**7}  # so long that compiling pays, howe
 
 def _config(data: Path, **changes: object) -> PretrainConfig:
     typed = settings(data, None, **{"compile": "auto", "arch.forward_dtype": "float32"} | changes)
-    return validate(PretrainConfig, read_config("pretrain", typed))
+    return pretrain_config(*typed)
 
 
 def _model(config: PretrainConfig, sizes: AnySizes) -> RecursiveModel:
@@ -50,12 +49,13 @@ def _decided(config: PretrainConfig, world: World = SINGLE, *, before: bool | No
     return config.compile, " ".join(notes)
 
 
-@pytest.fixture
-def no_compiler() -> Iterator[None]:
-    import torch._inductor.config as inductor
-
-    with inductor.patch({"cpp.cxx": (None, "/nonexistent")}):
-        yield
+@pytest.mark.parametrize("arch", ["hrm", "trm", "trm_mlp", "urm", "transformer"])
+def test_the_estimate_is_near_the_exact_count(arch: str) -> None:
+    typed = [f"arch={arch}", "arch.hidden_size=256", "arch.num_heads=4", "global_batch_size=8"]
+    typed.append("arch.forward_dtype=float32")
+    config, sizes = pretrain_config(*typed), Sizes(81, 11, 10)
+    exact = flops_of_step(config, sizes, config.puzzle_arch.depth)
+    assert 0.5 < estimated_flops_of_step(config, _model(config, sizes)) / exact < 2
 
 
 @pytest.fixture
@@ -64,35 +64,19 @@ def can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "why_compiling_fails", lambda device: "")
 
 
-@pytest.mark.parametrize("arch", ["hrm", "trm", "trm_mlp", "urm", "transformer"])
-def test_the_estimate_is_near_the_exact_count(arch: str) -> None:
-    typed = [f"arch={arch}", "arch.hidden_size=256", "arch.num_heads=4", "global_batch_size=8"]
-    typed.append("arch.forward_dtype=float32")
-    config, sizes = validate(PretrainConfig, read_config("pretrain", typed)), Sizes(81, 11, 10)
-    exact = flops_of_step(config, sizes, config.puzzle_arch.depth)
-    assert 0.5 < estimated_flops_of_step(config, _model(config, sizes)) / exact < 2
-
-
-def test_a_small_run_is_not_compiled_and_says_nothing(data: Path) -> None:
-    assert _decided(_config(data)) == (False, "")
-
-
-@pytest.mark.parametrize(
-    ("changes", "device", "expected"),
-    [
+@pytest.mark.usefixtures("can_compile")
+def test_a_long_run_is_compiled_where_that_was_tested(data: Path) -> None:
+    assert _decided(_config(data)) == (False, ""), "a short run says nothing"
+    cases: list[tuple[dict[str, object], str, str]] = [
         ({}, "cpu", "on, because "),
         ({"deterministic": True}, "cpu", "off, because deterministic=true"),
         ({"parallel": "hsdp"}, "cpu", "off, because compiling was never tested with"),
         ({}, "mps", "off, because compiling was never tried on mps"),
         ({"arch.hidden_size": 128}, "cuda", "on, because "),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_a_long_run_is_compiled_where_that_was_tested(
-    data: Path, changes: dict[str, object], device: str, expected: str, can_compile: None
-) -> None:
-    _, note = _decided(_config(data, **ON | changes), replace(SINGLE, device=torch.device(device)))
-    assert note.startswith(f"compile=auto: {expected}")
+    ]
+    for changes, device, expected in cases:
+        _, note = _decided(_config(data, **ON | changes), replace(SINGLE, device=torch.device(device)))
+        assert note.startswith(f"compile=auto: {expected}")
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -102,14 +86,15 @@ def test_a_resumed_run_keeps_what_it_did(data: Path, before: bool, can_compile: 
     assert _decided(_config(data, compile=not before), before=before)[0] is not before, "what is typed counts"
 
 
-def test_without_a_compiler_auto_is_off_and_true_is_a_mistake(data: Path, no_compiler: None) -> None:
-    compiled, note = _decided(_config(data, **ON))
+def test_without_a_compiler_auto_is_off_and_true_is_a_mistake(data: Path) -> None:
+    """A run that goes on from a machine with a compiler is refused, too."""
+    with inductor.patch({"cpp.cxx": (None, "/nonexistent")}):
+        compiled, note = _decided(_config(data, **ON))
+        for typed, before in ((True, None), ("auto", True)):
+            with pytest.raises(UserError, match=r"can't compile here: .*C\+\+ compiler.*give compile=false"):
+                _decided(_config(data, compile=typed), before=before)
     assert compiled is False
     assert note.startswith("compile=auto: off, because PyTorch can't compile here: ") and "nonexistent" in note
-    with pytest.raises(UserError, match=r"can't compile here: .*C\+\+ compiler.*give compile=false"):
-        _decided(_config(data, compile=True))
-    with pytest.raises(UserError, match="compile=false"):
-        _decided(_config(data), before=True)  # the run goes on from a machine with a compiler
 
 
 def _decide_on_ranks(world: World, data: Path) -> tuple[Any, str]:
@@ -155,16 +140,3 @@ def test_the_choice_is_stored_with_the_run(
     notes = _train([f"resume={run}", "max_steps=4", "compile=auto"])
     assert "compile=auto: on, as before in this run" in notes and len(called) == 3
     assert yaml.safe_load((run / "config.yaml").read_text())["compile"] is True
-
-
-def test_an_error_of_the_compiler_names_the_way_out(data: Path) -> None:
-    def failing(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        raise AssertionError("a fault of the compiler")
-
-    recovery = Recovery(Start(_config(data)), SINGLE)
-    with pytest.raises(RuntimeError, match="a fault of the compiler") as caught, recovery.next_start():
-        torch.compile(torch.sin, backend=failing)(torch.ones(2))
-    assert caught.value.__notes__ == ["torch.compile failed; compile=false trains without it, also from a checkpoint"]
-    with pytest.raises(RuntimeError) as caught, recovery.next_start():
-        raise RuntimeError("another fault")
-    assert not hasattr(caught.value, "__notes__")

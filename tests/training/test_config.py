@@ -1,19 +1,12 @@
 """The config of a training run: which keys may be combined."""
 
-import functools
-
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from tests.in_process import pretrain_config
 from training.config import PretrainConfig
-from utils.command_line import read_config, validate
-
-
-@functools.cache
-def compose(*overrides: str) -> PretrainConfig:
-    return validate(PretrainConfig, read_config("pretrain", list(overrides)))
-
+from utils.command_line import validate
 
 NO_TABLE = "arch.puzzle_emb_ndim=0"
 NO_EVALUATION = ("eval_interval=null", "eval_every_n_steps=null")
@@ -35,39 +28,30 @@ NO_EVALUATION = ("eval_interval=null", "eval_every_n_steps=null")
 )
 def test_keys_that_contradict_one_another_are_refused(typed: list[str], expected: str) -> None:
     with pytest.raises(ValueError) as caught:
-        compose(*typed)
+        pretrain_config(*typed)
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "typed",
-    [
-        ["best_metric=null"],
-        ["freeze_weights=true"],
-        ["freeze=blocks", NO_TABLE],
-        ["freeze=puzzle_table"],
-        ["overfit_one_batch=true"],
-        ["augment=online"],
-        ["init_from=a", "puzzle_table=keep"],
-        ["load_checkpoint=b", "puzzle_table=mean"],
-        ["early_stop_patience=2"],
-        ["early_stop_patience=2", "eval_interval=null", "eval_every_n_steps=5"],
-    ],
-    ids=str,
-)
-def test_keys_that_agree_are_accepted(typed: list[str]) -> None:
-    compose(*typed)
+def test_keys_that_agree_are_accepted() -> None:
+    pretrain_config("best_metric=null", "freeze_weights=true", "init_from=a", "puzzle_table=keep")
+    pretrain_config("freeze=blocks", NO_TABLE, "augment=online", "load_checkpoint=b", "puzzle_table=mean")
+    pretrain_config("freeze=puzzle_table", "overfit_one_batch=true", "early_stop_patience=2")
+    pretrain_config("early_stop_patience=2", "eval_interval=null", "eval_every_n_steps=5")
 
 
 def test_the_config_names_the_weights_and_the_data() -> None:
-    assert compose().initial_weights is None
-    assert compose("init_from=a").initial_weights == "a" and compose("load_checkpoint=b").initial_weights == "b"
-    assert compose("data_path=a").train_paths == compose("data_path=a").test_paths == ["a"]
-    several = compose("data_path=a", "data_paths=[b,c]")
-    assert several.train_paths == several.test_paths == ["b", "c"]
-    assert compose("data_paths=[b,c]", "data_paths_test=[d]").test_paths == ["d"]
+    assert pretrain_config().initial_weights is None
+    for key in ("init_from", "load_checkpoint"):
+        assert pretrain_config(f"{key}=a").initial_weights == "a"
+    for typed, train, test in (
+        ("data_path=a", ["a"], ["a"]),
+        ("data_path=a data_paths=[b,c]", ["b", "c"], ["b", "c"]),
+        ("data_paths=[b,c] data_paths_test=[d]", ["b", "c"], ["d"]),
+    ):
+        config = pretrain_config(*typed.split())
+        assert (config.train_paths, config.test_paths) == (train, test)
 
 
 def test_a_config_is_written_and_read_back_unchanged() -> None:
-    config = compose("experiment=sudoku_hard_full", "run_name='[a, 1]: b'", "wandb.tags=[x,'1']")
+    config = pretrain_config("experiment=sudoku_hard_full", "run_name='[a, 1]: b'", "wandb.tags=[x,'1']")
     assert validate(PretrainConfig, yaml.safe_load(OmegaConf.to_yaml(OmegaConf.create(config.model_dump())))) == config

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.in_process import SINGLE, begin
+from tests.in_process import SINGLE, begin, pretrain_config
 from tests.runs import command, settings
 from training import dry_run as of_dry_run
-from training.config import PretrainConfig
 from training.data import AnySizes, Sizes, TextSizes
 from training.dry_run import Variants
 from training.footprint import Footprints
-from utils.command_line import read_config, validate
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +63,7 @@ def test_the_page_says_what_makes_a_run_fit() -> None:
 
 
 def _variants(typed: list[str], sizes: AnySizes, num_ranks: int) -> Variants:
-    config = validate(PretrainConfig, read_config("pretrain", ["arch.forward_dtype=float32", *typed]))
+    config = pretrain_config("arch.forward_dtype=float32", *typed)
     return Variants(config, sizes, num_ranks, 72e9)
 
 
@@ -111,27 +109,25 @@ def test_the_page_counts_tokens_of_text() -> None:
     small = ["arch=hrm_text", "arch.num_layers=2", "arch.hidden_size=64", "arch.num_heads=8", *options[:-1]]
     page = dry_run([*small, "vocab_size=500", "seq_len=100", "memory_gb=0.01"])
     assert "vocab_size 512, sequences of 100 tokens" in page and "take more ranks" in page
-    with pytest.raises(UserError, match="such as vocab_size=32000"):
-        dry_run([*small, "data_path=nowhere"])
-    with pytest.raises(UserError, match="seq_len=5,000 does not fit into a row of 4,096 tokens"):
-        dry_run([*small, "vocab_size=32000", "seq_len=5000"])
-    with pytest.raises(UserError, match="text has no puzzles"):
-        dry_run([*small, "vocab_size=32000", "num_puzzle_identifiers=3"], 1)
+    for wrong, message in (
+        ("data_path=nowhere", "such as vocab_size=32000"),
+        ("vocab_size=32000 seq_len=5000", "seq_len=5,000 does not fit into a row of 4,096 tokens"),
+        ("vocab_size=32000 num_puzzle_identifiers=3", "text has no puzzles"),
+    ):
+        with pytest.raises(UserError, match=message):
+            dry_run([*small, *wrong.split()])
 
 
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        (["ranks=1.5"], "ranks.*1.5"),
-        (["memory_gb=-1"], "memory_gb.*-1"),
-        (["no_key=8"], "no_key"),
-        (["resume=auto"], "leave resume out"),
-        (["ranks=7"], "7 ranks"),
-    ],
-)
-def test_a_slip_is_named(typed: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        dry_run([*TINY, *SIZES, *typed], 1)
+def test_a_slip_is_named() -> None:
+    for typed, message in (
+        ("ranks=1.5", "ranks.*1.5"),
+        ("memory_gb=-1", "memory_gb.*-1"),
+        ("no_key=8", "no_key"),
+        ("resume=auto", "leave resume out"),
+        ("ranks=7", "7 ranks"),
+    ):
+        with pytest.raises(UserError, match=message):
+            dry_run([*TINY, *SIZES, typed])
 
 
 def test_the_command_prints_the_page_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -146,18 +142,16 @@ def test_the_named_change_of_a_step_fits(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     begun = begin(settings(data, tmp_path / "run", global_batch_size=1024, epochs=100_000))
-    config, of_data = begun.start.config, begun.data
-    footprints = Footprints(of_data.sizes, 1)
+    config, footprints = begun.start.config, Footprints(begun.data.sizes, 1)
     asked = footprints.of(config).peak
     monkeypatch.setattr(of_dry_run, "room_for", lambda world: share * asked / of_dry_run._USABLE_SHARES["cpu"])
-    said = of_dry_run.smaller_step(begun.start, of_data, SINGLE)
+    said = of_dry_run.smaller_step(begun.start, begun.data, SINGLE)
     if share < 0.01:
         assert f"arch.hidden_size={config.arch.hidden_size // 2}" in said and "parallel=fsdp" in said
         return
-    parts = re.search(r"grad_accumulation=(\d+)", said)
-    checkpointing = re.search(r"arch.activation_checkpointing=(\w+)", said)
-    assert parts or checkpointing, said
-    kept = checkpointing[1] if checkpointing else "none"
-    arch = config.arch.model_copy(update={"activation_checkpointing": kept})
-    changed = config.model_copy(update={"arch": arch, "grad_accumulation": int(parts[1]) if parts else 1})
+    named = dict(re.findall(r"(grad_accumulation|arch.activation_checkpointing)=(\w+)", said))
+    assert named, said
+    arch = {"activation_checkpointing": named.get("arch.activation_checkpointing", "none")}
+    parts = int(named.get("grad_accumulation", 1))
+    changed = config.model_copy(update={"arch": config.arch.model_copy(update=arch), "grad_accumulation": parts})
     assert footprints.of(changed).peak <= min(share, 0.5) * asked, said

@@ -114,29 +114,21 @@ def _of_rows(model: TextModel, split: TextSplit, rows: list[int]) -> dict[str, f
     return found
 
 
-def _options(batch_size: int, **options: Any) -> EvalOptions:
-    return EvalOptions(batch_size, **options)
-
-
 @pytest.mark.parametrize("batch_size", [1, 40, 10**4])
 def test_problems(problems: TextSplit, batch_size: int) -> None:
     model = _model()
-    found = evaluate_text(model, problems, SINGLE, _options(batch_size))
+    found = evaluate_text(model, problems, SINGLE, EvalOptions(batch_size))
     assert found == pytest.approx(_one_by_one(model, problems, list(range(NUM))), rel=1e-5)
     assert found is not None and 0 < found["eval/all/exact_accuracy"] < 1
     names = {name.removeprefix("eval/all/") for name in found}
     assert {name for name in names if not name.startswith("num_")} == set(text_eval_metrics(problems))
-
-
-def test_some_examples_are_evenly_spread(problems: TextSplit) -> None:
-    model = _model()
-    found = evaluate_text(model, problems, SINGLE, _options(40, max_examples=7))
+    found = evaluate_text(model, problems, SINGLE, EvalOptions(batch_size, max_examples=7))
     assert found == pytest.approx(_one_by_one(model, problems, [n * NUM // 7 for n in range(7)]), rel=1e-5)
 
 
 def test_text_has_no_answers(tmp_path: Path) -> None:
     split, model = _write_text(tmp_path), _model()
-    found = evaluate_text(model, split, SINGLE, _options(30))
+    found = evaluate_text(model, split, SINGLE, EvalOptions(30))
     assert found == pytest.approx(_one_by_one(model, split, list(range(5))), rel=1e-5)
     assert text_eval_metrics(split) == ["loss", "perplexity", "bits_per_byte", "accuracy"]
 
@@ -155,26 +147,18 @@ def test_all_tokens_may_count(tmp_path: Path) -> None:
 
 
 def test_unknown_tokens_have_no_bytes(tmp_path: Path) -> None:
-    write_split(
-        tmp_path / "test",
-        np.array([1, 2, 3, 4], np.uint16),
-        np.array([(0, 2, 2, 0)]),
-        tokenizer="unknown",
-        special_tokens=None,
-    )
+    tokens, table = np.array([1, 2, 3, 4], np.uint16), np.array([(0, 2, 2, 0)])
+    write_split(tmp_path / "test", tokens, table, tokenizer="unknown", special_tokens=None)
     sample, split = TextSample(3), open_text_split(tmp_path, "test")
-    found = evaluate_text(_model(), split, SINGLE, _options(8), sample=sample)
+    found = evaluate_text(_model(), split, SINGLE, EvalOptions(8), sample=sample)
     assert found is not None and "eval/all/bits_per_byte" not in found
     assert "bits_per_byte" not in text_eval_metrics(split)
     assert [(answer.prompt, answer.right) for answer in sample.answers] == [("1 2", "3 4")]
 
 
-# ---- answers to show ----
-
-
 def test_answers_are_shown_as_text(problems: TextSplit, tmp_path: Path) -> None:
     model, sample = _model(), TextSample(2)
-    evaluate_text(model, problems, SINGLE, _options(40), sample=sample)
+    evaluate_text(model, problems, SINGLE, EvalOptions(40), sample=sample)
     sample.write(tmp_path, step=7)
     written = json.loads((tmp_path / "samples" / "step_00000007.json").read_text())
     assert [TextAnswer(**answer) for answer in written] == sample.answers
@@ -192,7 +176,7 @@ def test_answers_are_shown_as_text(problems: TextSplit, tmp_path: Path) -> None:
 def test_a_text_goes_on_after_its_first_half(tmp_path: Path) -> None:
     """The half is no prefix, as in training, where the prefix is one token."""
     split, model, sample = _write_text(tmp_path), _model(), TextSample(1)
-    evaluate_text(model, split, SINGLE, _options(40), sample=sample)
+    evaluate_text(model, split, SINGLE, EvalOptions(40), sample=sample)
     decoder = Decoder(model, [split.tokens[:1].tolist()], most_new_tokens=12)
     logits_BV = decoder.read_prompts()
     new = list[int]()
@@ -213,18 +197,12 @@ def test_answers_have_no_token_that_the_dataset_lacks(problems: TextSplit) -> No
         tensor.copy_(own if own.shape == tensor.shape else torch.cat([own, 3 * own])[:512])
     padded.fill_constants()
     right = _one_by_one(small, problems, list(range(NUM)))["eval/all/exact_accuracy"]
-    found = evaluate_text(padded, problems, SINGLE, _options(60))
+    found = evaluate_text(padded, problems, SINGLE, EvalOptions(60))
     assert found is not None and found["eval/all/exact_accuracy"] == pytest.approx(right) and right > 0
 
 
-# ---- several ranks ----
-
-
 def _on_a_rank(world: World, path: str, batch_size: int) -> tuple[dict[str, float] | None, list[TextAnswer]]:
-    """Evaluate on each rank a part of the samples, with a model whose forward pass is a collective.
-
-    If the ranks made different numbers of forward passes, they would wait for one another forever.
-    """
+    """The forward pass is a collective, so that ranks with unlike numbers of them would hang."""
     config = config_of("fsdp")
     world = connect_devices(world, "cpu", DIST, axes=config.axes(world.size))
     assert isinstance(config, FSDPConfig)
@@ -232,20 +210,17 @@ def _on_a_rank(world: World, path: str, batch_size: int) -> tuple[dict[str, floa
     shard_weights(model, config, world)
     sample, split = TextSample(3), open_text_split(path, "test")
     found = evaluate_text(
-        model, split, world, _options(batch_size), sample=sample, interrupts=Interrupts(lockstep=True)
+        model, split, world, EvalOptions(batch_size), sample=sample, interrupts=Interrupts(lockstep=True)
     )
     return found, sample.answers
 
 
 def test_ranks_that_share_the_weights_find_the_same(problems: TextSplit) -> None:
     sample = TextSample(3)
-    alone = evaluate_text(_model(), problems, SINGLE, _options(60), sample=sample)
+    alone = evaluate_text(_model(), problems, SINGLE, EvalOptions(60), sample=sample)
     (found, shown), other = run_ranks(_on_a_rank, 2, str(problems.path.parent), 60)
     assert other == (found, shown)
     assert found == pytest.approx(alone, rel=1e-5) and shown == sample.answers
-
-
-# ---- ends ----
 
 
 def test_a_stop_abandons_it(problems: TextSplit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,23 +234,18 @@ def test_a_stop_abandons_it(problems: TextSplit, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(stop, "requested", requested)
     for num_calls in (0, 1, 9, 25):  # in the loss, and in the answers
         left = num_calls
-        assert evaluate_text(_model(), problems, SINGLE, _options(40), interrupts=Interrupts(stop=stop)) is None
+        assert evaluate_text(_model(), problems, SINGLE, EvalOptions(40), interrupts=Interrupts(stop=stop)) is None
     left = 10**6
-    assert evaluate_text(_model(), problems, SINGLE, _options(40), interrupts=Interrupts(stop=stop)) is not None
+    assert evaluate_text(_model(), problems, SINGLE, EvalOptions(40), interrupts=Interrupts(stop=stop)) is not None
 
 
-def test_without_time_there_are_no_metrics(problems: TextSplit) -> None:
-    deadline, sample = Deadline(0.0), TextSample(2)
-    assert (
-        evaluate_text(_model(), problems, SINGLE, _options(40), sample=sample, interrupts=Interrupts(deadline=deadline))
-        == {}
-    )
+def test_without_time_there_are_no_metrics_and_enough_time_changes_nothing(problems: TextSplit) -> None:
+    deadline, sample, model = Deadline(0.0), TextSample(2), _model()
+    given: dict[str, Any] = {"sample": sample, "interrupts": Interrupts(deadline=deadline)}
+    assert evaluate_text(model, problems, SINGLE, EvalOptions(40), **given) == {}
     assert not deadline.was_met and not sample.answers
-
-
-def test_enough_time_changes_nothing(problems: TextSplit) -> None:
-    deadline, model = Deadline(600.0), _model()
-    found = evaluate_text(model, problems, SINGLE, _options(40), interrupts=Interrupts(deadline=deadline))
+    deadline = Deadline(600.0)
+    found = evaluate_text(model, problems, SINGLE, EvalOptions(40), interrupts=Interrupts(deadline=deadline))
     assert found == pytest.approx(_one_by_one(model, problems, list(range(NUM))), rel=1e-5)
     assert deadline.was_met
 
@@ -299,7 +269,7 @@ def test_some_time_gives_evenly_spread_samples(problems: TextSplit, monkeypatch:
         return forward(inputs_N, *args, **options)
 
     model.forward = watched  # type: ignore[method-assign]
-    found = evaluate_text(model, problems, SINGLE, _options(40), interrupts=Interrupts(deadline=deadline))
+    found = evaluate_text(model, problems, SINGLE, EvalOptions(40), interrupts=Interrupts(deadline=deadline))
     assert found is not None and 0 < found["eval/all/num_examples"] < NUM and not deadline.was_met
     starts = problems.samples(0).take(np.arange(NUM))[:, 0]
     firsts = {tuple(problems.tokens[start : start + 2].tolist()): n for n, start in enumerate(starts.tolist())}
@@ -317,10 +287,7 @@ def test_a_file_that_changes_is_named(problems: TextSplit, monkeypatch: pytest.M
 
     model.forward = change  # type: ignore[method-assign]
     with pytest.raises(UserError, match=r"tokens.npy .* it was changed while the run reads it"):
-        evaluate_text(model, problems, SINGLE, _options(40))
-
-
-# ---- compiled models ----
+        evaluate_text(model, problems, SINGLE, EvalOptions(40))
 
 
 @pytest.mark.parametrize("arch", [HRMTextConfig, GPTConfig])
@@ -340,8 +307,8 @@ def test_answers_compile_nothing(problems: TextSplit, tmp_path: Path, arch: Any)
     model.is_compiled = True  # as compile_levels does, with another compiler
     for stack in model.stacks().values():
         stack.compile(backend=backend)
-    evaluate_text(model, text, SINGLE, _options(60))
+    evaluate_text(model, text, SINGLE, EvalOptions(60))
     of_rows = num_graphs
     assert of_rows > 0
-    evaluate_text(model, problems, SINGLE, _options(60), sample=TextSample(3))
+    evaluate_text(model, problems, SINGLE, EvalOptions(60), sample=TextSample(3))
     assert num_graphs == of_rows

@@ -10,21 +10,19 @@ import yaml
 from dataset.evaluators import NO_EVALUATORS
 from models import ARCHS
 from models.act import ActSettings
+from tests.in_process import SINGLE, pretrain_config
 from training.config import PretrainConfig
 from training.evaluation import EvalOptions
 from training.kinds import KINDS
 from training.laps import Interrupts
 from training.samples import TextSample
 from utils.checkpoint.format import Progress
-from utils.command_line import read_config, validate
 from utils.config_files import CONFIG_DIR
 from utils.ranks.world import World
 
-SINGLE = World.single()
-
 
 def _config(run: Path, *typed: str) -> PretrainConfig:
-    return validate(PretrainConfig, read_config("pretrain", [f"checkpoint_path={run}", *typed]))
+    return pretrain_config(f"checkpoint_path={run}", *typed)
 
 
 def test_every_architecture_has_a_kind() -> None:
@@ -63,15 +61,6 @@ def test_what_is_drawn_for_a_step_follows_the_seed_the_step_and_the_rank(tmp_pat
     for another in (drawn(2), drawn(1, seed=1)):
         assert all(now != before for now, before in zip(another, whole, strict=True)), "a draw repeats"
     assert [one + other for one, other in zip(drawn(1, half(0)), drawn(1, half(1)), strict=True)] == whole
-
-
-def test_the_sampler_of_puzzles_follows_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, object] = {}
-    monkeypatch.setattr("training.kinds.Sampler", lambda sets, **options: given.update(options, sets=sets))
-    config = _config(tmp_path, "overfit_one_batch=true", "seed=5", "epochs=7", "global_batch_size=32")
-    KINDS["puzzles"].sampler(config, SimpleNamespace(sets={"a": "A", "b": "B"}), Progress(step=3, draws=96))
-    expected = {"sets": ["A", "B"], "seed": 5, "epochs": 7, "global_batch_size": 32, "first_step": 4, "first_draw": 96}
-    assert given == expected | {"repeat_first_batch": True}
 
 
 @pytest.mark.parametrize(

@@ -182,26 +182,18 @@ def test_the_surest_trajectory_answers_a_puzzle_of_a_user(monkeypatch: pytest.Mo
     assert answered.predictions_TNS.tolist() == [[[1]]]
 
 
-def test_trajectories_and_restarts_take_noise_and_seed_from_the_config() -> None:
-    config = MoreCompute(num_steps=None, trajectories=3, restarts=4, noise=0.5, tta=None, seed=7)
-    assert config.side_by_side == Trajectories(3, 0.5, 7) and config.one_by_one == Trajectories(5, 0.5, 7)
-    assert config.side_by_side != Trajectories(3, 0.5, 0)
-
-
 def test_passes_that_would_be_the_same_are_refused() -> None:
     def options(**given: Any) -> MoreCompute:
-        return MoreCompute(
-            **{"num_steps": None, "trajectories": 1, "restarts": 0, "noise": 0.0, "tta": None, "seed": 0} | given
-        )
+        defaults: dict[str, Any] = {"num_steps": None, "noise": 0.0, "tta": None, "seed": 7}
+        return MoreCompute(**defaults | {"trajectories": 1, "restarts": 0} | given)
 
+    both = options(trajectories=3, restarts=4, noise=0.5)
+    assert both.side_by_side == Trajectories(3, 0.5, 7) and both.one_by_one == Trajectories(5, 0.5, 7)
     three = small_model("trm", num_states=3)
     for fitting in (options(trajectories=3), options(restarts=2), options(trajectories=9, noise=0.1), options()):
         fitting.require_different_passes(three)
-    for given, message in (
-        ({"trajectories": 4}, "trajectories=4 without noise repeats the same pass, as the model has 3 initial states"),
-        ({"restarts": 3}, "restarts=3 without noise repeats the same pass, as the model has 3 initial states"),
-    ):
-        with pytest.raises(UserError, match=message):
+    for given in ({"trajectories": 4}, {"restarts": 3}):
+        with pytest.raises(UserError, match="without noise repeats the same pass, as the model has 3 initial states"):
             options(**given).require_different_passes(three)
     with pytest.raises(UserError, match="but arch=transformer has none; leave it out"):
         options(trajectories=2, noise=0.1).require_different_passes(small_model("transformer"))

@@ -18,24 +18,16 @@ from torch import Tensor
 from dataset.evaluators import NO_EVALUATORS
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
-from dataset.schema import PuzzleSet
-from models.act import draw_min_halt_steps
+from tests.dataset.shapes import split_with
+from tests.in_process import SINGLE, pretrain_config
 from tests.spawn import world_of
 from training.config import PretrainConfig
-from training.kinds import draw_exploration
 from training.plan import Plan, full_best_metric, online_augmentation
 from training.splits import open_data
 from utils.checkpoint.format import Progress
-from utils.command_line import read_config, validate
 from utils.errors import UserError
-from utils.ranks.world import World
 
-SINGLE = World.single()
-
-
-@functools.cache
-def _defaults() -> PretrainConfig:
-    return validate(PretrainConfig, read_config("pretrain", []))
+_defaults = functools.cache(pretrain_config)
 
 
 def _config(**changes: object) -> PretrainConfig:
@@ -45,9 +37,8 @@ def _config(**changes: object) -> PretrainConfig:
 
 def _sampler(epoch: int, epochs: int, batch: int, first_step: int = 1, first_draw: int = 0) -> Sampler:
     """Return a stream with `epoch` draws in each epoch."""
-    zeros = np.zeros((epoch, 1), np.int64)
-    numbers = np.arange(epoch + 1)
-    puzzles = PuzzleSet("all", zeros, zeros, np.zeros(epoch, np.int64), numbers, numbers)
+    zeros = np.zeros((epoch, 1), np.uint8)
+    puzzles = split_with(zeros, zeros, 1).sets["all"]
     return Sampler(
         [puzzles], seed=0, epochs=epochs, global_batch_size=batch, first_step=first_step, first_draw=first_draw
     )
@@ -58,14 +49,13 @@ def _plan(sampler: Sampler | None = None, *, last_step: int = 1000, evaluates: b
     return Plan(_config(**changes), sampler or _sampler(1, 1, 1), last_step, evaluates, NO_EVALUATORS, metric, None)
 
 
-# ---- what is due -------------------------------------------------------------------------------
-
-
 def test_the_first_step_and_every_interval_are_logged() -> None:
-    for interval in (1, 2, 3, 10, 1000):
-        plan = _plan(log_interval=interval)
-        found = [step for step in range(1, 50) if plan.log_due(step)]
-        assert found == sorted({1, *range(interval, 50, interval)})
+    for interval in (1, 2, 3, 5, 10, 1000):
+        plan = _plan(log_interval=interval, last_step=49)
+        logged = [step for step in range(1, 50) if plan.log_due(step)]
+        assert logged == sorted({1, *range(interval, 50, interval)})
+        for step in range(1, 50):
+            assert plan.next_row(step) == next((each for each in logged if each >= step), 49)
 
 
 def _evaluations_by_steps(every: int, leave_out: int, last_step: int) -> Iterator[int]:
@@ -94,12 +84,6 @@ def _evaluations_by_epochs(
             yield step
 
 
-def test_the_next_row_is_the_first_that_is_due() -> None:
-    plan = _plan(last_step=23, log_interval=5)
-    for step in range(1, 24):
-        assert plan.next_row(step) == next((each for each in range(step, 24) if plan.log_due(each)), 23)
-
-
 @given(
     epoch=st.integers(1, 9),
     epochs=st.integers(1, 12),
@@ -112,10 +96,7 @@ def test_the_next_row_is_the_first_that_is_due() -> None:
 def test_evaluations_by_epochs_and_by_steps(
     epoch: int, epochs: int, batch: int, every: int, leave_out: int, every_n_steps: int | None, where: int
 ) -> None:
-    """An epoch may end within a step, and several epochs may end in one step.
-
-    A resumed run may have another batch size.
-    """
+    """Several epochs may end within a step. A resumed run may have another batch size."""
     first_step, first_draw = 1 + where, where * (batch + 1)
     sampler = _sampler(epoch, epochs, batch, first_step, first_draw)
     last_step = sampler.last_step
@@ -134,42 +115,28 @@ def test_evaluations_by_epochs_and_by_steps(
 
 
 @pytest.mark.parametrize("every", [None, 1, 3, 4, 100])
-@pytest.mark.parametrize("after_evaluations", [True, False])
-def test_checkpoints_are_due_at_intervals_and_after_evaluations(every: int | None, after_evaluations: bool) -> None:
+def test_checkpoints_are_due_at_intervals_and_after_evaluations(every: int | None) -> None:
     last_step = 10
-    plan = _plan(last_step=last_step, checkpoint_every_n_steps=every, checkpoint_every_eval=after_evaluations)
-    for step, evaluated in itertools.product(range(1, last_step + 1), (False, True)):
-        expected = step == last_step or (evaluated and after_evaluations)
-        if every is not None:
-            expected = expected or step in range(every, last_step + 1, every)
-        assert plan.checkpoint_due(step, evaluated=evaluated) == expected, (step, evaluated)
-
-
-# ---- rates -------------------------------------------------------------------------------------
-
-
-def test_the_schedule_ends_at_the_last_step_of_the_run() -> None:
-    plan = _plan(last_step=8, lr_warmup_steps=4, lr_min_ratio=0.5)
-    assert [plan.lr_multiplier(step) for step in (1, 2, 4, 8)] == [0.25, 0.5, 1.0, 0.5]
-    assert plan.lr_multiplier(6) == pytest.approx(0.75)
+    at_intervals = range(every, last_step + 1, every) if every is not None else ()
+    for after_evaluations in (True, False):
+        plan = _plan(last_step=last_step, checkpoint_every_n_steps=every, checkpoint_every_eval=after_evaluations)
+        for step, evaluated in itertools.product(range(1, last_step + 1), (False, True)):
+            expected = step == last_step or step in at_intervals or (evaluated and after_evaluations)
+            assert plan.checkpoint_due(step, evaluated=evaluated) == expected, (step, evaluated)
 
 
 def test_the_schedule_counts_from_0_for_urm_as_published_and_from_1_for_others() -> None:
-    urm = validate(PretrainConfig, read_config("pretrain", ["arch=urm"])).arch
+    """The schedule ends at the last step of the run."""
+    urm = pretrain_config("arch=urm").arch
     changes: dict[str, Any] = {"last_step": 8, "lr_warmup_steps": 4, "lr_min_ratio": 0.5}
     from_1, from_0 = ([_plan(**changes).lr_multiplier(step) for step in range(n, n + 8)] for n in (1, 0))
     assert from_0[:5] == [0.0, 0.25, 0.5, 0.75, 1.0] and from_1[-1] == 0.5 < from_0[-1]
-    for counts_from, arch, expected in (
-        ("auto", _defaults().arch, from_1),
-        ("auto", urm, from_0),
-        (1, urm, from_1),
-        (0, _defaults().arch, from_0),
-    ):
+    assert from_1[5] == pytest.approx(0.75)
+    own = _defaults().arch
+    cases: list[Any] = [("auto", own, from_1), ("auto", urm, from_0), (1, urm, from_1), (0, own, from_0)]
+    for counts_from, arch, expected in cases:
         plan = _plan(**changes, lr_counts_from=counts_from, arch=arch)
         assert [plan.lr_multiplier(step) for step in range(1, 9)] == expected
-
-
-# ---- the best evaluation -----------------------------------------------------------------------
 
 
 @given(values=st.lists(st.none() | st.integers(0, 5).map(float), max_size=12), mode=st.sampled_from(["max", "min"]))
@@ -195,31 +162,25 @@ def test_a_run_is_finished_at_its_last_step_or_out_of_patience() -> None:
         assert plan.is_finished(progress) == (is_over and pending is None), progress
 
 
-# ---- the plan of a run -------------------------------------------------------------------------
-
-
 def _small(data: Path, **changes: object) -> PretrainConfig:
-    """Return a config with a stream of 5 steps.
-
-    Three epochs of 30 draws make 5 steps of 16 draws and leave 10 draws over.
-    """
+    """Return a config with 5 steps: three epochs of 30 draws leave 10 draws over."""
     small = {"data_path": str(data), "global_batch_size": 16, "epochs": 3, "max_steps": None, "evaluators": []}
     return _config(**(small | changes))
 
 
 def test_a_run_ends_with_its_epochs_or_its_steps(data: Path) -> None:
+    """A resumed run reaches the same step with other draws, if it had another batch size."""
     for max_steps, expected in ((None, 5), (1000, 5), (5, 5), (3, 3)):
         config = _small(data, max_steps=max_steps)
         assert Plan.make(config, open_data(config, SINGLE), Progress(), SINGLE).last_step == expected
-
-
-def test_a_resumed_run_continues_from_its_number_of_draws(data: Path) -> None:
-    """Runs with other batch sizes reach the same step with other numbers of draws."""
     config = _small(data)
     opened = open_data(config, SINGLE)
     for step, draws, last_step in ((2, 32, 5), (2, 64, 3), (4, 32, 7), (5, 80, 5)):
         plan = Plan.make(config, opened, Progress(step=step, draws=draws), SINGLE)
         assert (plan.last_step, plan.sampler.draws_before(step + 1)) == (last_step, draws)
+    config = _small(data, global_batch_size=64, epochs=2)
+    with pytest.raises(UserError, match="2 epochs don't fill one global batch of 64 examples"):
+        Plan.make(config, opened, Progress(), SINGLE)
 
 
 def test_the_seed_decides_the_order_of_the_data(data: Path) -> None:
@@ -253,47 +214,17 @@ def test_all_ranks_together_augment_like_one_process(data: Path) -> None:
     assert not torch.equal(drawn(8, 1), whole)
 
 
-def test_a_run_without_a_step_is_refused(data: Path) -> None:
-    config = _small(data, global_batch_size=64, epochs=2)
-    with pytest.raises(UserError, match="2 epochs don't fill one global batch of 64 examples"):
-        Plan.make(config, open_data(config, SINGLE), Progress(), SINGLE)
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
+def test_the_default_set_of_the_best_metric_is_the_first_set(data: Path) -> None:
+    """A name with a slash must begin with the set."""
+    opened = open_data(_small(data), SINGLE)
+    at_step = "exact_accuracy_at_step"
+    for typed, expected in (
         (None, ""),
         ("exact_accuracy", "eval/all/exact_accuracy"),
         ("eval/all/lm_loss", "eval/all/lm_loss"),
-        ("exact_accuracy_at_step/16", None),  # a name with a slash must begin with the set
-        ("eval/all/exact_accuracy_at_step/16", "eval/all/exact_accuracy_at_step/16"),
-        ("eval/all/exact_accuracy_at_step/17", None),
-        ("eval/other/exact_accuracy", None),
-        ("train/lm_loss", None),
-    ],
-)
-def test_the_default_set_of_the_best_metric_is_the_first_set(
-    data: Path, typed: str | None, expected: str | None
-) -> None:
-    config = _small(data, best_metric=typed)
-    opened = open_data(config, SINGLE)
-    if expected is None:
+        (f"eval/all/{at_step}/16", f"eval/all/{at_step}/16"),
+    ):
+        assert full_best_metric(_small(data, best_metric=typed), opened, NO_EVALUATORS) == expected
+    for typed in (f"{at_step}/16", f"eval/all/{at_step}/17", "eval/other/exact_accuracy", "train/lm_loss"):
         with pytest.raises(ValueError, match=f"best_metric={typed} is no metric of this data; take one of eval/all/"):
-            full_best_metric(config, opened, NO_EVALUATORS)
-    else:
-        assert full_best_metric(config, opened, NO_EVALUATORS) == expected
-
-
-def test_all_ranks_together_explore_like_one_process() -> None:
-    """The seed and the step decide the minimal halting steps.
-
-    Each rank takes those of its slots.
-    """
-    config = _config(seed=3, global_batch_size=12)
-    arch = config.puzzle_arch.model_copy(update={"halt_exploration_prob": 0.5})
-    config = config.model_copy(update={"arch": arch})
-    for step in (1, 2, 40):
-        expected_B = draw_min_halt_steps(3, step, 12, 0.5, arch.halt_max_steps)
-        for size in (1, 2, 3):
-            parts = [draw_exploration(config, step, world_of(rank, size)) for rank in range(size)]
-            assert torch.equal(torch.cat(parts), expected_B)
+            full_best_metric(_small(data, best_metric=typed), opened, NO_EVALUATORS)

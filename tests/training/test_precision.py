@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,10 +19,7 @@ from utils.ranks.world import World
 
 
 def _cpu_with(bfloat16: bool, rank: int) -> None:
-    """Pretend that the CPU of rank 0 multiplies bfloat16 in hardware or not.
-
-    The CPUs of the other ranks are the opposite.
-    """
+    """Pretend that the CPU of rank 0 multiplies bfloat16, and those of other ranks don't."""
     precision.multiplies_bfloat16 = lambda device: bfloat16 == (rank == 0)
 
 
@@ -38,24 +36,16 @@ def test_auto_is_decided_by_rank_0_and_stored(
     # A resumed run keeps the dtype on a CPU of the other kind.
     done = train([f"resume={run}", "max_steps=3"], log, ranks=ranks, hook=with_arguments(_cpu_with, not bfloat16))
     # On a CPU that emulates bfloat16 another line advises against it.
-    assert [
-        line for line in done.ok().splitlines() if "forward_dtype" in line and "emulates bfloat16" not in line
-    ] == []
+    assert not [line for line in done.ok().splitlines() if "forward_dtype" in line and "emulates" not in line]
     assert yaml.safe_load((run / "config.yaml").read_text())["arch"]["forward_dtype"] == expected
 
 
 def test_the_capabilities_of_the_cpu_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": False}, raising=False)
-    assert not precision.multiplies_bfloat16(cpu)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": True}, raising=False)
-    assert precision.multiplies_bfloat16(cpu)
+    for able in (False, True):
+        found = {"avx2": True, "avx512_bf16": able}
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=found: found, raising=False)
+        assert precision.multiplies_bfloat16(torch.device("cpu")) == able
     assert not precision.multiplies_bfloat16(torch.device("mps"))
-
-
-# ---- FP8 ---------------------------------------------------------------------------------------
-
-FP8 = ["debug=tiny", "device=cpu", "best_metric=null", "eval_every_n_steps=null", "arch.H_cycles=2", "arch.L_cycles=2"]
 
 
 def _losses(run: Path) -> list[float]:
@@ -64,10 +54,10 @@ def _losses(run: Path) -> list[float]:
 
 @needs_fp8
 def test_fp8_learns_resumes_and_differs(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    typed = [*FP8, f"data_path={data}", "max_steps=8", "checkpoint_every_n_steps=4", "overfit_one_batch=true"]
-    typed += ["lr=3e-3", "lr_warmup_steps=0"]
+    changes = {"max_steps": 8, "checkpoint_every_n_steps": 4, "overfit_one_batch": True, "lr": 3e-3}
     for name in ("plain", "fp8"):
-        train_here([*typed, f"checkpoint_path={tmp_path / name}", f"arch.fp8_no_grad={name == 'fp8'}"])
+        on = {"lr_warmup_steps": 0, "eval_every_n_steps": None, "log_interval": 1, "arch__fp8_no_grad": name == "fp8"}
+        train_here(settings(data, tmp_path / name, **changes, **on))
     plain, fp8 = _losses(tmp_path / "plain"), _losses(tmp_path / "fp8")
     assert plain != fp8 and fp8 == pytest.approx(plain, rel=0.1)
     assert fp8[-1] < 0.9 * fp8[0], "the loss of a batch that is repeated does not fall"
@@ -82,7 +72,7 @@ def test_fp8_learns_resumes_and_differs(data: Path, tmp_path: Path, capsys: pyte
 @needs_fp8
 def test_a_run_that_began_without_the_key_goes_on_without_fp8(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train_here([*FP8, f"data_path={data}", "max_steps=2", "checkpoint_every_n_steps=1", f"checkpoint_path={run}"])
+    train_here(settings(data, run, max_steps=2, checkpoint_every_n_steps=1, eval_every_n_steps=None))
     for state in run.glob("step_*/state.json"):
         stored = json.loads(state.read_text())
         del stored["config"]["arch"]["fp8_no_grad"]
@@ -101,33 +91,13 @@ def test_sizes_that_fp8_never_multiplies_are_refused() -> None:
         precision.require_fp8_products(model, World.single())
 
 
-def test_the_last_bit_of_a_product_of_scales_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_fp8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that multiplies by the scales at the end gives 128.00002 instead of 128."""
-    monkeypatch.setattr(torch, "_scaled_mm", lambda *_, **__: torch.full((128, 128), 128.0000153))
-    assert precision.why_fp8_fails(torch.device("cpu"), torch.float32) is None
-
-
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (
-            RuntimeError("torch._scaled_mm is only supported on CUDA devices\nwith 9.0"),
-            "supported on CUDA devices with",
-        ),
-        (torch.zeros(128, 128), "a product of ones is wrong"),
-    ],
-)
-def test_a_device_without_fp8_is_refused(
-    answer: Exception | torch.Tensor, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def product(*_: object, **__: object) -> torch.Tensor:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(torch, "_scaled_mm", product)
-    with pytest.raises(UserError) as caught:
+    fails = RuntimeError("torch._scaled_mm is only supported on CUDA devices\nwith 9.0")
+    monkeypatch.setattr(torch, "_scaled_mm", Mock(side_effect=fails))
+    with pytest.raises(UserError, match=r"can't multiply in FP8 on cpu into float32 .*supported on CUDA devices with"):
         precision.require_fp8_products(small_model("hrm", fp8_no_grad=True), World.single())
-    message = str(caught.value)
-    assert why in message and "\n" not in message
-    assert message.startswith("arch.fp8_no_grad is true, but PyTorch can't multiply in FP8 on cpu into float32 (")
+    almost = torch.full((128, 128), 128.0000153)
+    for product, why in ((torch.zeros(128, 128), "a product of ones is wrong"), (almost, None)):
+        monkeypatch.setattr(torch, "_scaled_mm", Mock(return_value=product))
+        assert precision.why_fp8_fails(torch.device("cpu"), torch.float32) == why

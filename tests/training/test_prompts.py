@@ -33,25 +33,22 @@ def test_prompts_have_the_special_tokens_of_training() -> None:
 @pytest.mark.parametrize(
     ("options", "text", "reason"),
     [
-        ({}, "hi!", "end"),
-        ({"max_new_tokens": 2}, "hi", "max_new_tokens"),
-        ({"max_new_tokens": 4}, "hi!", "end"),
-        ({"stop": ["i"]}, "h", "stop"),
-        ({"stop": ["x", "!"]}, "hi", "stop"),
-        ({"stop": ["i?"]}, "hi!", "end"),
-        ({"stop_tokens": [ord("!")]}, "hi", "stop"),
-        ({"stop_tokens": [END]}, "hi!", "end"),
+        ({}, "h\tb\n\nc", "end"),
+        ({"max_new_tokens": 2}, "h\t", "max_new_tokens"),
+        ({"max_new_tokens": 7}, "h\tb\n\nc", "end"),
+        ({"stop": ["x", r"\n\n"]}, "h\tb", "stop"),
+        ({"stop": [r"\t"]}, "h", "stop"),
+        ({"stop": ["b?"]}, "h\tb\n\nc", "end"),
+        ({"stop_tokens": [ord("b")]}, "h\t", "stop"),
+        ({"stop_tokens": [END]}, "h\tb\n\nc", "end"),
     ],
     ids=str,
 )
 def test_an_answer_ends_with_the_first_stop(options: dict[str, Any], text: str, reason: str) -> None:
-    writer = make_writer(Script(*b"hi!", END, *b"more"), **options)
+    writer = make_writer(Script(*b"h\tb\n\nc", END, *b"more"), **options)
     assert (_written(writer), writer.answer.reason) == (text, reason)
-
-
-def test_a_stop_text_may_have_line_breaks() -> None:
-    assert _written(make_writer(Script(*b"a\tb\n\nc"), stop=[r"\n\n"])) == "a\tb"
-    assert _written(make_writer(Script(*b"a\tb\n\nc"), stop=[r"\t"])) == "a"
+    with pytest.raises(UserError, match="stop has an empty text"):
+        make_writer(Script(0), **options | {"stop": [""]})
 
 
 def test_an_answer_fills_the_context_and_no_more() -> None:
@@ -94,21 +91,6 @@ def test_samples_depend_on_the_seed_and_the_number_of_the_prompt() -> None:
     assert max(token for text in texts(1) for token in text) < 259, "tokens of the rounded vocabulary are never drawn"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"stop_tokens": [259]}, "stop_tokens has 259, but tokens are 0 to 258"),
-        ({"stop": [""]}, "stop has an empty text"),
-    ],
-)
-def test_mistakes_in_stops_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make_writer(Script(0), **options)
-
-
-# ---- a chat ------------------------------------------------------------------------------------
-
-
 def _chat(model: Script, lines: list[str], form: Form = "text", **options: Any) -> list[str]:
     chat = Chat(make_writer(model, form, **options))
     return ["".join(chat.turn(line)) for line in lines]
@@ -119,34 +101,24 @@ def _texts(model: Script) -> list[str]:
 
 
 def test_a_text_goes_on_from_line_to_line() -> None:
+    """A stop text is no part of it. A text that ended is left behind, and the context is kept."""
     model = Script(*b"12")
     assert _chat(model, ["ab", "c", ""], max_new_tokens=2) == ["12", "12", "12"]
     assert _texts(model) == ["ab", "ab12\nc", "ab12\nc12"]
     assert all(prompt[0] == START for prompt in model.prompts)
+    model = Script(*b"12;4")
+    assert _chat(model, ["ab", "c"], stop=[";"]) == ["12", "12"]
+    assert _texts(model) == ["ab", "ab12\nc"]
+    _chat(model := Script(*b"1", END), ["ab", "c"])
+    assert _texts(model) == ["ab", "c"]
+    _chat(model := Script(*b"1234567890"), ["a" * 30, "b", "c" * 38], max_new_tokens=10)
+    assert _texts(model) == ["a" * 30, "a" * 18 + "1234567890\nb", "\n" + "c" * 38]
 
 
 def test_a_character_that_the_end_of_a_turn_cut_is_completed_in_the_next() -> None:
     model = Script(*"ß".encode())
     assert _chat(model, ["ab", "", ""], max_new_tokens=3) == ["ß\ufffd"] * 3
     assert model.prompts[1] == [START, *b"ab", *"ß".encode(), "ß".encode()[0]]
-
-
-def test_a_stop_text_is_no_part_of_the_conversation() -> None:
-    model = Script(*b"12;4")
-    assert _chat(model, ["ab", "c"], stop=[";"]) == ["12", "12"]
-    assert _texts(model) == ["ab", "ab12\nc"]
-
-
-def test_a_text_that_ended_is_left_behind() -> None:
-    model = Script(*b"1", END)
-    _chat(model, ["ab", "c"])
-    assert _texts(model) == ["ab", "c"]
-
-
-def test_a_text_that_is_too_long_loses_its_beginning() -> None:
-    model = Script(*b"1234567890")
-    _chat(model, ["a" * 30, "b", "c" * 38], max_new_tokens=10)
-    assert _texts(model) == ["a" * 30, "a" * 18 + "1234567890\nb", "\n" + "c" * 38]
 
 
 def test_each_instruction_stands_alone() -> None:

@@ -4,11 +4,11 @@ import copy
 import importlib
 import os
 import re
-import shutil
 import signal
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 
 from models.losses import METRICS
 from tests import runs
-from tests.in_process import SINGLE, Begun, begin, train_here
+from tests.in_process import SINGLE, Begun, begin
 from tests.runs import LAST_STEP, assert_same_run, rows, settings, train, with_arguments
 from training.number_watch import BadStep
 from training.recovery import Recovery
@@ -38,10 +38,12 @@ def _at_steps(change: Callable[..., Any]) -> None:
     pretrain.train_step = lambda state, *args: change(state.progress.step, train_step, state, *args)
 
 
-def _explodes(at: Steps, rank: int) -> None:
+def explodes(at: Steps, rank: int, *, dies_at: int | None = None) -> None:
     """Make the gradients of these steps not finite, each time that the steps are run."""
 
     def step(number: int, real: Any, state: Any, *args: Any) -> Any:
+        if number == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
         result = real(state, *args)
         if number in at:
             result = replace(result, grad_norm=result.grad_norm * float("nan"))
@@ -93,13 +95,10 @@ def _spikes(at: Steps, rank: int) -> None:
 def test_a_rewound_run_equals_a_run_without_those_batches(
     data: Path, tmp_path: Path, log: Path, ranks: int, at: Steps, goes_back_to: str
 ) -> None:
-    """The runs are equal bit for bit, and every step is logged once.
-
-    The bad steps lie before the first checkpoint, in the middle and at the last step.
-    """
+    """The bad steps lie before the first checkpoint, in the middle and at the last step."""
     expected, run = tmp_path / "expected", tmp_path / "run"
     train(settings(data, expected, **OFTEN), log, ranks=ranks, hook=with_arguments(_does_nothing, at)).ok()
-    hook = with_arguments(_explodes, at)
+    hook = with_arguments(explodes, at)
     output = train(settings(data, run, on_nonfinite="rewind", **OFTEN), log, ranks=ranks, hook=hook).ok()
     for number, step in enumerate(at, start=1):
         assert f"not finite (NaN or infinite) since step {step}:" in output and f"rewind {number} of 3" in output
@@ -115,25 +114,15 @@ def test_a_rewound_run_that_was_killed_resumes_without_the_batch(data: Path, tmp
     expected, run = tmp_path / "expected", tmp_path / "run"
     train(settings(data, expected), log, hook=with_arguments(_does_nothing, (3,))).ok()
     typed = settings(data, run, on_nonfinite="rewind")
-    train(typed, log, hook=with_arguments(_explodes_and_dies, (3,), 9)).killed()
+    train(typed, log, hook=partial(explodes, (3,), dies_at=9)).killed()
     output = train([*typed, "resume=auto"], log).ok()  # step 3 would succeed now, but stays left out
     assert "resuming" in output and "not finite" not in output
     assert_same_run(run, expected, metrics=False)
 
 
-def _explodes_and_dies(at: Steps, dies_at: int, rank: int) -> None:
-    def die(number: int, real: Any, *args: Any, **kwargs: Any) -> Any:
-        if number == dies_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **kwargs)
-
-    _explodes(at, rank)
-    _at_steps(die)
-
-
 def test_the_number_of_rewinds_is_limited(data: Path, tmp_path: Path, log: Path) -> None:
     run = tmp_path / "run"
-    hook = with_arguments(_explodes, tuple(range(5, LAST_STEP)))
+    hook = with_arguments(explodes, tuple(range(5, LAST_STEP)))
     typed = settings(data, run, on_nonfinite="rewind", max_rewinds=2, **OFTEN)
     message = train(typed, log, hook=hook).error()
     assert "since step 7;" in message and "steps 5, 6 were left out already (max_rewinds=2)" in message
@@ -157,47 +146,16 @@ def test_a_spike_of_the_loss_is_a_bad_step(data: Path, tmp_path: Path, log: Path
     assert "lm_loss is" in message and "at step 17" in message and "on_nonfinite=rewind" in message
 
 
-def test_a_resumed_run_knows_the_losses_before_it(data: Path, tmp_path: Path, log: Path) -> None:
-    """The checkpoint has enough losses to find a spike in the first step after it."""
-    expected, run = tmp_path / "expected", tmp_path / "run"
-    changes = {"loss_spike": 20, "eval_every_n_steps": None}
-    train_here(settings(data, expected, **changes, max_steps=15))
-    train_here(settings(data, run, **changes, max_steps=12))
-    shutil.copytree(run, tmp_path / "spoiled")
-    train_here([f"resume={run}", "max_steps=15"])
-    losses = [runs.tensors(folder, 15)["rank_0000.safetensors:progress.losses"].tolist() for folder in (run, expected)]
-    assert len(losses[1]) == 15 and losses[0] == losses[1], (
-        "the resumed run has other losses in its window than the whole run"
-    )
-    typed = [f"resume={tmp_path / 'spoiled'}", "max_steps=15"]
-    done = train(typed, log, hook=with_arguments(_spikes, (13,)))
-    assert done.status == 2, f"the spike in the first step after the checkpoint was not noticed:\n{done.output}"
-    assert re.search(r"lm_loss is \S+ at step 13, \S+ times the \S+ of the steps before it", done.error())
-
-
-def _a_bit_flips(at_step: int, on_rank: int, rank: int) -> None:
+def _a_bit_flips(rank: int) -> None:
     """Change one bit of a weight on one rank, as failing memory does."""
 
     def step(number: int, real: Any, state: Any, *args: Any) -> Any:
-        if number == at_step and rank == on_rank:
+        if number == 3 and rank == 1:
             weight = next(state.model.parameters())
             weight.data.view(torch.int32)[0] ^= 1
         return real(state, *args)
 
     _at_steps(step)
-
-
-@pytest.mark.parametrize(("every", "found_at"), [("1000", 4), ("1", 3)])
-def test_a_rank_whose_weights_are_others_is_named_before_they_are_saved(
-    data: Path, tmp_path: Path, log: Path, every: str, found_at: int
-) -> None:
-    run = tmp_path / "run"
-    typed = settings(data, run, global_batch_size=18, check_replicas_every_n_steps=every)
-    done = train(typed, log, ranks=3, hook=with_arguments(_a_bit_flips, 3, 1))
-    assert done.status == 1, done.output
-    assert re.search(rf"rank 1 \(process \d+ on [^)]+\) differs from the others in .* at step {found_at}", done.output)
-    assert "says nothing" not in done.output
-    assert runs.latest(run) == 2, "weights that differ between ranks were saved"
 
 
 def _a_bit_of_the_optimizer_flips(rank: int) -> None:
@@ -226,11 +184,6 @@ def _an_average_drifts(rank: int) -> None:
     EMA.update = update  # type: ignore[method-assign,assignment]
 
 
-def test_the_comparison_of_ranks_can_be_switched_off(data: Path, tmp_path: Path, log: Path) -> None:
-    typed = settings(data, tmp_path / "run", check_replicas_every_n_steps=None)
-    train(typed, log, ranks=2, hook=with_arguments(_a_bit_flips, 3, 1)).ok()
-
-
 def _rows_explode(at: Steps, rank: int) -> None:
     """Make the gradients of puzzle rows not finite, the only ones with freeze_weights."""
     program: Any = importlib.import_module("pretrain")
@@ -242,50 +195,41 @@ def _rows_explode(at: Steps, rank: int) -> None:
     program.sparse_sign_sgd_ = update
 
 
-@pytest.mark.parametrize("ranks", [2])
-def test_gradients_of_the_puzzle_table_are_checked_too(data: Path, tmp_path: Path, log: Path, ranks: int) -> None:
+def test_gradients_of_the_puzzle_table_are_checked_too(data: Path, tmp_path: Path, log: Path) -> None:
     run = tmp_path / "run"
     typed = settings(data, run, freeze_weights="true", **OFTEN)
-    message = train(typed, log, ranks=ranks, hook=with_arguments(_rows_explode, (7,))).error()
+    message = train(typed, log, ranks=2, hook=with_arguments(_rows_explode, (7,))).error()
     assert "not finite (NaN or infinite) since step 7" in message and "step_00000006" in message
     assert runs.latest(run) == 6
-
-
-def test_a_branch_does_not_count_earlier_rewinds_of_its_source(data: Path, tmp_path: Path, log: Path) -> None:
-    run, branch = tmp_path / "run", tmp_path / "branch"
-    hook = with_arguments(_explodes, (3,))
-    train(settings(data, run, on_nonfinite="rewind", max_rewinds=1, **OFTEN), log, hook=hook).ok()
-    typed = [f"resume={run / 'step_00000006'}", f"checkpoint_path={branch}"]
-    output = train(typed, log, hook=with_arguments(_explodes, (7,))).ok()
-    assert "rewind 1 of 1" in output, output
-    source = run / "step_00000006"  # the branch has no checkpoint of its own yet
-    assert f"going on from {source} at step 6, without the batch of step 7" in output, output
-    assert rows(branch)[-1]["train/skipped_steps"] == 1
 
 
 def test_a_rewind_ends_an_unfinished_trace(data: Path, tmp_path: Path, log: Path) -> None:
     run = tmp_path / "run"
     typed = settings(data, run, on_nonfinite="rewind", profile="true", **OFTEN)
-    output = train(typed, log, hook=with_arguments(_explodes, (5,))).ok()
+    output = train(typed, log, hook=with_arguments(explodes, (5,))).ok()
     assert output.index("no trace: the run ended before step 6") < output.index("rewind 1 of 3"), output
     assert len([*run.glob("profile/rank_0.*.pt.trace.json.gz")]) == 1
 
 
 @pytest.mark.parametrize(
-    ("hook", "differs"),
-    [(_a_bit_of_the_optimizer_flips, r"optimizer\.\S+ at step 4"), (_an_average_drifts, r"ema\.\S+ at step 2")],
+    ("hook", "every", "differs", "saved"),
+    [
+        (_a_bit_flips, 1000, r".* at step 4", 2),
+        (_a_bit_flips, 1, r".* at step 3", 2),
+        (_a_bit_of_the_optimizer_flips, 1000, r"optimizer\.\S+ at step 4", 2),
+        (_an_average_drifts, 1000, r"ema\.\S+ at step 2", 0),
+    ],
 )
-def test_a_rank_with_another_state_is_named(
-    data: Path, tmp_path: Path, log: Path, hook: Callable[[int], None], differs: str
+def test_a_rank_with_another_state_is_named_before_it_is_saved(
+    data: Path, tmp_path: Path, log: Path, hook: Callable[[int], None], every: int, differs: str, saved: int
 ) -> None:
     """A checkpoint takes tensors of the optimizer and of the average from all ranks in turn."""
-    typed = settings(data, tmp_path / "run", global_batch_size=18, ema="true")
+    run = tmp_path / "run"
+    typed = settings(data, run, global_batch_size=18, ema="true", check_replicas_every_n_steps=every)
     done = train(typed, log, ranks=3, hook=hook)
     named = re.search(rf"rank 1 \(process \d+ on [^)]+\) differs from the others in {differs}", done.output)
-    assert done.status == 1 and named, done.output
-
-
-# ---- starts, one by one ------------------------------------------------------------------------
+    assert done.status == 1 and named and "says nothing" not in done.output, done.output
+    assert runs.latest(run) == saved, "state that differs between ranks was saved"
 
 
 @pytest.fixture
@@ -315,10 +259,7 @@ def _fresh(begun: Begun) -> TrainState:
 
 
 def test_the_next_start_knows_all_steps_that_are_left_out(begun: Begun) -> None:
-    """The steps are those of the resumed checkpoint and later ones.
-
-    All starts share one W&B run.
-    """
+    """Also those of the resumed checkpoint. All starts share one W&B run."""
     begun.state.progress.skipped_steps = [8]
     recovery = Recovery(begun.start, SINGLE)
     _fails(recovery, begun.state, _bad(5))

@@ -10,16 +10,23 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.training.starts import all_bytes, prepare_run, read, set_attempt
+from tests.runs import contents
+from tests.training.starts import prepare_run, read, set_attempt
 from tests.utils.checkpoint.helpers import fix_manifest
+from training.resume import Start
 from utils.errors import UserError
 from utils.ranks.launch import Launch
 from utils.run.launched import Launched
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
+HOLDS_CHECKPOINTS = r"already holds checkpoints \(newest step_00000012\)"
 
-# ---- the checkpoint ----------------------------------------------------------------------------
+
+def _step(start: Start) -> int:
+    """Return the step from which a run goes on."""
+    assert start.checkpoint is not None
+    return start.checkpoint.state.step
 
 
 def test_a_requeued_job_resumes_only_what_it_began(copied: Path, quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,43 +34,42 @@ def test_a_requeued_job_resumes_only_what_it_began(copied: Path, quiet: Path, mo
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     typed = [f"checkpoint_path={copied}"]
-    with pytest.raises(ValueError, match=r"already holds checkpoints \(newest step_00000012\)"):
-        read(*typed)
-    with pytest.raises(ValueError, match=r"already holds checkpoints \(newest step_00000012\)"):
-        read(*typed, f"resume={quiet}/step_00000012")
+    for another in ([], [f"resume={quiet}/step_00000012"]):
+        with pytest.raises(ValueError, match=HOLDS_CHECKPOINTS):
+            read(*typed, *another)
     begun = Launched.read(copied)
     assert begun is not None
     begun.model_copy(update={"launch": Launch.from_environment().identity}).write(copied)
-    start = read(*typed)
-    assert start.checkpoint is not None and start.checkpoint.state.step == 12
+    assert _step(read(*typed)) == 12
     monkeypatch.setenv("SLURM_JOB_ID", "78")
-    with pytest.raises(ValueError, match="already holds checkpoints"):
+    with pytest.raises(ValueError, match=HOLDS_CHECKPOINTS):
         read(*typed)
 
 
-def test_resume_of_a_run_takes_the_newest_step(quiet: Path) -> None:
-    for resume in ([f"resume={quiet}"], ["resume=auto", f"checkpoint_path={quiet}"], [f"resume={quiet}/step_00000012"]):
-        start = read(*resume)
-        assert start.checkpoint is not None and start.checkpoint.state.step == 12
-        assert start.config.run_path == quiet and not start.branches_off
-        assert f"resuming {quiet}/step_00000012 at step 12" in start.notes
+def test_resume_of_a_run_takes_the_newest_step(copied: Path) -> None:
+    for resume in ("{}", "auto", "{}/step_00000012", "{}/latest"):
+        start = read(f"resume={resume.format(copied)}", *([f"checkpoint_path={copied}"] if resume == "auto" else []))
+        assert (_step(start), start.config.run_path, start.branches_off) == (12, copied, False)
+        assert f"resuming {copied}/step_00000012 at step 12" in start.notes
+    (copied / "best").write_text("step_00000010\n")
+    for older in ("step_00000004", "best"):
+        with pytest.raises(ValueError, match=r"went on to step_00000012; resume=.* continues .*checkpoint_path"):
+            read(f"resume={copied}/{older}")
+    assert _step(read(f"resume={copied}/best", "project_name=p", "run_name=branch")) == 10
 
 
 def test_restart_implies_resume(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"already holds checkpoints \(newest step_00000012\); resume=auto"):
+    """A step on the command line is the start of the launch."""
+    with pytest.raises(ValueError, match=HOLDS_CHECKPOINTS + "; resume=auto"):
         read(f"checkpoint_path={quiet}")
     set_attempt(monkeypatch, "x", 1)
     for typed in (f"checkpoint_path={quiet}", f"resume={quiet}/step_00000004"):
-        start = read(typed)  # a step on the command line is the start of the launch
-        assert start.checkpoint is not None and start.checkpoint.state.step == 12
-
-
-# ---- branches ----------------------------------------------------------------------------------
+        assert _step(read(typed)) == 12
 
 
 def test_a_typed_name_branches_off_into_a_folder_of_its_own(quiet: Path, tmp_path: Path) -> None:
     """The run at PATH stays as it is, also if only its newest step is named."""
-    before = all_bytes(quiet)
+    before = contents(quiet)
     own = json.loads((quiet / "step_00000012" / "state.json").read_text())["config"]
     checkpoints = Path("checkpoints")
     for typed, run, project, name in (
@@ -75,13 +81,16 @@ def test_a_typed_name_branches_off_into_a_folder_of_its_own(quiet: Path, tmp_pat
     ):
         for source, step in ((quiet, 12), (quiet / "latest", 12), (quiet / "step_00000004", 4)):
             start = read(f"resume={source}", *typed)
-            assert start.branches_off and start.checkpoint is not None and start.checkpoint.state.step == step
+            assert start.branches_off and _step(start) == step
             config = start.config
             assert (config.run_path, config.project_name, config.run_name) == (run, project, name)
             assert f"branches off {quiet} at step {step} into {run}" in start.notes
             prepare_run(start)
             assert (run / "metrics.jsonl").read_bytes() == (quiet / "metrics.jsonl").read_bytes()
-    assert all_bytes(quiet) == before
+    (tmp_path / "taken" / "step_00000001").mkdir(parents=True)
+    with pytest.raises(ValueError, match="already holds checkpoints"):
+        read(f"resume={quiet}/step_00000004", f"checkpoint_path={tmp_path}/taken")
+    assert contents(quiet) == before
 
 
 def test_the_names_of_the_run_itself_are_no_branch(quiet: Path) -> None:
@@ -105,7 +114,7 @@ def test_a_branch_goes_on_by_itself(copied: Path, monkeypatch: pytest.MonkeyPatc
     prepare_run(read(*typed))
     set_attempt(monkeypatch, "x", 1)
     start = read(*typed)
-    assert start.branches_off and start.checkpoint is not None and start.checkpoint.state.step == 4
+    assert start.branches_off and _step(start) == 4
     (copied / "step_00000006").rename(branch / "step_00000006")
     for gone in (False, True):
         if gone:
@@ -114,39 +123,6 @@ def test_a_branch_goes_on_by_itself(copied: Path, monkeypatch: pytest.MonkeyPatc
         assert not start.branches_off and start.config.run_path == branch
         assert f"resuming {branch}/step_00000006 at step 6" in start.notes
         assert (start.config.project_name, start.config.run_name) == ("p", "branch")
-
-
-def test_older_step_is_refused_or_branched_off(quiet: Path, tmp_path: Path) -> None:
-    before = all_bytes(quiet)
-    with pytest.raises(ValueError, match=r"went on to step_00000012; resume=.* continues .*checkpoint_path"):
-        read(f"resume={quiet}/step_00000004")
-    start = read(f"resume={quiet}/step_00000004", f"checkpoint_path={tmp_path}/branch")
-    assert start.branches_off and start.checkpoint is not None and start.checkpoint.state.step == 4
-    assert start.config.run_path == tmp_path / "branch" and start.config.run_name == "branch"
-    (tmp_path / "taken" / "step_00000001").mkdir(parents=True)
-    with pytest.raises(ValueError, match="already holds checkpoints"):
-        read(f"resume={quiet}/step_00000004", f"checkpoint_path={tmp_path}/taken")
-    assert all_bytes(quiet) == before
-
-
-def test_a_step_is_named_by_best_and_latest(copied: Path) -> None:
-    start = read(f"resume={copied}/latest")
-    assert start.config.run_path == copied and f"resuming {copied}/step_00000012 at step 12" in start.notes
-    (copied / "best").write_text("step_00000010\n")
-    with pytest.raises(
-        ValueError, match=rf"resume={copied}/best, but the run went on to step_00000012; resume={copied} "
-    ):
-        read(f"resume={copied}/best")
-    branch = read(f"resume={copied}/best", "project_name=p", "run_name=branch")
-    assert branch.checkpoint is not None and branch.checkpoint.state.step == 10
-
-
-@pytest.mark.parametrize("typed", ["resume={}", "resume=auto checkpoint_path={}"])
-def test_a_folder_of_runs_is_no_run(copied: Path, typed: str) -> None:
-    project = copied.parent
-    with pytest.raises(ValueError, match=rf"{project} is a folder of runs; give one of them: {copied} \(step 12\)"):
-        read(*typed.format(project).split())
-    assert not (project / ".lock").exists()
 
 
 def test_resume_auto_needs_the_run_unless_a_launch_knows_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,33 +137,20 @@ def test_resume_auto_needs_the_run_unless_a_launch_knows_its_name(monkeypatch: p
     assert read("resume=auto", "project_name=p").config.run_path == first.config.run_path
 
 
-def test_resume_auto_without_a_folder_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The name may have a typing mistake. But a launcher types the same before the run began."""
-    (tmp_path / "mellow-otter" / "step_00000001").mkdir(parents=True)
-    typed = ("resume=auto", f"checkpoint_path={tmp_path}/melow-otter")
-    start = read(*typed)
-    told = capsys.readouterr().err
-    assert told.startswith("warning: ") and f"did you mean {tmp_path}/mellow-otter?" in told
-    prepare_run(start)
-    read(*typed)
-    assert not capsys.readouterr().err, "the run has begun: its config.yaml is there"
-
-
-@pytest.mark.parametrize("where", ["nowhere", "nowhere/step_00000004"])
-def test_resume_of_a_missing_run_is_refused(where: str) -> None:
-    with pytest.raises(ValueError, match=f"no checkpoint at {where}; give the folder of a run"):
-        read(f"resume={where}")
-
-
-def test_weights_cannot_be_resumed(copied: Path) -> None:
+def test_what_is_no_run_cannot_be_resumed(copied: Path) -> None:
     file = copied / "step_00000012" / "model.safetensors"
-    with pytest.raises(ValueError, match=f"is a part of a checkpoint; give the step folder above it, {file.parent}"):
-        read(f"resume={file}")
-    with pytest.raises(ValueError, match=r"are weights alone.*init_from=hf://owner/repo starts another run"):
-        read("resume=hf://owner/repo")
-
-
-# ---- the config --------------------------------------------------------------------------------
+    of_runs = f"{copied.parent} is a folder of runs; give one of them: {copied} \\(step 12\\)"
+    for typed, message in (
+        ("resume=nowhere", "no checkpoint at nowhere; give the folder of a run"),
+        ("resume=nowhere/step_00000004", "no checkpoint at nowhere/step_00000004; give the folder of a run"),
+        (f"resume={copied.parent}", of_runs),
+        (f"resume=auto checkpoint_path={copied.parent}", of_runs),
+        (f"resume={file}", f"is a part of a checkpoint; give the step folder above it, {file.parent}"),
+        ("resume=hf://owner/repo", r"are weights alone.*init_from=hf://owner/repo starts another run"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read(*typed.split())
+    assert not (copied.parent / ".lock").exists()
 
 
 def test_typed_values_win_over_stored_values_and_stored_values_over_yaml(quiet: Path) -> None:
@@ -203,66 +166,43 @@ def test_typed_values_win_over_stored_values_and_stored_values_over_yaml(quiet: 
     assert stored["checkpoint_every_n_steps"] == 2
     typed_default = read(f"resume={quiet}", "checkpoint_every_n_steps=null")
     assert typed_default.config.checkpoint_every_n_steps is None, "a typed default replaces the stored value"
+    # A recipe types auto at every start, and the run keeps the dtype that it began with.
+    for dtype, is_told in (("auto", False), ("bfloat16", True)):
+        notes = read(f"resume={quiet}", f"arch.forward_dtype={dtype}").notes
+        assert any("arch.forward_dtype: float32 -> bfloat16" in note for note in notes) == is_told
 
 
-def test_a_typed_dtype_of_auto_is_no_change(quiet: Path) -> None:
-    """A recipe types it at every start, and the run keeps the dtype that it began with."""
-    notes = read(f"resume={quiet}", "arch.forward_dtype=auto").notes
-    assert not [note for note in notes if "forward_dtype" in note]
-    notes = read(f"resume={quiet}", "arch.forward_dtype=bfloat16").notes
-    assert "changed on the command line: arch.forward_dtype: float32 -> bfloat16" in notes
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
+def test_typed_data_replace_all_stored_data(tmp_path: Path) -> None:
+    """A typed data_path clears the stored data_paths, which would win otherwise."""
+    run = tmp_path / "run"
+    prepare_run(read(f"checkpoint_path={run}", "data_paths=[a,b]"))
+    for typed, expected in (
         ([], ["a", "b"]),
         (["data_path=c"], ["c"]),
         (["data_path=c", "data_paths=[d,e]"], ["d", "e"]),
         (["data_paths=[]"], ["data/arc-aug-1000"]),
-    ],
-)
-def test_typed_data_replace_all_stored_data(tmp_path: Path, typed: list[str], expected: list[str]) -> None:
-    """A typed data_path clears the stored data_paths, which would win otherwise."""
-    run = tmp_path / "run"
-    prepare_run(read(f"checkpoint_path={run}", "data_paths=[a,b]"))
-    train_paths = read("resume=auto", f"checkpoint_path={run}", *typed).config.train_paths
-    assert train_paths == expected, f"with {typed} typed over data_paths=[a,b] the run would train on {train_paths}"
+    ):
+        assert read("resume=auto", f"checkpoint_path={run}", *typed).config.train_paths == expected, typed
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_a_stored_switch_gets_its_options(tmp_path: Path, stored: bool) -> None:
+def test_a_stored_switch_gets_its_options_and_a_key_that_is_gone_is_dropped(tmp_path: Path, stored: bool) -> None:
     """Older runs stored `profile: false`."""
     run = tmp_path / "run"
     prepare_run(read(f"checkpoint_path={run}"))
     config = yaml.safe_load((run / "config.yaml").read_text())
     options = config["profile"] | {"enabled": stored}
-    (run / "config.yaml").write_text(yaml.safe_dump(config | {"profile": stored}))
+    gone = {"static_graph": False, "compression": "none"}
+    changes = {"profile": stored, "parallel": config["parallel"] | gone}
+    (run / "config.yaml").write_text(yaml.safe_dump(config | changes))
     start = read("resume=auto", f"checkpoint_path={run}")
+    (note,) = (note for note in start.notes if "no longer exist" in note)
+    assert "parallel.static_graph=False" in note and "parallel.compression=none" in note
     assert start.config.profile.model_dump() == options
     assert not [note for note in start.notes if "profile" in note]
     start = read("resume=auto", f"checkpoint_path={run}", f"profile={not stored}", "profile.steps=[2,3]")
     assert start.config.profile.model_dump() == options | {"enabled": not stored, "steps": [2, 3]}
     assert f"changed on the command line: profile.enabled: {stored} -> {not stored}" in start.notes
-
-
-def test_a_stored_key_that_is_gone_is_dropped_with_a_note(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    prepare_run(read(f"checkpoint_path={run}"))
-    stored = yaml.safe_load((run / "config.yaml").read_text())
-    stored["parallel"] |= {"static_graph": False, "compression": "none"}
-    (run / "config.yaml").write_text(yaml.safe_dump(stored))
-    start = read("resume=auto", f"checkpoint_path={run}")
-    (note,) = (note for note in start.notes if "no longer exist" in note)
-    assert "parallel.static_graph=False" in note and "parallel.compression=none" in note
-
-
-def test_allow_changed_data_applies_only_to_one_start(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    prepare_run(read(f"checkpoint_path={run}", "allow_changed_data=true"))
-    again = ("resume=auto", f"checkpoint_path={run}")
-    assert not read(*again).config.allow_changed_data
-    assert read(*again, "allow_changed_data=true").config.allow_changed_data
 
 
 def test_a_run_killed_before_its_first_checkpoint_keeps_its_recipe(data: Path, tmp_path: Path) -> None:
@@ -297,10 +237,9 @@ def test_a_wrong_stored_value_is_named_with_its_file(copied: Path, has_checkpoin
     with pytest.raises(UserError) as caught:
         read("resume=auto", f"checkpoint_path={copied}", "beta1=much")
     message = str(caught.value)
-    assert f"{place('lr')}: lr: input should be a valid number" in message
-    assert f"{place('seeed')}: unknown key 'seeed'; did you mean seed?" in message
-    assert f"{place('evaluators')}: evaluators.0: " in message
-    assert "; beta1: input should be a valid number" in f"; {message}", "this one was typed"
+    for expected in (f"{place('lr')}: lr: ", f"{place('seeed')}: unknown key", f"{place('evaluators')}: evaluators."):
+        assert expected in message
+    assert "; beta1: " in f"; {message}", "this one was typed"
     with pytest.raises(UserError) as caught:
         read("resume=auto", f"checkpoint_path={copied}", "lr=1e-4")
     assert "lr:" not in str(caught.value), "the typed value replaces the wrong one"
@@ -315,9 +254,6 @@ def test_a_branch_killed_before_its_first_checkpoint_needs_its_source_again(quie
     assert read(*branch).branches_off
 
 
-# ---- the folder --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("branches_off", [False, True])
 def test_a_folder_that_another_run_has_used_meanwhile_is_refused(
     quiet: Path, tmp_path: Path, branches_off: bool
@@ -326,31 +262,26 @@ def test_a_folder_that_another_run_has_used_meanwhile_is_refused(
     run = tmp_path / "run"
     start = read(f"checkpoint_path={run}", *([f"resume={quiet}"] if branches_off else []))
     (run / "step_00000001").mkdir(parents=True)
-    before = all_bytes(run)
+    before = contents(run)
     with pytest.raises(ValueError, match=r"already holds checkpoints \(newest step_00000001\)"):
         prepare_run(start)
-    assert {path: text for path, text in all_bytes(run).items() if path.name != ".lock"} == before
+    assert contents(run) == before
 
 
-# ---- the lock ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["path", "restart", "afresh"])
+@pytest.mark.parametrize("how", ["resume={}", "resume=auto checkpoint_path={}", "afresh"])
 def test_the_folder_is_read_under_the_lock(copied: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """A run that waits for the lock finds the checkpoint that the holder saves meanwhile.
 
-    The holder is replacing its newest step: the old folder is renamed, and the new folder does not
-    exist yet.
+    The holder has renamed the old folder of its newest step, and the new folder does not exist yet.
     """
     newest, aside = copied / "step_00000012", copied / ".incomplete_replaced_step_00000012"
     newest.rename(aside)
     (copied / "latest").write_text("step_00000010\n")
-    flock, num_calls = fcntl.flock, 0
+    flock, calls = fcntl.flock, list[int]()
 
     def held_by_another(file: Any, operation: int) -> None:
-        nonlocal num_calls
-        num_calls += 1
-        if num_calls == 1:
+        calls.append(operation)
+        if len(calls) == 1:
             assert aside.exists(), "the folder was repaired before it was locked"
             aside.rename(newest)
             (copied / "latest").write_text("step_00000012\n")
@@ -358,14 +289,9 @@ def test_the_folder_is_read_under_the_lock(copied: Path, monkeypatch: pytest.Mon
         flock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", held_by_another)
-    if how == "restart":
-        set_attempt(monkeypatch, "x", 1)
     if how == "afresh":
-        with pytest.raises(ValueError, match=r"already holds checkpoints \(newest step_00000012\)"):
+        with pytest.raises(ValueError, match=HOLDS_CHECKPOINTS):
             read(f"checkpoint_path={copied}")
     else:
-        typed = [f"resume={copied}"] if how == "path" else [f"checkpoint_path={copied}", "resume=auto"]
-        start = read(*(typed[:1] if how == "restart" else typed))
-        assert start.checkpoint is not None
-        assert start.checkpoint.state.step == 12, "the folder was read before it was locked"
-    assert num_calls == 2, "the run did not try the lock twice"
+        assert _step(read(*how.format(copied).split())) == 12, "the folder was read before it was locked"
+    assert len(calls) == 2, "the run did not try the lock twice"

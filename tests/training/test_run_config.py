@@ -6,13 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.training.starts import prepare_run, read, set_attempt
-from training.run_config import without_options
 from utils.run.folder import located_paths
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
-
-
-# ---- names -------------------------------------------------------------------------------------
 
 
 def test_missing_names_are_filled_in() -> None:
@@ -56,9 +52,6 @@ def test_a_run_with_a_path_of_its_own_leaves_no_note(monkeypatch: pytest.MonkeyP
     assert Path("elsewhere/mine/config.yaml").is_file() and not Path("checkpoints").exists()
 
 
-# ---- paths -------------------------------------------------------------------------------------
-
-
 def test_a_relative_path_is_relative_to_where_the_run_was_started(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "there").mkdir(parents=True)
@@ -66,14 +59,6 @@ def test_a_relative_path_is_relative_to_where_the_run_was_started(tmp_path: Path
     assert located_paths(str(folder), ["there", None, "", *others]) == [str(folder / "there"), *others]
     for started_in in (None, 3):  # a run of an older version, and a damaged config
         assert located_paths(started_in, ["there"]) == ["there"]
-    assert read("checkpoint_path=run").config.started_in == os.getcwd()
-
-
-def test_a_run_in_its_own_folder_has_the_paths_that_were_typed() -> None:
     Path("data").mkdir()
-    assert read("data_path=data", "data_paths_test=[data]").config.test_paths == ["data"]
-
-
-def test_options_of_a_group_wait_for_the_architecture_of_the_run() -> None:
-    """A plus in front of a key means nothing, also here."""
-    assert without_options(["+arch.L_layers=1", "~optim.eps", "arch=trm", "lr=1"]) == ["arch=trm", "lr=1"]
+    config = read("checkpoint_path=run", "data_path=data", "data_paths_test=[data]").config
+    assert config.started_in == os.getcwd() and config.test_paths == ["data"]

@@ -15,6 +15,7 @@ import torch
 from tests import runs
 from tests.in_process import SINGLE, begin
 from tests.runs import assert_same_run, rows, settings, train, with_arguments
+from tests.training.test_recovery import explodes
 from tests.utils.checkpoint.helpers import snapshot_at
 from training import saves as saves_module
 from training.saves import Saves
@@ -27,16 +28,6 @@ from utils.errors import UserError
 pytestmark = pytest.mark.faults
 
 ON = {"on_save_error": "continue"}
-
-
-def _assert_same_but_for_the_count(run: Path, quiet: Path) -> None:
-    assert_same_run(run, quiet, metrics=False)
-    logged = [{name: value for name, value in row.items() if name != "train/failed_saves"} for row in rows(run)]
-    assert logged == rows(quiet)
-    assert (run / "best").read_text() == (quiet / "best").read_text()
-
-
-# ---- real runs on a full disk ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("ranks", "full_on"), [(1, [0]), (2, [1]), (2, [0, 1])])
@@ -52,7 +43,10 @@ def test_a_run_survives_a_full_disk(
     assert "failed saves in a row: 4; the run ends at 10" in output
     assert ("rows that wait in memory" in output) == (0 in full_on), output
     assert [(row["step"], row.get("train/failed_saves")) for row in rows(run)][:3] == [(1, None), (5, 1), (10, 4)]
-    _assert_same_but_for_the_count(run, quiet if ranks == 1 else quiet_2)
+    undisturbed = quiet if ranks == 1 else quiet_2
+    assert_same_run(run, undisturbed, metrics=False)
+    logged = [{name: value for name, value in row.items() if name != "train/failed_saves"} for row in rows(run)]
+    assert logged == rows(undisturbed) and (run / "best").read_text() == (undisturbed / "best").read_text()
     assert {path.name for path in run.glob("step_*")} == {f"step_{step:08d}" for step in (2, 10, 12)}
     Checkpoint.open(run / "step_00000012")
 
@@ -73,20 +67,14 @@ def test_a_run_ends_after_as_many_failed_saves_in_a_row(
     assert_same_run(run, quiet if ranks == 1 else quiet_2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "ends_at"),
-    [
-        ({"eval_every_n_steps": 1, "checkpoint_every_eval": True}, 6),
-        ({"eval_every_n_steps": 1, "checkpoint_every_eval": False}, 7),
-    ],
-    ids=["each evaluation is saved", "some evaluations are not saved"],
-)
+@pytest.mark.parametrize(("each_is_saved", "ends_at"), [(True, 6), (False, 7)])
 def test_a_failure_that_an_evaluation_notices_counts(
-    data: Path, tmp_path: Path, log: Path, changes: dict[str, Any], ends_at: int
+    data: Path, tmp_path: Path, log: Path, each_is_saved: bool, ends_at: int
 ) -> None:
     """The evaluation of the next step, and no log, finds that the second save has failed."""
     run = tmp_path / "run"
-    typed = settings(data, run, max_failed_saves=2, log_interval=100, **ON, **changes)
+    changes = {"eval_every_n_steps": 1, "checkpoint_every_eval": each_is_saved, "log_interval": 100}
+    typed = settings(data, run, max_failed_saves=2, **ON, **changes)
     done = train(typed, log, hook=with_arguments(_full_without_best, 4, 11))
     assert "2 saves in a row failed (max_failed_saves)" in done.error()
     assert done.output.count("WARNING: the checkpoint of step") == 2, done.output
@@ -101,24 +89,19 @@ def _full_without_best(first_step: int, end_step: int, rank: int) -> None:
     runs.full_disk(first_step, end_step, [0], rank)
 
 
-# ---- the last save -----------------------------------------------------------------------------
-
-
-def _disk_is_freed_in_pause(number: int, rank: int) -> None:
-    """Free the disk of `full_disk` in the n-th pause before another attempt; 0: never."""
+def _full_at_the_end(first_step: int, freed_in_pause: int, rank: int, *, stops: bool = False) -> None:
+    """Free the disk in the n-th pause before another attempt to save; 0: never."""
+    runs.full_disk(first_step, 100, [0], rank, num_bytes=3000)
     pauses = iter(range(1, 100))
 
     def sleep(seconds: float) -> None:
         assert seconds == 10.0
-        if next(pauses) == number:
+        if next(pauses) == freed_in_pause:
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     saves_module.time = SimpleNamespace(sleep=sleep)  # type: ignore[attr-defined,assignment]
-
-
-def _full_at_the_end(first_step: int, freed_in_pause: int, rank: int) -> None:
-    runs.full_disk(first_step, 100, [0], rank, num_bytes=3000)
-    _disk_is_freed_in_pause(freed_in_pause, rank)
+    if stops:
+        runs.stopped_after(first_step, rank)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -135,17 +118,6 @@ def test_the_last_save_is_tried_again(
     assert [row["step"] for row in rows(run)] == [1, 5, 10, 12], "rows that had to wait are lost"
 
 
-def test_a_failure_that_the_last_log_notices_leaves_the_last_save_its_attempts(
-    data: Path, tmp_path: Path, log: Path
-) -> None:
-    """The save of step 11 fails, and step 12 is logged before its own save."""
-    run = tmp_path / "run"
-    typed = settings(data, run, max_failed_saves=1, checkpoint_every_n_steps=11, eval_every_n_steps=12, **ON)
-    done = train([*typed, "log_interval=4"], log, hook=with_arguments(_full_at_the_end, 9, 0))
-    assert "failed saves in a row: 1; the run ends at 1" in done.output
-    assert "the checkpoint of step 12 could not be written" in done.error(), "the last save was not tried"
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_last_save_that_fails_for_good_is_an_error(data: Path, tmp_path: Path, log: Path, ranks: int) -> None:
     run = tmp_path / "run"
@@ -157,17 +129,12 @@ def test_a_last_save_that_fails_for_good_is_an_error(data: Path, tmp_path: Path,
     assert done.output.count("trying again") == 2 and runs.latest(run) == 10
 
 
-def _full_and_stopped(freed_in_pause: int, rank: int) -> None:
-    _full_at_the_end(3, freed_in_pause, rank)
-    runs.stopped_after(3, rank)
-
-
 @pytest.mark.parametrize("freed_in_pause", [1, 0])
 def test_a_graceful_stop_tries_its_save_again(
     data: Path, quiet: Path, tmp_path: Path, log: Path, freed_in_pause: int
 ) -> None:
     run = tmp_path / "run"
-    done = train(settings(data, run, **ON), log, hook=with_arguments(_full_and_stopped, freed_in_pause))
+    done = train(settings(data, run, **ON), log, hook=partial(_full_at_the_end, 3, freed_in_pause, stops=True))
     if freed_in_pause:
         assert "resume=auto goes on from here" in done.ok() and (run / "stopped").exists() and runs.latest(run) == 3
         train(settings(data, run, resume="auto"), log).ok()
@@ -177,25 +144,9 @@ def test_a_graceful_stop_tries_its_save_again(
         assert not (run / "stopped").exists() and runs.latest(run) == 2
 
 
-# ---- going back --------------------------------------------------------------------------------
-
-
 def _explodes_after_a_failed_save(rank: int) -> None:
-    """Let step 7 go wrong once, after the saves of steps 5 and 6 failed."""
-    import pretrain
-
-    train_step, exploded = pretrain.train_step, list[int]()
-
-    def step(state: Any, *args: Any) -> Any:
-        result = train_step(state, *args)
-        if state.progress.step == 7 and not exploded:
-            exploded.append(7)
-            for weight in state.model.parameters():
-                weight.data.fill_(float("nan"))
-            result.grad_norm.fill_(float("nan"))
-        return result
-
-    pretrain.train_step = step  # type: ignore[assignment]
+    """Let step 7 go wrong, after the saves of steps 5 and 6 failed."""
+    explodes((7,), rank)
     runs.full_disk(5, 7, [0], rank)
 
 
@@ -207,9 +158,6 @@ def test_a_rewind_goes_back_to_the_last_checkpoint_that_was_written(data: Path, 
     assert "WARNING: the checkpoint of step 6 could not be written" in output
     assert rows(run)[-1]["train/skipped_steps"] == 1
     assert rows(run)[-1]["train/failed_saves"] == 2, "the rewind forgot the failed saves"
-
-
-# ---- what a failed save changes ----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -235,7 +183,7 @@ class _Run:
         self.checkpointer = Checkpointer(folder, SINGLE, begun.start.config.keep_last_k)
         self.saves = Saves(self.checkpointer, begun.start.config, self.progress, self.said.append)
 
-    def save(self, step: int, *, best: float | None = None) -> None:
+    def begin(self, step: int, *, best: float | None = None) -> None:
         """Save as the session does. `best`: the value of an evaluation that is the best so far."""
         if best is not None:
             self.progress.best = best
@@ -249,29 +197,27 @@ class _Run:
             then=lambda folder: None,
         )
 
+    def save(self, step: int, *, best: float | None = None) -> None:
+        self.begin(step, best=best)
+        self.saves.finish()
+
 
 def test_a_best_step_that_is_lost_is_the_best_no_more(
     data: Path, tmp_path: Path, refuse: Callable[[bool], None]
 ) -> None:
     run = _Run(data, tmp_path / "run")
     run.save(1, best=0.5)
-    run.saves.finish()
     refuse(True)
     run.save(2, best=0.9)
-    run.saves.finish()
     assert run.progress.best == 0.5 and "it was the best step, and `best` stays as it is" in run.said[-1]
     run.save(3)  # a failed save of another step does not change the best
-    run.saves.finish()
     assert run.progress.best == 0.5 and "best step" not in run.said[-1]
     refuse(False)
     run.save(4, best=0.7)  # worse than the lost step
-    run.saves.finish()
     assert run.progress.best == 0.7 and (tmp_path / "run" / "best").read_text() == "step_00000004\n"
     run.save(5)  # a good save of another step does not change the best either
-    run.saves.finish()
     refuse(True)
     run.save(6, best=0.8)
-    run.saves.finish()
     assert run.progress.best == 0.7
 
 
@@ -286,16 +232,13 @@ def test_a_failed_save_leaves_best_latest_and_the_progress_as_they_were(
     run = _Run(data, folder)
     if saved_before:
         run.save(1, best=0.5)
-        run.saves.finish()
-    before = _tree(folder)
+    before = runs.contents(folder)
     with monkeypatch.context() as patch:
         _refuse_once(patch, folder, *refused.split())
         run.save(2, best=0.9)
-        run.saves.finish()
     assert run.progress.failed_saves == 1 and run.progress.best == (0.5 if saved_before else None)
-    assert _tree(folder) == before
+    assert runs.contents(folder) == before
     run.save(3, best=0.7)
-    run.saves.finish()
     assert (folder / "best").read_text() == (folder / "latest").read_text() == "step_00000003\n"
 
 
@@ -305,10 +248,8 @@ def test_a_failed_save_of_a_step_that_is_saved_already_keeps_the_old_one(
     """A step is saved twice if a stop puts its evaluation off."""
     run = _Run(data, tmp_path / "run")
     run.save(1)
-    run.saves.finish()
     _refuse_once(monkeypatch, tmp_path / "run", "naming", "latest")
     run.save(1, best=0.9)
-    run.saves.finish()
     assert run.progress.best is None and Checkpoint.open(tmp_path / "run/step_00000001").state.best is None
     assert not (tmp_path / "run/best").exists()
 
@@ -324,14 +265,9 @@ def test_a_step_is_saved_even_if_an_older_one_cannot_be_removed(
 
     monkeypatch.setattr(Checkpointer, "_remove", refuse)
     run.save(2, best=0.9)
-    run.saves.finish()
     assert run.progress.failed_saves == 0 and run.progress.best == 0.9
     assert (tmp_path / "run/best").read_text() == (tmp_path / "run/latest").read_text() == "step_00000002\n"
     assert "step_00000001 can't be used (Device or resource busy)" in capfd.readouterr().err
-
-
-def _tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def _refuse_once(patch: pytest.MonkeyPatch, run: Path, what: str, name: str) -> None:
@@ -391,12 +327,10 @@ def test_the_count_in_a_row_begins_anew_after_a_save(
         for refused in (True, False):
             refuse(refused)
             run.save(2 * step - refused)
-            run.saves.finish()
     assert run.progress.failed_saves == 3
     refuse(True)
     run.save(7)
-    run.saves.finish()
-    run.save(8)
+    run.begin(8)
     with pytest.raises(UserError, match=r"2 saves in a row failed \(max_failed_saves\)"):
         run.saves.finish()
 
@@ -406,7 +340,7 @@ def test_failed_saves_end_a_run_that_would_go_back(data: Path, tmp_path: Path, r
     for reaction in ("rewind", "stop"):
         run = _Run(data, tmp_path / reaction, max_failed_saves=1, on_nonfinite=reaction)
         refuse(True)
-        run.save(1)
+        run.begin(1)
         if reaction == "rewind":
             with pytest.raises(UserError, match=r"1 saves in a row failed \(max_failed_saves\)"):
                 run.saves.last_good()
@@ -419,7 +353,7 @@ def test_a_failed_save_is_noticed_without_another_save(
 ) -> None:
     run = _Run(data, tmp_path / "run")
     refuse(True)
-    run.save(1)
+    run.begin(1)
     until = time.monotonic() + 30
     while not run.said and time.monotonic() < until:
         run.saves.look()

@@ -110,10 +110,11 @@ def test_tensors_of_older_versions_are_ignored(begun: Begun, tmp_path: Path) -> 
     assert not [name for name in expected if not torch.equal(found[name], expected[name])]
 
 
-@pytest.mark.parametrize("changes", [{"best_metric": "lm_loss"}, {"best_mode": "min"}])
-def test_best_of_another_metric_is_forgotten(begun: Begun, tmp_path: Path, changes: dict[str, object]) -> None:
-    progress = _resumed(begun, _saved(begun, tmp_path / "run"), **changes).progress
-    assert progress == PROGRESS.model_copy(update={"best": None, "evaluations_since_best": 0})
+def test_best_of_another_metric_is_forgotten(begun: Begun, tmp_path: Path) -> None:
+    checkpoint = _saved(begun, tmp_path / "run")
+    for changes in ({"best_metric": "lm_loss"}, {"best_mode": "min"}):
+        progress = _resumed(begun, checkpoint, **changes).progress
+        assert progress == PROGRESS.model_copy(update={"best": None, "evaluations_since_best": 0})
 
 
 def test_a_branch_has_its_own_best_and_wandb_run(begun: Begun, tmp_path: Path) -> None:
@@ -132,33 +133,22 @@ def test_with_another_batch_size_all_slots_are_fresh(begun: Begun, tmp_path: Pat
     assert resumed.progress == PROGRESS
 
 
-def test_the_average_replaces_the_weights_inside_the_context(begun: Begun) -> None:
-    state = begun.state
+def test_the_average_replaces_the_weights_inside_the_context(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layout that keeps copies is told of each of the two swaps."""
+    state, seen = begun.state, list[bool]()
     assert state.ema is not None
     before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
     average = {name: tensor.clone() for name, tensor in state.ema.tensors().items()}
-    with pytest.raises(KeyError), state.averaged_weights():
+
+    def has(expected: dict[str, torch.Tensor]) -> bool:
         inside = state.model.state_dict()
-        assert all(torch.equal(inside[name], tensor) for name, tensor in average.items())
-        assert any(not torch.equal(inside[name], before[name]) for name in average)
+        return all(torch.equal(inside[name], tensor) for name, tensor in expected.items())
+
+    monkeypatch.setattr(state.layout, "values_changed", lambda: seen.append(has(average)))
+    with pytest.raises(KeyError), state.averaged_weights():
+        assert has(average) and not has(before) and seen == [True]
         raise KeyError
-    assert all(torch.equal(tensor, before[name]) for name, tensor in state.model.state_dict().items())
-
-
-def test_a_layout_is_told_that_weights_were_overwritten(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layout that keeps copies must renew them after each of the two swaps."""
-    state, seen = begun.state, list[torch.Tensor]()
-    name = next(name for name, _ in state.model.named_parameters())
-    before = state.model.get_parameter(name).detach().clone()
-    monkeypatch.setattr(
-        state.layout, "values_changed", lambda: seen.append(state.model.get_parameter(name).detach().clone())
-    )
-    with state.averaged_weights():
-        assert len(seen) == 1 and not torch.equal(seen[0], before)
-    assert len(seen) == 2 and torch.equal(seen[1], before)
-
-
-# ---- a copy for another process ----------------------------------------------------------------
+    assert has(before) and seen == [True, False]
 
 
 def test_a_host_copy_fits_only_its_own_place_and_model(begun: Begun, data: Path, tmp_path: Path) -> None:
@@ -181,9 +171,6 @@ def test_a_host_copy_fits_only_its_own_place_and_model(begun: Begun, data: Path,
     assert fresh.progress.step == PROGRESS.step and fresh.progress.skipped_steps == PROGRESS.skipped_steps
 
 
-# ---- whether a run may go on -------------------------------------------------------------------
-
-
 def test_a_run_resumes_only_with_its_own_data(begun: Begun, tmp_path: Path) -> None:
     checkpoint, config, data = _saved(begun, tmp_path / "run"), begun.start.config, begun.data
     assert require_same_run(checkpoint, config, data) == []
@@ -198,13 +185,11 @@ def test_a_run_resumes_only_with_its_own_data(begun: Begun, tmp_path: Path) -> N
     assert line == f"test data are others than before: {checkpoint.state.fingerprint['test'][:12]} -> another"
 
 
-@pytest.mark.parametrize("key", ["init_from", "load_checkpoint"])
-def test_a_run_resumes_only_with_its_own_initial_weights(begun: Begun, tmp_path: Path, key: str) -> None:
+def test_a_run_resumes_only_with_its_own_initial_weights(begun: Begun, tmp_path: Path) -> None:
     """A resumed run keeps the stored key, although it takes its weights from the checkpoint."""
-    start = begun.start
-    start.config = start.config.model_copy(update={key: "weights.pt"})
-    checkpoint = _saved(begun, tmp_path / "run")
-    assert require_same_run(checkpoint, start.config, begun.data) == []
-    other = start.config.model_copy(update={key: "others.pt"})
-    with pytest.raises(ValueError, match=r"init_from=others\.pt is where a run begins, but .*step_00000007 goes on"):
-        require_same_run(checkpoint, other, begun.data)
+    for key in ("init_from", "load_checkpoint"):
+        config = begun.start.config.model_copy(update={key: "weights.pt"})
+        checkpoint = _saved(replace(begun, start=Start(config)), tmp_path / key)
+        assert require_same_run(checkpoint, config, begun.data) == []
+        with pytest.raises(ValueError, match=r"init_from=others\.pt is where a run begins, but .*step_00000007"):
+            require_same_run(checkpoint, config.model_copy(update={key: "others.pt"}), begun.data)

@@ -2,12 +2,12 @@
 
 import pytest
 
+from tests.in_process import pretrain_config
 from training import step_time
 from training.config import PretrainConfig
 from training.data import Sizes, TextSizes
 from training.kinds import PUZZLES
 from training.step_time import seconds_of_step
-from utils.command_line import read_config, validate
 from utils.ranks.world import World
 
 SIZES = Sizes(seq_len=16, vocab_size=6, num_puzzle_identifiers=3)
@@ -15,7 +15,7 @@ TEXT = TextSizes(vocab_size=256, max_len=32, mean_context=20, tokenizer="bytes",
 
 
 def _config(*overrides: str) -> PretrainConfig:
-    return validate(PretrainConfig, read_config("pretrain", ["device=cpu", *overrides]))
+    return pretrain_config("device=cpu", *overrides)
 
 
 class _Clock:
@@ -46,13 +46,7 @@ class _Clock:
     ],
 )
 def test_fewer_slots_tell_the_time_of_all(
-    monkeypatch: pytest.MonkeyPatch,
-    slot_s: float,
-    step_s: float,
-    ranks: int,
-    parts: int,
-    expected: float,
-    most: int,
+    monkeypatch: pytest.MonkeyPatch, slot_s: float, step_s: float, ranks: int, parts: int, expected: float, most: int
 ) -> None:
     clock = _Clock(monkeypatch, slot_s, step_s)
     config = _config("debug=tiny", "global_batch_size=64", f"grad_accumulation={parts}")
@@ -61,15 +55,9 @@ def test_fewer_slots_tell_the_time_of_all(
 
 
 @pytest.mark.parametrize(
-    "typed",
-    [
-        ["debug=tiny", "arch=hrm", "arch.forward_dtype=auto"],
-        ["debug=tiny", "arch=trm", "arch.num_states=2", "freeze_weights=true"],
-        ["debug=tiny", "arch=se_rrm"],
-        ["debug=tiny_text"],
-        ["debug=tiny_text", "arch=hrm_text"],
-    ],
+    "typed", ["arch=hrm", "arch=trm arch.num_states=2 freeze_weights=true", "arch=se_rrm", "arch=gpt", "arch=hrm_text"]
 )
-def test_steps_of_every_kind_can_be_timed(typed: list[str]) -> None:
-    config = _config(*typed)
-    assert 0 < seconds_of_step(config, TEXT if config.arch.kind == "text" else SIZES, 1, World.single()) < 600
+def test_steps_of_every_kind_can_be_timed(typed: str) -> None:
+    is_text = typed in ("arch=gpt", "arch=hrm_text")
+    config = _config("debug=tiny_text" if is_text else "debug=tiny", "arch.forward_dtype=auto", *typed.split())
+    assert 0 < seconds_of_step(config, TEXT if is_text else SIZES, 1, World.single()) < 600

@@ -1,10 +1,7 @@
 """Start from trained weights, and train only a part of them."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,9 +18,7 @@ from training.resume import Start, prepare
 from training.trained import TrainedConfig, open_trained
 from utils.checkpoint.reader import Checkpoint
 from utils.command_line import validate
-from utils.errors import UserError
 from utils.ranks.launch import Launch
-from utils.ranks.world import World
 from utils.run.lock import RunLock
 from view import at_named_step, parse_settings
 
@@ -68,31 +63,20 @@ def average(trained: Path, raw: Tensors) -> Tensors:
     return raw | averaged
 
 
-def _source(kind: str, trained: Path, folder: Path) -> str:
-    """Return a value of init_from of the given kind."""
-    step = trained / "step_00000004"
-    ours = {"run": trained, "step": step, "best": trained / "best", "our file": step / "model.safetensors"}
-    if kind in ours:
-        return str(ours[kind])
-    file = folder / "published.pt"
-    assert export.main(["--format", "hrm", str(trained), "-o", str(file), "--compiled"]) == 0
-    assert all(name.startswith("_orig_mod.model.inner.") for name in torch.load(file, weights_only=True))
-    return str(file)
-
-
-# ---- the same weights --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["run", "best", "our file", "published"])
 def test_a_run_starts_with_exactly_the_given_weights(
     puzzles: Path, trained: Path, raw: Tensors, average: Tensors, tmp_path: Path, kind: str
 ) -> None:
     """A run, step or export gives the moving average. A file of weights gives its own contents."""
-    source = _source(kind, trained, tmp_path)
+    published = tmp_path / "published.pt"
+    ours = {"run": trained, "best": trained / "best", "our file": trained / "step_00000004" / "model.safetensors"}
+    source = ours.get(kind, published)
+    if source == published:
+        assert export.main(["--format", "hrm", str(trained), "-o", str(published), "--compiled"]) == 0
+        assert all(name.startswith("_orig_mod.model.inner.") for name in torch.load(published, weights_only=True))
     begun = begin(_typed(puzzles, tmp_path / "run", init_from=source, seed=9))
     expected = raw if kind == "our file" else average
     assert not changed(expected, weights_of(begun.state))
-    assert f"starting from the weights of {source}" in begun.start.notes
     assert begun.state.progress.step == 0 and begun.state.progress.best is None
     assert begun.state.ema is not None
     own_average = begun.state.ema.tensors()
@@ -103,10 +87,13 @@ def test_a_run_starts_with_exactly_the_given_weights(
 def test_a_run_has_the_architecture_of_its_first_weights(
     puzzles: Path, trained: Path, tmp_path: Path, kind: str
 ) -> None:
-    """Only if the command line chooses none."""
-    file = tmp_path / "model.safetensors"
+    """Only if the command line chooses none. A damaged newest step does not hide it."""
+    file, damaged = tmp_path / "model.safetensors", tmp_path / "damaged"
     assert export.main([str(trained), "-o", str(file)]) == 0
-    source = {"an exported file": file, "a run": trained, "a step": trained / "best"}[kind]
+    shutil.copytree(trained, damaged)
+    shutil.copytree(trained / "step_00000004", damaged / "step_00000009")
+    (damaged / "step_00000009" / "state.json").write_text("{")
+    source = {"an exported file": file, "a run": damaged, "a step": trained / "best"}[kind]
     typed = [f"data_path={puzzles}", f"init_from={source}", f"checkpoint_path={tmp_path / 'run'}"]
 
     def arch(*more: str) -> ArchConfig:
@@ -139,42 +126,6 @@ def test_a_restart_keeps_its_architecture(puzzles: Path, trained: Path, tmp_path
     assert not [note for note in again.notes if "changed" in note]
 
 
-def test_the_architecture_of_the_weights_is_validated_with_the_config(puzzles: Path, tmp_path: Path) -> None:
-    """This option needs a puzzle table, and the run whose weights are loaded has none."""
-    bare = tmp_path / "bare"
-    train_here(_typed(puzzles, bare, arch__puzzle_emb_ndim=0, max_steps=1, eval_every_n_steps=None))
-    with pytest.raises(UserError, match=r"arch\.puzzle_emb_ndim is 0: there is none"):
-        _start([f"data_path={puzzles}", f"init_from={bare}", f"checkpoint_path={tmp_path}/run", "freeze_weights=true"])
-
-
-def test_a_damaged_step_does_not_hide_the_architecture(trained: Path, puzzles: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(trained, tmp_path / "copy"))
-    shutil.copytree(copy / "step_00000004", copy / "step_00000009")
-    (copy / "step_00000009" / "state.json").write_text("{")
-    start = _start([f"data_path={puzzles}", f"init_from={copy}", f"checkpoint_path={tmp_path / 'run'}"])
-    assert start.config.arch.name == "trm"
-
-
-@pytest.mark.parametrize(
-    ("prefix", "above"),
-    [("", "model"), ("module._orig_mod.model.inner.", "state_dict")],
-)
-def test_a_torch_file_with_our_names_is_accepted(
-    puzzles: Path,
-    raw: Tensors,
-    tmp_path: Path,
-    prefix: str,
-    above: str,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """Also one that DDP or Lightning saved. A line names what they put before the names."""
-    weights = {prefix + name: tensor for name, tensor in raw.items()}
-    torch.save({above: weights, "epoch": 3}, tmp_path / "ours.ckpt")
-    begun = begin(_typed(puzzles, tmp_path / "run", load_checkpoint=tmp_path / "ours.ckpt"))
-    assert not changed(raw, weights_of(begun.state))
-    assert (f"ours.ckpt: dropped {prefix} from" in capfd.readouterr().err) == bool(prefix)
-
-
 def test_a_run_with_rate_0_saves_the_loaded_weights(
     puzzles: Path, trained: Path, average: Tensors, tmp_path: Path
 ) -> None:
@@ -199,12 +150,8 @@ def test_a_resumed_run_keeps_its_own_weights(puzzles: Path, average: Tensors, tm
     runs.assert_same_run(tmp_path / "run", tmp_path / "whole", metrics=False)
 
 
-# ---- the steps of a run ------------------------------------------------------------------------
-
-
 def test_every_command_takes_a_step_by_its_name(trained: Path, tmp_path: Path) -> None:
     named, step = trained / "best", trained / "step_00000004"
-    assert open_trained(named, SINGLE).name == str(step)
     config = {"checkpoint": str(named), "arch": None, "puzzle_table": None, "data_path": None}
     assert validate(TrainedConfig, config).source == "run"
     assert export.main(["--format", "hrm", str(named), "-o", str(tmp_path / "weights")]) == 0
@@ -213,117 +160,47 @@ def test_every_command_takes_a_step_by_its_name(trained: Path, tmp_path: Path) -
     assert (settings.paths, settings.step) == ([trained], 4)
 
 
-class _Rank1(World):
-    """A rank that only hears what rank 0 has found."""
-
-    heard: Any = None
-
-    @contextmanager
-    def shared_errors(self) -> Iterator[None]:
-        yield
-
-    def broadcast_object(self, value: Any) -> Any:
-        return self.heard
-
-
-def test_only_rank_0_looks_at_the_files_of_a_model(
-    trained: Path, raw: Tensors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that still trains removes a step between the looks of two ranks."""
-    (tmp_path / "best").write_text("step_00000003\n")
-    (tmp_path / "step_00000004").mkdir()
-    torch.save(raw, tmp_path / "weights.pt")
-    for source in (tmp_path / "best", tmp_path / "weights.pt"):
-        monkeypatch.setattr(_Rank1, "heard", open_trained(trained / "best", SINGLE))
-        found = open_trained(source, _Rank1(rank=1, size=2))
-        assert found.name == str(trained / "step_00000004"), f"rank 1 looked at {source} itself"
-
-
-# ---- a puzzle table of another size ------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def more_puzzles(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_identifiers(data, tmp_path_factory.mktemp("puzzles") / "eight", 8)
-
-
 def test_puzzle_table_chooses_the_rows_for_other_puzzles(
-    puzzles: Path, more_puzzles: Path, data: Path, trained: Path, average: Tensors, tmp_path: Path
+    data: Path, trained: Path, average: Tensors, tmp_path: Path
 ) -> None:
-    """keep copies rows by number, mean gives every row the mean, and zero starts from zeros.
-
-    The model may have more rows or fewer rows than the file.
-    """
-
-    def table(choice: str, onto: Path) -> torch.Tensor:
-        begun = begin(_typed(onto, tmp_path / "run", init_from=trained, puzzle_table=choice))
-        weights = weights_of(begun.state)
-        table_KE = weights.pop(PUZZLES)
-        assert not changed({name: tensor for name, tensor in average.items() if name != PUZZLES}, weights)
-        return table_KE
-
-    own_KE = average[PUZZLES]
+    more_puzzles, own_KE = with_identifiers(data, tmp_path / "eight", 8), average[PUZZLES]
     assert own_KE.shape == (5, 32) and own_KE.abs().sum(1).gt(0).all()
-    kept_KE = table("keep", more_puzzles)
-    assert torch.equal(kept_KE[:5], own_KE) and not kept_KE[5:].any() and kept_KE.shape == (8, 32)
-    assert torch.equal(table("keep", data), own_KE[:1])
-    mean_KE = table("mean", more_puzzles)
-    torch.testing.assert_close(mean_KE, own_KE.mean(0).expand(8, -1))
-    assert not table("zero", more_puzzles).any()
-
-
-# ---- what doesn't fit --------------------------------------------------------------------------
+    weights = weights_of(begin(_typed(more_puzzles, tmp_path / "run", init_from=trained, puzzle_table="mean")).state)
+    torch.testing.assert_close(weights.pop(PUZZLES), own_KE.mean(0).expand(8, -1))
+    assert not changed({name: tensor for name, tensor in average.items() if name != PUZZLES}, weights)
 
 
 def test_wrong_sources_are_refused(puzzles: Path, trained: Path, tmp_path: Path) -> None:
-    run, gone = tmp_path / "run", tmp_path / "gone.pt"
-    for changes, expected in (
-        ({"init_from": gone}, f"there is no checkpoint at {gone}; give the folder of a run or"),
-        ({"init_from": puzzles}, f"{puzzles} is a dataset, which data_path takes"),
-        (
-            {"init_from": trained / "step_00000004" / "model.safetensors", "arch": "hrm"},
-            "doesn't fit the model: missing H_level",
-        ),
-        ({"init_from": "'hf://owner'"}, "hf://owner names no file on the Hugging Face Hub"),
+    run, gone, file = tmp_path / "run", tmp_path / "gone.pt", trained / "step_00000004" / "model.safetensors"
+    for source, arch, expected in (
+        (gone, "trm", f"there is no checkpoint at {gone}; give the folder of a run or"),
+        (puzzles, "trm", f"{puzzles} is a dataset, which data_path takes"),
+        (file, "hrm", "doesn't fit the model: missing H_level"),
+        ("'hf://owner'", "trm", "hf://owner names no file on the Hugging Face Hub"),
     ):
-        assert expected in mistake(_typed(puzzles, run, **changes))
+        assert expected in mistake(_typed(puzzles, run, init_from=source, arch=arch))
     assert not run.exists()
 
 
-# ---- freezing ----------------------------------------------------------------------------------
-
-
-def _moved(data: Path, run: Path, **changes: object) -> tuple[set[str], set[str], set[str]]:
-    """Train three steps.
-
-    Return the names of the tensors that changed, of all trained tensors, and of those in blocks.
-    """
-    begun = begin(_typed(data, run, **{"max_steps": 3, "eval_every_n_steps": None} | changes))
-    before = weights_of(begun.state)
-    state = begun.fit()
-    blocks = {id(weight) for weight in state.model.block_weights()}
-    tensors = state.model.trained_tensors()
-    inside = {name for name, tensor in tensors.items() if id(tensor) in blocks}
-    assert inside
-    return changed(before, weights_of(state)), set(tensors), inside
-
-
 @pytest.mark.parametrize("optim", ["adam_atan2", "muon"])
+@pytest.mark.parametrize("frozen", ["freeze=blocks", "freeze=puzzle_table", "freeze_weights=true"])
 def test_frozen_tensors_keep_every_bit_and_all_others_change(
-    puzzles: Path, trained: Path, tmp_path: Path, optim: str
+    puzzles: Path, trained: Path, tmp_path: Path, optim: str, frozen: str
 ) -> None:
     """Weight decay must not change frozen tensors either."""
-    common = {"optim": optim, "weight_decay": 1.0, "puzzle_emb_weight_decay": 1.0, "grad_clip": 1.0}
-
-    def moved(**changes: object) -> tuple[set[str], set[str], set[str]]:
-        return _moved(puzzles, tmp_path / "_".join(changes), init_from=trained, **common | changes)
-
-    names, everything, blocks = moved(freeze="blocks")
-    assert names == everything - blocks and {PUZZLES, "lm_head.weight", "embed_tokens.weight"} <= names
-    names, everything, _ = moved(freeze="puzzle_table", keep_last_k=1)
-    assert names == everything - {PUZZLES}
-    names, _, _ = moved(freeze_weights="true")
-    assert names == {PUZZLES}
+    decays = {"weight_decay": 1.0, "puzzle_emb_weight_decay": 1.0, "grad_clip": 1.0}
+    few = {"optim": optim, "max_steps": 3, "eval_every_n_steps": None}
+    begun = begin([*_typed(puzzles, tmp_path / "run", init_from=trained, **decays | few), frozen])
+    before, tensors = weights_of(begun.state), begun.state.model.trained_tensors()
+    of_blocks = {id(weight) for weight in begun.state.model.block_weights()}
+    blocks = {name for name, tensor in tensors.items() if id(tensor) in of_blocks}
+    assert blocks and not {PUZZLES, "lm_head.weight", "embed_tokens.weight"} & blocks
+    expected = {
+        "freeze=blocks": tensors.keys() - blocks,
+        "freeze=puzzle_table": tensors.keys() - {PUZZLES},
+        "freeze_weights=true": {PUZZLES},
+    }[frozen]
+    assert changed(before, weights_of(begun.fit())) == expected
 
 
 def test_runs_with_frozen_weights_resume(puzzles: Path, trained: Path, tmp_path: Path) -> None:
@@ -337,17 +214,10 @@ def test_runs_with_frozen_weights_resume(puzzles: Path, trained: Path, tmp_path:
         runs.assert_same_run(run, whole, metrics=False)
 
 
-# ---- several files with an index ---------------------------------------------------------------
-
-
 def test_a_run_saves_and_resumes_several_files(puzzles: Path, tmp_path: Path) -> None:
-    typed = [*_typed(puzzles, tmp_path / "run"), "checkpoint_file_gb=1e-5", "max_steps=2", "checkpoint_every_n_steps=1"]
-    ended = train_here(typed)
+    few = {"max_steps": 2, "checkpoint_every_n_steps": 1, "checkpoint_file_gb": 1e-5}
+    ended = train_here(_typed(puzzles, tmp_path / "run", **few))
     step = tmp_path / "run" / "step_00000002"
     assert not (step / "model.safetensors").exists() and len(list(step.glob("model-*.safetensors"))) > 2
-    again = train_here(
-        [*typed, f"resume={tmp_path / 'run' / 'step_00000001'}", f"checkpoint_path={tmp_path / 'branch'}"]
-    )
+    again = train_here([f"resume={step.with_name('step_00000001')}", f"checkpoint_path={tmp_path / 'branch'}"])
     assert not changed(weights_of(ended), weights_of(again))
-    assert export.main(["--raw", str(tmp_path / "run"), "-o", str(tmp_path / "whole.safetensors")]) == 0
-    assert not changed(load_file(tmp_path / "whole.safetensors"), weights_of(ended))
