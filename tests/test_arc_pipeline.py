@@ -297,8 +297,8 @@ def test_checkpoints_vote_together(
     monkeypatch.setattr("dataset.arc_votes.NUM_SHOWN", 10**6)
     first, second = (run / f"step_0000000{step}" for step in (2, 4))
     folders = [tmp_path / name for name in ("early", "late", "both")]
-    for folder, typed in zip(folders, ([first], [second], [second, f"vote_with=[{first}]"]), strict=True):
-        _evaluate_run(monkeypatch, capsys, f"checkpoint={typed[0]}", *map(str, typed[1:]), f"out={folder}")
+    for folder, step, more in zip(folders, (first, second, second), ([], [], [f"vote_with=[{first}]"]), strict=True):
+        _evaluate_run(monkeypatch, capsys, f"checkpoint={step}", *more, f"out={folder}")
     num_shared = 0
     for one, other, joint in zip(*map(_votes, folders), strict=True):
         assert joint["num_empty"] == one["num_empty"] + other["num_empty"]

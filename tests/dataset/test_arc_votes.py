@@ -66,7 +66,8 @@ class _Ballot:
 
     def cast(self, votes: ArcVotes) -> None:
         identifiers, inputs, answers, confidences = zip(*self.rows, strict=True)
-        votes.add(np.array(identifiers, np.int32), np.stack(inputs), np.stack(answers), np.float32(confidences))
+        confidence_B = np.array(confidences, np.float32)
+        votes.add(np.array(identifiers, np.int32), np.stack(inputs), np.stack(answers), confidence_B)
 
 
 WRONG, WORSE = [[1, 2]], [[3], [4]]

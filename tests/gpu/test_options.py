@@ -113,7 +113,7 @@ def test_the_losses_equal_those_of_the_cpu(
     typed, tolerance = (OPTIONS | TEXT_OPTIONS)[name]
     _require_support(typed)
     special = ("compile", "arch.forward_dtype", "arch.fp8_no_grad", "arch.attention_kernel")
-    losses = []
+    losses: list[list[float]] = []
     for device, its in ((DEVICE, typed), ("cpu", [each for each in typed if not each.startswith(special)])):
         run = tmp_path / f"run_{len(losses)}"
         if name in TEXT_OPTIONS:

@@ -120,9 +120,8 @@ class Examples:
     checks: dict[str, Tensor]
 
     def __getitem__(self, chosen: Any) -> "Examples":
-        tensors = [getattr(self, field.name) for field in fields(self)[:-1]]
-        checks = {name: of[chosen] for name, of in self.checks.items()}
-        return Examples(*(of[chosen] for of in tensors), checks)
+        tensors = {field.name: getattr(self, field.name)[chosen] for field in fields(self) if field.name != "checks"}
+        return Examples(**tensors, checks={name: of[chosen] for name, of in self.checks.items()})
 
     def __len__(self) -> int:
         return len(self.labels_NS)

@@ -144,7 +144,8 @@ def test_the_export_for_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def hf_hub_download(repo: str, file: str, *, revision: str | None) -> str:
         assert (repo, revision) == ("sapientinc/HRM-Text-1B", None)
-        return shutil.copy(tmp_path / "hf" / file, tmp_path / file)
+        shutil.copy(tmp_path / "hf" / file, tmp_path / file)
+        return str(tmp_path / file)
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", hf_hub_download)
     config = _config(HRMTextConfig)
