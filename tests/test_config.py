@@ -88,7 +88,8 @@ def test_the_yaml_files_have_every_key(program: str, overrides: list[str]) -> No
     """They have no other key. All defaults are in YAML and none in Python."""
     values = read_config(program, overrides)
     read = validate(PROGRAMS[program], values).model_dump()
-    assert dict(flatten(read)).keys() == dict(flatten(values)).keys()
+    # Of H_override, null in YAML is an empty table.
+    assert dict(flatten(read)).keys() == dict(flatten(values)).keys() - {"arch.H_override"}
 
 
 # The sizes of the tasks of the experiments.

@@ -22,7 +22,7 @@ def random_rows(num_examples: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def made_split(**sets: dict[str, np.ndarray]) -> Split:
-    splits = {name: split_with(rows["inputs"], rows["labels"], VOCAB_SIZE, IGNORED) for name, rows in sets.items()}
+    splits = {name: split_with(rows["inputs"], rows["labels"], VOCAB_SIZE) for name, rows in sets.items()}
     puzzle_sets = {
         name: replace(split.sets["all"], name=name, puzzle_identifiers=sets[name]["puzzle_identifiers"])
         for name, split in splits.items()

@@ -50,7 +50,7 @@ def test_cfg_job_shows_a_config_that_can_be_run() -> None:
     for flags in (["--cfg", "job"], ["--cfg=job"], ["-c", "job"]):
         page = CommandLine.parse(["lr=5e-4", *flags, "experiment=sudoku_hard_full"], "pretrain", USAGE).page
         assert page is not None
-    shown = yaml.safe_load(page)
+        shown = yaml.safe_load(page)
     assert validate(PretrainConfig, shown) == _read("experiment=sudoku_hard_full", "lr=5e-4")
 
 
