@@ -296,6 +296,14 @@ def test_disk_full_at_a_log_line(data: Path, quiet: Path, tmp_path: Path, log: P
     assert_same_run(run, quiet)
 
 
+def test_disk_full_on_one_rank(data: Path, tmp_path: Path, log: Path) -> None:
+    """Both ranks end with the reason, and no step folder is published."""
+    run = tmp_path / "run"
+    done = train(settings(data, run), log, ranks=2, hook=with_arguments(runs.small_disk_later, 1, 1000, [1]))
+    assert "the checkpoint of step 2 could not be written" in done.error()
+    assert not list(run.glob("*step_*")) and not (run / "latest").exists()
+
+
 def test_disk_full_from_the_start(data: Path, tmp_path: Path, log: Path) -> None:
     hook = with_arguments(runs.small_disk, 900)  # config.yaml is larger
     assert "can't write to" in train(settings(data, tmp_path / "run"), log, hook=hook).error()

@@ -197,6 +197,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing manifest": (lambda folder: (folder / "manifest.json").unlink(), "manifest.json can't be read"),
     "no files": (_manifest('{"files": {}}'), "manifest.json lists no"),
     "deep manifest": (_manifest('{"files":' + "[" * 100_000), "manifest.json can't be read"),
+    "an absolute path": (_manifest('{"files": {"/etc/passwd": {"bytes": 1, "sha256": ""}}}'), "/etc/passwd is missing"),
     "a path upwards": (
         _manifest('{"files": {"../step_00000004/state.json": {"bytes": 1, "sha256": ""}}}'),
         "../step_00000004/state.json is missing",

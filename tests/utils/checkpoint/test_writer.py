@@ -316,6 +316,25 @@ def _breaks_before_it_writes(world: World, run: Path) -> str:
     return str(caught.value)
 
 
+def _saves_and_ends(run: str) -> None:
+    write = writer_module.write_pieces
+
+    def slow(*args: Any) -> Any:
+        threading.Event().wait(0.2)
+        return write(*args)
+
+    writer_module.write_pieces = slow
+    Checkpointer(Path(run), World.single(), None).save(snapshot_at(1, World.single()), is_best=False)
+
+
+def test_a_process_finishes_its_save_before_it_ends(tmp_path: Path) -> None:
+    process = runs.fork(_saves_and_ends, str(tmp_path))
+    process.join(30)
+    assert process.exitcode == 0
+    found = find_checkpoint(tmp_path, silent)
+    assert found is not None and found.state.step == 1
+
+
 def test_no_rank_waits_for_a_thread_that_failed_on_another(tmp_path: Path) -> None:
     said = run_ranks(_breaks_before_it_writes, 2, tmp_path, timeout_s=30)
     assert said == ["the checkpoint that was under way failed on another rank", "'a bug'"]
