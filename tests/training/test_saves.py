@@ -118,6 +118,17 @@ def test_the_last_save_is_tried_again(
     assert [row["step"] for row in rows(run)] == [1, 5, 10, 12], "rows that had to wait are lost"
 
 
+def test_a_failure_that_the_last_log_notices_leaves_the_last_save_its_attempts(
+    data: Path, tmp_path: Path, log: Path
+) -> None:
+    """The save of step 11 fails, and step 12 is logged before its own save."""
+    changes = {"max_failed_saves": 1, "checkpoint_every_n_steps": 11, "eval_every_n_steps": 12, "log_interval": 4}
+    typed = settings(data, tmp_path / "run", **(changes | ON))
+    done = train(typed, log, hook=with_arguments(_full_at_the_end, 9, 0))
+    assert "failed saves in a row: 1; the run ends at 1" in done.output
+    assert "the checkpoint of step 12 could not be written" in done.error(), "the last save was not tried"
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_last_save_that_fails_for_good_is_an_error(data: Path, tmp_path: Path, log: Path, ranks: int) -> None:
     run = tmp_path / "run"
