@@ -305,8 +305,8 @@ def train_step(state: TrainState, batch: Batch | TextBatch, settings: StepSettin
     """
     layout, loss_scale = state.layout, state.loss_scale
     scale = 1.0 if loss_scale is None else loss_scale.factor
-    # Leaves the gradients in `.grad`, summed over the ranks; those of puzzle rows are summed below.
     divisor = layout.objective.divisor(batch, settings.objective)
+    # Leaves the gradients in `.grad`, summed over the ranks; those of puzzle rows are summed below.
     state.carry, outputs, sums = layout.forward_backward(state.carry, batch, settings.objective, loss_scale=scale)
     layout.require_gradients()
     rows = [part.puzzle_rows_BE for part in outputs if part.puzzle_rows_BE is not None]

@@ -44,7 +44,7 @@ class CommandLine:
         """Parse a command line.
 
         Raises:
-            UserError: A flag is unknown, or --cfg is given and the config is wrong.
+            UserError: A flag is unknown, or --cfg is given and the config has an unknown key.
         """
         if "--help" in argv or "-h" in argv:
             return CommandLine([], page=_help_page(config_name, usage))
