@@ -115,7 +115,7 @@ class Layout(Generic[CarryT, BatchT, SettingsT]):
             require_gradients(self.model)
 
     def grad_norm(self) -> Tensor:
-        """Return the 2-norm of the weights' gradients (not of puzzle rows), a scalar. Every rank."""
+        """Return the 2-norm of the gradients of all weights, without puzzle rows. Every rank."""
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
         return torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros((), device=self._world.device)
 
