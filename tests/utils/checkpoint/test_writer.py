@@ -317,13 +317,13 @@ def _breaks_before_it_writes(world: World, run: Path) -> str:
 
 
 def _saves_and_ends(run: str) -> None:
-    write = writer_module.write_pieces
+    write = writer_module.write_pieces  # type: ignore[attr-defined]
 
     def slow(*args: Any) -> Any:
         threading.Event().wait(0.2)
         return write(*args)
 
-    writer_module.write_pieces = slow
+    writer_module.write_pieces = slow  # type: ignore[attr-defined,assignment]
     Checkpointer(Path(run), World.single(), None).save(snapshot_at(1, World.single()), is_best=False)
 
 
