@@ -240,10 +240,11 @@ class Checkpointer:
             {pointer: pointer.with_name(f"{INCOMPLETE}{prefix}{pointer.name}") for pointer in pointers}
             for prefix in ("", "former_")
         )
+        names = {pointer: read_name(pointer) for pointer in pointers}
         aside = self.run / f"{REPLACED}{folder.name}"
 
         def restore(pointer: Path) -> None:
-            if former[pointer].exists():
+            if names[pointer]:
                 former[pointer].replace(pointer)
             else:
                 pointer.unlink(missing_ok=True)
@@ -255,8 +256,8 @@ class Checkpointer:
         with ExitStack() as undo:
             undo.callback(remove_leftovers)
             for pointer in pointers:  # a full disk refuses this while nothing has changed; later, files are renamed
-                if name := read_name(pointer):
-                    write_synced(former[pointer], f"{name}\n".encode())
+                if names[pointer]:
+                    write_synced(former[pointer], f"{names[pointer]}\n".encode())
                 write_synced(new[pointer], f"{folder.name}\n".encode())
             if folder.exists():
                 # The run was killed before `latest` was written, or resumed from an earlier step.

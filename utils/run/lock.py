@@ -3,6 +3,7 @@
 Rank 0 holds the lock for all ranks: the others write only into step folders that are not finished.
 """
 
+import errno
 import fcntl
 import os
 import socket
@@ -16,6 +17,7 @@ from utils.errors import UserError
 
 # A run may be resumed right after its launcher was killed, whose workers end within two seconds.
 _PATIENCE_S = 5.0
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class RunLock:
@@ -77,6 +79,8 @@ def is_locked(run: Path) -> bool | None:
     try:
         taken = _flock(descriptor, fcntl.LOCK_SH)
         return None if taken is None else not taken
+    except OSError:
+        return False
     finally:
         os.close(descriptor)  # which releases the lock
 
@@ -88,5 +92,7 @@ def _flock(descriptor: int, kind: int) -> bool | None:
         return True
     except BlockingIOError:
         return False
-    except OSError:
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
         return None
