@@ -22,6 +22,7 @@ from dataset.evaluators import NO_EVALUATORS, EvaluatorName, Evaluators, able_ev
 from dataset.schema import Split
 from dataset.tta import Variations
 from models.base import RecursiveModel
+from records.checkpoint.reader import open_checkpoint
 from sharing.sources import kind_of
 from training.evaluation import EvalOptions, evaluate
 from training.kinds import kind_of_arch, require_keys_of
@@ -39,7 +40,6 @@ from training.saved_outputs import SavedOutput
 from training.synonyms import aliases
 from training.target import Target
 from training.trained import TrainedConfig
-from utils.checkpoint.reader import open_checkpoint
 from utils.command_line import CommandLine, read_config, validate
 from utils.composing import compose
 from utils.config import Bool, Int, page

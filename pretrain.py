@@ -34,6 +34,12 @@ from models.text.objective import TextBatch, TextSettings
 from optim.ema import EMA
 from optim.loss_scale import LossScale
 from optim.sparse_sign_sgd import sparse_sign_sgd_
+from records.checkpoint.format import Progress
+from records.folder import clear_stopped
+from records.heading import heading
+from records.launched import Launched
+from records.lock import RunLock
+from records.metrics import Row
 from training.attention_kernel import require_attention_kernel
 from training.compiling import with_compile
 from training.data import Data
@@ -48,20 +54,14 @@ from training.splits import open_data
 from training.state import TrainState, optimizers_of, require_same_run
 from training.trained import initial_weights, require_tokens_of, weights_from, weights_of
 from utils.batch import Batch
-from utils.checkpoint.format import Progress
 from utils.command_line import CommandLine
 from utils.errors import UserError
-from utils.metrics import Row
 from utils.out_of_memory import advising
 from utils.perf.recording import AVERAGE
 from utils.program import run
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
-from utils.run.folder import clear_stopped
-from utils.run.heading import heading
-from utils.run.launched import Launched
-from utils.run.lock import RunLock
-from utils.run.stop import StopSignal
+from utils.stop import StopSignal
 from utils.terminal import show, tell
 
 USAGE = """

@@ -21,8 +21,8 @@ from search.study import dry_points, open_study
 from search.sweep import Sweep
 from search.workload import Workload
 from utils.arguments import Parser, check_at_least, typed_path
-from utils.run.stop import StopSignal
 from utils.shell import run_command
+from utils.stop import StopSignal
 
 NAMED = "its name in checkpoints/sweeps, or its folder"
 

@@ -15,9 +15,9 @@ import numpy as np
 from dataset.builder import SPLITS
 from dataset.pictures import Board, draw_answers, draw_boards, names_of_tokens, whole_board
 from dataset.text.schema import kind_of_data
+from records.checkpoint.names import step_named
 from sharing.sources import kind_of, no_checkpoint
 from utils.arguments import Parser, check_at_least, typed_path
-from utils.checkpoint.names import step_named
 from utils.drawing import pyplot
 from utils.errors import UserError
 from utils.overrides import typed_override

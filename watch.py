@@ -20,8 +20,8 @@ from typing import Literal, get_args
 from rich.console import Console
 from rich.live import Live
 
+from records.checkpoint.names import run_folder_of
 from utils.arguments import Parser, typed_path
-from utils.checkpoint.names import run_folder_of
 from utils.errors import UserError
 from utils.shell import run_command
 from utils.text import for_a_terminal

@@ -29,9 +29,9 @@ import torch
 from benchmarks.harness import build_sudoku, machine, parser_of, table, write
 from benchmarks.on_request import timed
 from benchmarks.our_steps import OurTrainer
-from utils.checkpoint.format import step_folders
-from utils.checkpoint.reader import Checkpoint
-from utils.checkpoint.writer import Checkpointer, Snapshot
+from records.checkpoint.format import step_folders
+from records.checkpoint.reader import Checkpoint
+from records.checkpoint.writer import Checkpointer, Snapshot
 
 FIGURES = {
     "stall_s": "stands still, s",

@@ -34,10 +34,10 @@ from typing import Any, Literal, get_args
 import psutil
 
 from benchmarks.harness import machine, table, write
+from records.checkpoint.format import step_folders
+from records.checkpoint.reader import Checkpoint
 from tests import runs
 from tests.runs import Running, Torchrun, with_arguments
-from utils.checkpoint.format import step_folders
-from utils.checkpoint.reader import Checkpoint
 
 Ending = Literal["by itself", "on resume", "refused", "lost"]
 

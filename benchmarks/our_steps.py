@@ -28,11 +28,11 @@ from dataset.sampler import Sampler
 from models.base import RecursiveModel
 from models.puzzle_embedding import PUZZLE_TABLE
 from pretrain import StepSettings, build_state, open_run, train_step
+from records.checkpoint.writer import Snapshot
 from training.config import PretrainConfig
 from training.flops import flops_of_step
 from training.plan import Plan
 from training.resume import Start
-from utils.checkpoint.writer import Snapshot
 from utils.command_line import read_config, validate
 from utils.perf.devices import max_memory_gb
 from utils.perf.recording import (

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, spread, table, write
-from utils.checkpoint.format import read_name
+from records.checkpoint.format import read_name
 
 FIGURES = {
     "step_s": "a step, s",

@@ -36,13 +36,13 @@ from dataset.schema import open_datasets
 from models import build_puzzle_arch
 from models.act import initial_carry, segment
 from models.block import Block
+from records.lock import RunLock
 from training.config import PretrainConfig
 from training.data import Sizes
 from training.resume import read_start
 from utils.command_line import CommandLine
 from utils.ranks.config import Axes
 from utils.ranks.launch import Launch
-from utils.run.lock import RunLock
 
 _WARMUP = 5
 # A model that two CPU cores can train in minutes.

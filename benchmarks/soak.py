@@ -36,10 +36,10 @@ from typing import Any
 import psutil
 
 from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, table, write
+from records.checkpoint.format import step_folders
+from records.checkpoint.reader import Checkpoint
+from records.history import METRICS_FILE, History
 from tests import runs
-from utils.checkpoint.format import step_folders
-from utils.checkpoint.reader import Checkpoint
-from utils.run.history import METRICS_FILE, History
 
 LOG_INTERVAL = 10
 SAMPLE_EVERY_S = 5.0

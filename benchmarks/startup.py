@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import REPOSITORY, machine, parser_of, spread, table, write
-from utils.run.history import METRICS_FILE, History
+from records.history import METRICS_FILE, History
 
 Times = dict[str, float]
 """Seconds of a command: `wall`, and `cpu` of all its processors together."""

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from records.launched import LAUNCH_FILE
 from utils.overrides import as_override
-from utils.run.launched import LAUNCH_FILE
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from ray.train.collective import broadcast_from_rank_zero
 from ray.train.v2.api.callback import UserCallback
 
 from launch.ray_job import free_port, rank_environment
-from utils.checkpoint.format import read_name, step_folders
+from records.checkpoint.format import read_name, step_folders
+from records.history import METRICS_FILE, History
 from utils.errors import UserError
 from utils.processes import ending_with_parent
 from utils.programs import ENVIRONMENT, PRETRAIN
 from utils.ranks.launch import without_launcher
-from utils.run.history import METRICS_FILE, History
 
 _NUM_LAST_LINES = 25
 _LOOK_EVERY_S = 1.0

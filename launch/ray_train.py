@@ -38,8 +38,8 @@ from launch.ray_rank import Desk, Outcome, TellFailures, run_rank
 from utils.errors import UserError
 from utils.overrides import typed_override
 from utils.programs import ENVIRONMENT, ROOT
-from utils.run.stop import StopSignal
 from utils.shell import run_command
+from utils.stop import StopSignal
 from utils.text import one_line
 
 T = TypeVar("T")

@@ -4,15 +4,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from pretrain import build_state, open_run, read_config_and_checkpoint, read_overrides, take_step
+from records.checkpoint.format import read_name
+from records.lock import RunLock
+from records.metrics import Row
 from training.plan import Plan
 from training.session import Session
 from training.state import HostCopy
-from utils.checkpoint.format import read_name
 from utils.errors import UserError
-from utils.metrics import Row
 from utils.ranks.world import World
-from utils.run.lock import RunLock
-from utils.run.stop import StopSignal
+from utils.stop import StopSignal
 
 
 class SteppedRun:

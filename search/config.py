@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from records.folder import require_folder_name
 from utils.config import Bool, Float, Int, StrictModel
 from utils.mistakes import unknown_key
 from utils.overrides import as_override
-from utils.run.folder import require_folder_name
 
 # Here, because --help needs no optuna.
 USAGE = """

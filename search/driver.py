@@ -12,6 +12,8 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 from tqdm import tqdm
 
+from records.history import METRICS_FILE, History
+from records.launched import Launched
 from search import study as attributes
 from search.check import check_point
 from search.launchers import ProcessJob, ProcessLauncher, Start, runs_at_once
@@ -21,9 +23,7 @@ from search.space import shown_point
 from search.study import Claim, Study
 from utils.errors import UserError
 from utils.files import file_errors
-from utils.run.history import METRICS_FILE, History
-from utils.run.launched import Launched
-from utils.run.stop import StopSignal
+from utils.stop import StopSignal
 from utils.terminal import tell
 
 _POLL_S = 0.5

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from records.lock import is_locked
 from search.config import LauncherConfig
 from utils.files import file_errors
 from utils.processes import ending_with_parent
 from utils.programs import ENVIRONMENT, PRETRAIN, command_words, under_torchrun
 from utils.ranks.launch import without_launcher
-from utils.run.lock import is_locked
 from utils.text import for_shell
 
 _JOBS_AT_ONCE = 8

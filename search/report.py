@@ -12,6 +12,7 @@ from pathlib import Path
 from optuna.trial import FrozenTrial, TrialState
 from tqdm import tqdm
 
+from records.history import METRICS_FILE, History, read_run_config
 from search import study as attributes
 from search.launchers import command_line
 from search.space import Point
@@ -25,7 +26,6 @@ from utils.errors import UserError
 from utils.files import file_errors, write_atomically
 from utils.overrides import as_override
 from utils.programs import PACKAGE, command_words
-from utils.run.history import METRICS_FILE, History, read_run_config
 from utils.text import for_shell
 
 EXPERIMENTS = CONFIG_DIR / "experiment"

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from records.lock import is_locked
 from search.config import LauncherConfig
 from search.launchers import Start
 from utils.errors import UserError
@@ -24,7 +25,6 @@ from utils.files import file_errors, write_atomically
 from utils.processes import ending_with_parent
 from utils.programs import ENVIRONMENT, PACKAGE, PRETRAIN, ROOT
 from utils.ranks.launch import without_launcher
-from utils.run.lock import is_locked
 
 # Between two questions about all jobs of the sweep. They burden Slurm's controller, which all users
 # of the cluster share.

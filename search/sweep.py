@@ -9,6 +9,7 @@ from typing import Any
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, QuotedString, RangeSweep
 from omegaconf import OmegaConf
 
+from records.folder import CHECKPOINTS
 from search.config import OWN_KEYS, SweepConfig, key_of
 from search.space import Point, Space, overrides_of
 from sharing.stored_config import read_yaml
@@ -19,7 +20,6 @@ from utils.config_files import names_file
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically, writing
 from utils.overrides import as_override, parse_override
-from utils.run.folder import CHECKPOINTS
 
 SWEEPS = CHECKPOINTS / "sweeps"
 DEFAULT_TRIALS = 50

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from optuna.trial import FrozenTrial
 from tqdm import tqdm
 
+from records.checkpoint.format import Progress
 from search.check import config_at
 from search.launchers import environment_of, runs_at_once
 from search.report import num_of
@@ -22,7 +23,6 @@ from training.data import AnySizes
 from training.kinds import kind_of_arch
 from training.meta_model import num_parameters
 from training.splits import open_own
-from utils.checkpoint.format import Progress
 from utils.errors import UserError
 from utils.processes import ending_with_parent
 from utils.programs import ROOT

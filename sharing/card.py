@@ -15,18 +15,18 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from models import shapes_of
+from records.checkpoint.reader import Checkpoint
+from records.history import METRICS_FILE, History
 from sharing.exported import Exported
 from sharing.hub import is_address
 from sharing.published import PUZZLE_TABLE, Weights
 from sharing.recipe import differences_from_groups, recipe_text
 from sharing.stored_config import completed
-from utils.checkpoint.reader import Checkpoint
 from utils.command_line import read_config
 from utils.config import Container
 from utils.errors import UserError
 from utils.files import plain
 from utils.overrides import typed_override
-from utils.run.history import METRICS_FILE, History
 
 RECIPE, CARD = "recipe.yaml", "README.md"
 

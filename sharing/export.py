@@ -29,6 +29,8 @@ from models import ArchConfig
 from models.base import CommonConfig
 from models.text.config import TextConfig
 from models.tokens import TokenConfig
+from records.checkpoint.reader import Checkpoint, open_checkpoint
+from records.folder import located_paths
 from sharing.card import CARD, RECIPE, Shared
 from sharing.exported import FORMAT, Exported, ExportedText, exported_as, open_model, whole_arch
 from sharing.hub import require_account, upload
@@ -38,13 +40,11 @@ from sharing.recipe import typed_options
 from sharing.sources import require_known, step_around
 from sharing.weights_file import write_weights
 from utils.arguments import Parser, typed_path
-from utils.checkpoint.reader import Checkpoint, open_checkpoint
 from utils.command_line import read_config
 from utils.config import flatten
 from utils.errors import UserError
 from utils.files import INCOMPLETE
 from utils.overrides import as_override, typed_override
-from utils.run.folder import located_paths
 from utils.safetensors_files import FILE
 from utils.shell import run_command
 from utils.terminal import tell

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from records.checkpoint.names import is_run, no_run, step_named
 from sharing.hub import is_address
-from utils.checkpoint.names import is_run, no_run, step_named
 from utils.errors import UserError
 from utils.files import file_errors
 from utils.safetensors_files import weights_in

@@ -52,10 +52,12 @@ from dataset.tasks.maze import MazeTask
 from dataset.tasks.sudoku import SudokuTask
 from dataset.validate import validate as validate_dataset
 from models import build_on_meta
+from records.lock import RunLock
+from records.metrics.row_file import keep_rows
 from sharing.weights_file import write_weights
 from tests import runs
 from tests.in_process import SINGLE, begin, load_run
-from tests.utils.checkpoint.helpers import fix_manifest
+from tests.records.checkpoint.helpers import fix_manifest
 from tests.viewer.samples import write_arc, write_run
 from training.config import PretrainConfig
 from training.data import Sizes
@@ -63,9 +65,7 @@ from training.resume import prepare, read_start
 from training.trained import weights_from
 from utils.command_line import read_config, validate
 from utils.errors import UserError
-from utils.metrics.row_file import keep_rows
 from utils.ranks.launch import Launch
-from utils.run.lock import RunLock
 from view import view
 
 LIMIT_S = 5

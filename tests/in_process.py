@@ -12,19 +12,19 @@ import torch
 
 from models.base import RecursiveModel
 from pretrain import build_state, train
+from records.checkpoint.reader import Checkpoint
+from records.lock import RunLock
 from training.config import PretrainConfig
 from training.data import Data
 from training.resume import Start, read_start
 from training.splits import open_data
 from training.state import TrainState
 from training.trained import open_trained
-from utils.checkpoint.reader import Checkpoint
 from utils.command_line import read_config, validate
 from utils.errors import UserError
 from utils.ranks.launch import Launch
 from utils.ranks.world import World
-from utils.run.lock import RunLock
-from utils.run.stop import StopSignal
+from utils.stop import StopSignal
 
 SINGLE = World.single()
 Tensors = dict[str, torch.Tensor]

@@ -39,7 +39,7 @@ _CONTEXT = mp.get_context("forkserver")
 # The whole session has one server. This list replaces the list of tests/spawn.py, so it must come
 # after that import.
 _CONTEXT.set_forkserver_preload(
-    ["torch", "torch._dynamo", "utils.program", "utils.checkpoint.storage", "evaluate", "tests.warm"]
+    ["torch", "torch._dynamo", "utils.program", "records.checkpoint.storage", "evaluate", "tests.warm"]
 )
 assert spawn  # the import sets the list that is replaced above
 
@@ -470,7 +470,7 @@ def small_disk(num_bytes: int, rank: int) -> None:
 
 def full_disk(first_step: int, end_step: int, on_ranks: list[int], rank: int, *, num_bytes: int = 20_000) -> None:
     """Let some ranks write no file beyond a size. The run waits for each save."""
-    from utils.checkpoint.writer import Checkpointer
+    from records.checkpoint.writer import Checkpointer
 
     try_again = Checkpointer.try_again
 

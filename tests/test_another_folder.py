@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import evaluate
+from records.checkpoint.reader import Checkpoint
 from solve import Solver
 from tests.in_process import SINGLE, begin, mistake, train_here
 from tests.runs import settings
 from training.config import PretrainConfig
-from utils.checkpoint.reader import Checkpoint
 from utils.command_line import validate
 from view import view
 

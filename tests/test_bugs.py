@@ -47,10 +47,10 @@ PLACES: dict[str, tuple[str, type[Exception]]] = {
     "model": ("models.hrm.HRM.forward", RuntimeError),
     "weights": ("training.trained.build_arch", ValueError),
     "evaluator": ("dataset.evaluators.Evaluators.judge", ValueError),
-    "metrics": ("utils.metrics.Metrics.write", OSError),
-    "finite": ("utils.checkpoint.writer.require_finite_weights", ValueError),
-    "staging": ("utils.checkpoint.writer.Checkpointer._stage", OSError),
-    "saving thread": ("utils.checkpoint.writer.Checkpointer._publish", ValueError),
+    "metrics": ("records.metrics.Metrics.write", OSError),
+    "finite": ("records.checkpoint.writer.require_finite_weights", ValueError),
+    "staging": ("records.checkpoint.writer.Checkpointer._stage", OSError),
+    "saving thread": ("records.checkpoint.writer.Checkpointer._publish", ValueError),
 }
 
 

@@ -21,7 +21,7 @@ from tests.runs import REPOSITORY
 PAGE = (REPOSITORY / "docs" / "extending.md").read_text()
 # A block of code with its language, and the file that the line above it names.
 BLOCK = re.compile(r"(?:^`([\w/.]+)`:\n\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-FOLDERS = ("config", "dataset", "models", "optim", "search", "tests", "training", "sharing", "utils", "viewer")
+ROOMS = ("config", "dataset", "models", "optim", "records", "search", "tests", "training", "sharing", "utils", "viewer")
 # The test trains and evaluates less than the page.
 SHORTER = {
     "max_steps=400": "max_steps=3 eval_every_n_steps=3",
@@ -37,7 +37,7 @@ def clone(tmp_path: Path) -> Path:
     folder.mkdir()
     for path in [*REPOSITORY.glob("*.py"), REPOSITORY / "pyproject.toml"]:
         shutil.copy(path, folder)
-    for name in FOLDERS:
+    for name in ROOMS:
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
     (builder,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "datasets.md").read_text(), re.DOTALL)
     (folder / "dataset" / "build_latin_dataset.py").write_text(builder)

@@ -23,13 +23,13 @@ import view
 from dataset import puzzle_csv
 from dataset.arc import read_tasks
 from dataset.schema import open_array, read_metadata
+from records.checkpoint.reader import Checkpoint
 from sharing.weights_file import read_weights
 from tests import fuzz, runs
 from tests.in_process import SINGLE, load_run, mistake, train_here
 from tests.viewer.samples import write_run
 from training.resume import _config_of
 from training.saved_outputs import OutputWriter
-from utils.checkpoint.reader import Checkpoint
 from utils.errors import UserError
 from utils.files import write_atomically
 

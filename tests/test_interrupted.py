@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from records.checkpoint.reader import Checkpoint
 from tests import runs
 from tests.in_process import train_here
 from tests.runs import LAST_STEP, Torchrun, assert_same_run, rows, settings, train, until, with_arguments
-from utils.checkpoint.reader import Checkpoint
 
 pytestmark = pytest.mark.faults
 

@@ -93,15 +93,16 @@ def test_the_walk_finds_the_project() -> None:
 MAY_STRIKE_RUNS = {Path("benchmarks/faults.py"), Path("benchmarks/elastic.py"), Path("benchmarks/soak.py")}
 
 
-# entrypoints -> training -> sharing -> {models, dataset, optim} -> utils; entrypoints do not import
-# one another.
-BELOW_ENTRYPOINTS = {"search", "training", "sharing", *SIBLINGS, "utils", "viewer"}
+# entrypoints -> training -> sharing -> {models, dataset, optim} -> records -> utils; entrypoints do
+# not import one another.
+BELOW_ENTRYPOINTS = {"search", "training", "sharing", *SIBLINGS, "records", "utils", "viewer"}
 MAY_IMPORT = {
-    "training": {"sharing", *SIBLINGS, "utils"},
-    "sharing": {*SIBLINGS, "utils"},
-    **{sibling: {"utils"} for sibling in SIBLINGS},
-    "viewer": {"sharing", "dataset", "utils"},
-    "search": {"training", "sharing", *SIBLINGS, "utils", "viewer"},
+    "training": {"sharing", *SIBLINGS, "records", "utils"},
+    "sharing": {*SIBLINGS, "records", "utils"},
+    **{sibling: {"records", "utils"} for sibling in SIBLINGS},
+    "viewer": {"sharing", "dataset", "records", "utils"},
+    "search": {"training", "sharing", *SIBLINGS, "records", "utils", "viewer"},
+    "records": {"utils"},
     "utils": set[str](),
     # Programs that take the steps of a run one at a time take those of pretrain.py.
     "benchmarks": {*BELOW_ENTRYPOINTS, "pretrain"},
@@ -149,7 +150,7 @@ def test_imports_go_one_way(path: Path) -> None:
 
 
 MAY_TALK = {
-    *(path for path in SOURCES if path.is_relative_to("utils/ranks") or path.is_relative_to("utils/checkpoint")),
+    *(path for path in SOURCES if path.is_relative_to("utils/ranks") or path.is_relative_to("records/checkpoint")),
     *(Path("utils/program.py"), Path("launch/torchrun.py"), Path("optim/muon.py"), Path("optim/sparse_sign_sgd.py")),
     *(Path("models/parallel") / f"{name}.py" for name in ("ddp", "dtensor", "fsdp", "pipeline", "tensor")),
 }
@@ -168,7 +169,7 @@ def test_collectives_have_their_places(path: Path) -> None:
 
 @each_source
 def test_wandb_stays_behind_the_metrics(path: Path) -> None:
-    if path != Path("utils/metrics/weights_and_biases.py"):
+    if path != Path("records/metrics/weights_and_biases.py"):
         assert "wandb" not in _packages(path)
     else:
         at_import = [node for node in _tree(path).body if isinstance(node, ast.Import | ast.ImportFrom)]

@@ -113,7 +113,7 @@ def test_a_rank_0_that_hangs_is_named_by_the_other_rank(data: Path, tmp_path: Pa
 
 
 def _fails_amid_a_slow_save(rank: int) -> None:
-    from utils.checkpoint import writer
+    from records.checkpoint import writer
 
     write = writer._write_tensors
 

@@ -23,6 +23,9 @@ from models.losses import act_loss
 from optim.adam_atan2 import AdamATan2
 from optim.schedule import lr_multiplier
 from pretrain import StepResult, StepSettings, after_step, train_step
+from records.checkpoint.format import Progress
+from records.checkpoint.reader import Checkpoint
+from records.lock import RunLock
 from tests import runs
 from tests.in_process import SINGLE, begin, train_here
 from training.plan import Plan
@@ -30,11 +33,8 @@ from training.resume import read_start
 from training.session import Evaluation
 from training.splits import open_data
 from training.state import TrainState
-from utils.checkpoint.format import Progress
-from utils.checkpoint.reader import Checkpoint
 from utils.errors import UserError
 from utils.ranks.launch import Launch
-from utils.run.lock import RunLock
 
 Row = dict[str, float]
 

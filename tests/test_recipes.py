@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 import evaluate as program
 from dataset.evaluators import build_evaluators, fitting_evaluators
 from dataset.schema import open_split
+from records.checkpoint.reader import Checkpoint
 from tests import runs
 from tests.in_process import SINGLE, Tensors, begin, changed, load_run, mistake, train_here, with_identifiers
 from tests.runs import rows, settings, train
 from training.evaluation import EvalOptions, evaluate
-from utils.checkpoint.reader import Checkpoint
 
 
 def _weights(run: Path, step: int) -> Tensors:

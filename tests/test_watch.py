@@ -24,14 +24,14 @@ import yaml
 from rich.console import Console
 
 import watch as program
+from records.launched import Launched
+from records.lock import RunLock
 from tests import runs
 from tests.in_process import train_here
 from tests.runs import contents
 from tests.viewer.samples import shown
 from utils.command_line import read_config
 from utils.errors import UserError
-from utils.run.launched import Launched
-from utils.run.lock import RunLock
 from utils.shell import run_command
 from viewer.curve_pictures import draw_png
 from viewer.curves import LoggedRun, choose_metrics, groups_of, names_of, panels_of

@@ -11,10 +11,10 @@ from dataset.text.tokenizer import ByteTokenizer
 from dataset.text.writer import TextSplitWriter
 from models import build_arch
 from models.text.model import TextModel
+from records.checkpoint.format import RunState
+from records.checkpoint.writer import Checkpointer, Snapshot
 from training.config import PretrainConfig
 from training.data import TextSizes
-from utils.checkpoint.format import RunState
-from utils.checkpoint.writer import Checkpointer, Snapshot
 from utils.command_line import read_config, validate
 from utils.ranks.world import World
 

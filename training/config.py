@@ -12,12 +12,12 @@ from models.parallel import ParallelConfig
 from models.text.config import TextConfig
 from optim.build import OptimConfig
 from optim.schedule import BatchScaling
+from records.metrics import WandbConfig
 from sharing.published import PuzzleTable
 from training.run_config import RunConfig
 from training.saved_outputs import SavedOutput
 from training.synonyms import aliases
 from utils.config import Bool, Float, Int, page
-from utils.metrics import WandbConfig
 from utils.perf.trace import ProfileConfig
 from utils.ranks.config import DeviceName, DistConfig
 

@@ -24,21 +24,21 @@ from models.parallel.layout import Layout
 from models.text.config import LONGEST_RUN, CallCounts
 from models.text.model import TextModel
 from models.text.packing import Packing
+from records.checkpoint.format import read_state, step_folders
+from records.checkpoint.reader import Checkpoint
+from records.history import read_run_config
+from records.launched import Launched
 from sharing.stored_config import completed
 from training.config import PretrainConfig
 from training.data import AnySizes, TextSizes
 from training.kinds import kind_of_arch
 from training.meta_model import model_on_meta
 from training.splits import open_own, sizes_of_checkpoint
-from utils.checkpoint.format import read_state, step_folders
-from utils.checkpoint.reader import Checkpoint
 from utils.command_line import validate
 from utils.errors import UserError
 from utils.perf.devices import peak_tflops
 from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
 from utils.ranks.world import World
-from utils.run.history import read_run_config
-from utils.run.launched import Launched
 
 
 def flops_until(run: Path, steps: list[int]) -> list[float]:

@@ -36,6 +36,8 @@ from models.text.losses import TEXT_SUMS
 from models.text.model import TextModel
 from models.text.objective import TextBatch, TextRow, TextSettings
 from models.text.packing import Packing
+from records.checkpoint.format import Progress
+from records.metrics import Picture
 from training.config import PretrainConfig
 from training.data import VOCAB_MULTIPLE, Sizes, TextSizes, require_same_sizes, with_tokens_of
 from training.evaluation import EvalOptions, evaluate
@@ -43,11 +45,9 @@ from training.evaluation_text import evaluate_text, text_eval_metrics
 from training.laps import Interrupts
 from training.samples import AnswerSample, TextSample
 from training.text_loader import TextLoader
-from utils.checkpoint.format import Progress
 from utils.config import Container, name_of
 from utils.config_files import CONFIG_DIR
 from utils.errors import UserError
-from utils.metrics import Picture
 from utils.ranks.world import World
 
 _LONGEST_QUESTION = 144  # cells of a puzzle on a command line

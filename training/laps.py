@@ -8,7 +8,7 @@ from typing import Protocol
 from utils.errors import UserError
 from utils.perf.clocks import Deadline
 from utils.ranks.world import World
-from utils.run.stop import StopSignal
+from utils.stop import StopSignal
 
 
 @dataclass(frozen=True)

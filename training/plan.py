@@ -8,10 +8,10 @@ from dataset.sampler import Sampler
 from dataset.schema import Split
 from dataset.text.sampler import TextSampler
 from optim.schedule import batch_scale, lr_multiplier
+from records.checkpoint.format import Progress
 from training.config import PretrainConfig
 from training.data import Data
 from training.kinds import Kind, kind_of_arch
-from utils.checkpoint.format import Progress
 from utils.errors import UserError
 from utils.ranks.world import World
 

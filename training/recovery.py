@@ -5,10 +5,10 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from records.checkpoint.reader import find_checkpoint
 from training.number_watch import BadStep
 from training.resume import Start
 from training.state import TrainState
-from utils.checkpoint.reader import find_checkpoint
 from utils.compiled_code import is_of_compiler
 from utils.errors import UserError
 from utils.ranks.world import World

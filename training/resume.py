@@ -12,14 +12,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from records.checkpoint.format import read_state, step_folders
+from records.checkpoint.names import nearest_run, refuse_folder_of_runs, run_folder_of
+from records.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
+from records.folder import CHECKPOINTS, clear_stopped, same_folder
+from records.launched import Launched
+from records.lock import RunLock
 from sharing.sources import kind_of, step_around
 from sharing.stored_config import GONE, completed, name_in
 from training.config import PretrainConfig
 from training.run_config import RunConfig, claim_fresh, note_name, place_of_run, with_names
 from training.trained import read_config_of_new_run
-from utils.checkpoint.format import read_state, step_folders
-from utils.checkpoint.names import nearest_run, refuse_folder_of_runs, run_folder_of
-from utils.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
 from utils.command_line import differences, typed_changes, typed_keys_and_groups, validate, with_changes
 from utils.composing import Composed, compose
 from utils.config import Container, flatten
@@ -28,9 +31,6 @@ from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
 from utils.overrides import typed_override
 from utils.ranks.launch import Launch
-from utils.run.folder import CHECKPOINTS, clear_stopped, same_folder
-from utils.run.launched import Launched
-from utils.run.lock import RunLock
 from utils.terminal import tell
 
 _NAMES = ("project_name", "run_name")

@@ -7,7 +7,8 @@ from typing import TypeVar
 import coolname
 from pydantic import field_validator
 
-from utils.checkpoint.format import step_folders
+from records.checkpoint.format import step_folders
+from records.folder import CHECKPOINTS, located, require_folder_name
 from utils.command_line import read_config, validate
 from utils.config import Bool, Container, StrictModel
 from utils.config_files import default_groups
@@ -15,7 +16,6 @@ from utils.errors import UserError
 from utils.files import file_errors, write_atomically
 from utils.overrides import typed_override
 from utils.ranks.launch import Launch
-from utils.run.folder import CHECKPOINTS, located, require_folder_name
 
 
 class RunConfig(StrictModel):

@@ -13,8 +13,8 @@ from dataset.pictures import board_of, draw_answers
 from dataset.schema import Split
 from dataset.tasks import task_of_shape
 from models.inference import Finished
+from records.metrics import Picture
 from utils.files import write_atomically
-from utils.metrics import Picture
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from records.checkpoint.format import Progress
+from records.checkpoint.writer import Checkpointer, FailedSave, Snapshot
 from training.config import PretrainConfig
-from utils.checkpoint.format import Progress
-from utils.checkpoint.writer import Checkpointer, FailedSave, Snapshot
 from utils.errors import UserError
 
 # How long the run waits before it tries its last save again.

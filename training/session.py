@@ -10,6 +10,11 @@ from types import TracebackType
 from torch import Tensor
 
 from models.text.objective import TextBatch
+from records.checkpoint.writer import Checkpointer
+from records.folder import mark_stopped
+from records.launched import Launched
+from records.lock import RunLock
+from records.metrics import Metrics, Row
 from training.advice import advice
 from training.config import PretrainConfig
 from training.data import Data
@@ -24,9 +29,7 @@ from training.resume import Start, prepare
 from training.saves import Saves
 from training.state import TrainState
 from utils.batch import Batch
-from utils.checkpoint.writer import Checkpointer
 from utils.errors import UserError
-from utils.metrics import Metrics, Row
 from utils.out_of_memory import advising, half
 from utils.overrides import typed_override
 from utils.perf.clocks import StepClock, TimeShare
@@ -34,10 +37,7 @@ from utils.perf.ranks import RankSampler
 from utils.perf.trace import StepProfiler
 from utils.ranks.replicas import require_same_replicas
 from utils.ranks.world import World
-from utils.run.folder import mark_stopped
-from utils.run.launched import Launched
-from utils.run.lock import RunLock
-from utils.run.stop import StopSignal
+from utils.stop import StopSignal
 from utils.text import for_shell, in_words
 
 _LONG_EVALUATION_S = 10.0

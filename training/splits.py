@@ -10,10 +10,10 @@ from pydantic import TypeAdapter, ValidationError
 from dataset.schema import SplitName
 from dataset.text.schema import has_split, kind_of_data
 from models import ArchConfig
+from records.checkpoint.reader import Checkpoint
 from training.config import PretrainConfig
 from training.data import AnySizes, AnySplit, Data, require_whole_shares
 from training.kinds import KINDS, kind_of_arch
-from utils.checkpoint.reader import Checkpoint
 from utils.errors import UserError
 from utils.ranks.world import World
 

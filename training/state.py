@@ -15,12 +15,12 @@ from models.parallel.layout import Layout
 from optim.build import Optimizers, build_optimizers, require_same_state
 from optim.ema import EMA, require_same_average
 from optim.loss_scale import LossScale
+from records.checkpoint.format import Progress, RunState
+from records.checkpoint.reader import Checkpoint
+from records.checkpoint.writer import Snapshot
 from training.config import PretrainConfig
 from training.data import Data
 from training.number_watch import NumberWatch
-from utils.checkpoint.format import Progress, RunState
-from utils.checkpoint.reader import Checkpoint
-from utils.checkpoint.writer import Snapshot
 from utils.errors import UserError
 from utils.ranks.world import World, local_part
 from utils.shapes import compare_shapes, shapes_of
@@ -41,7 +41,7 @@ class HostCopy:
 class TrainState:
     """Everything that a training step changes, and so everything that a checkpoint holds.
 
-    The counters are in `progress` (utils/checkpoint/format.py).
+    The counters are in `progress` (records/checkpoint/format.py).
     """
 
     layout: Layout  # the model, and how it lies over the ranks

@@ -16,6 +16,9 @@ from models import ArchConfig, build_arch, build_on_meta
 from models.base import CommonConfig, RecursiveModel
 from models.model import Model
 from models.parallel.layout import Layout
+from records.checkpoint.format import read_state, step_folders
+from records.checkpoint.names import step_named
+from records.checkpoint.reader import Checkpoint, InParts, open_checkpoint
 from sharing.exported import ExportedText, ModelFile, open_model
 from sharing.published import PuzzleTable, fit_one_by_one
 from sharing.sources import Kind, kind_of, require_known
@@ -26,9 +29,6 @@ from training.kinds import kind_of_arch, require_keys_of_arch
 from training.precision import with_forward_dtype
 from training.run_config import read_beside_groups, without_options
 from training.splits import sizes_from, sizes_of_checkpoint, sizes_of_data
-from utils.checkpoint.format import read_state, step_folders
-from utils.checkpoint.names import step_named
-from utils.checkpoint.reader import Checkpoint, InParts, open_checkpoint
 from utils.command_line import differences, read_config, typed_changes, typed_keys_and_groups, validate, with_changes
 from utils.composing import compose
 from utils.config import Container, StrictModel

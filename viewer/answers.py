@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from records.history import read_run_config
 from utils.overrides import as_override
 from utils.programs import started
-from utils.run.history import read_run_config
 from utils.terminal import tell
 from utils.text import for_shell
 from viewer.outputs import (

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from records.history import METRICS_FILE, History, read_run_config
 from utils.config import flatten
 from utils.errors import UserError
-from utils.run.history import METRICS_FILE, History, read_run_config
 from viewer.status import LOSSES, is_number
 
 # No screen shows more points, and a run may have logged a million.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from utils.checkpoint.format import read_name, step_folders
+from records.checkpoint.format import read_name, step_folders
 from utils.errors import UserError
 from utils.files import plain
 from utils.text import one_line

@@ -13,10 +13,10 @@ from dataset.pictures import board_of, wrong_cells
 from dataset.schema import open_split
 from dataset.tasks import TASKS, task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
+from records.folder import located_paths
+from records.history import METRICS_FILE, read_run_config
 from utils.errors import UserError
 from utils.overrides import typed_override
-from utils.run.folder import located_paths
-from utils.run.history import METRICS_FILE, read_run_config
 from viewer.arc_votes import read_votes
 from viewer.curves import Panel, for_page, logged_rows, panels_of_run, short_name
 from viewer.outputs import SAVING, outputs_folder, read_examples, read_results, step_of

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from dataset.tasks import TASKS
+from records.history import read_run_config
 from utils.errors import UserError
-from utils.run.history import read_run_config
 from utils.text import for_shell
 from viewer.curves import (
     Group,

@@ -13,13 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from utils.checkpoint.format import read_name, read_state
-from utils.checkpoint.names import is_run
+from records.checkpoint.format import read_name, read_state
+from records.checkpoint.names import is_run
+from records.history import METRICS_FILE, History
+from records.launched import LAUNCH_FILE, Launched
+from records.lock import is_locked
 from utils.errors import UserError
 from utils.files import plain
-from utils.run.history import METRICS_FILE, History
-from utils.run.launched import LAUNCH_FILE, Launched
-from utils.run.lock import is_locked
 from utils.text import for_a_terminal, in_words, one_line
 
 State = Literal["running", "stopped", "finished", "dead", "ended", "not begun", "damaged"]

@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, spread, table, write
 from benchmarks.on_request import Asked, Ended
-from utils.run.history import METRICS_FILE, History
+from records.history import METRICS_FILE, History
 
 # The shares of the time by which programs have to be warm, and the time in turn has to be over.
 READY_BY, TIMED_BY = 0.45, 0.75

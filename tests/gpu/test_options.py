@@ -196,8 +196,8 @@ _SECOND_CARD = """
 import sys
 from pathlib import Path
 import torch
-from tests.utils.checkpoint.helpers import snapshot_at
-from utils.checkpoint.writer import Checkpointer
+from tests.records.checkpoint.helpers import snapshot_at
+from records.checkpoint.writer import Checkpointer
 from utils.ranks.launch import Launch
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from launch.stepping import SteppedRun
+from records.checkpoint.format import read_state
 from tests import runs
 from tests.runs import Row
 from tests.spawn import run_ranks
-from utils.checkpoint.format import read_state
 from utils.errors import UserError
 from utils.ranks.world import World
 

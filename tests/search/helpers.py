@@ -7,10 +7,10 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from records.launched import Launched
+from records.lock import is_locked
 from search.launchers import Start
 from search.sweep import Sweep
-from utils.run.launched import Launched
-from utils.run.lock import is_locked
 
 # What a run logs at a step; None: it fails there.
 Curve = Callable[[dict[str, object], int], float | None]

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
+from records.lock import RunLock
 from search import driver as driver_module
 from search.driver import Driver
 from search.report import best_of
@@ -17,8 +18,7 @@ from search.sweep import Sweep
 from tests.search.finished import Ended, add_trials, finished, read_sweep
 from tests.search.helpers import Curve, FakeLauncher, rising, sweep_of
 from utils.errors import UserError
-from utils.run.lock import RunLock
-from utils.run.stop import StopSignal
+from utils.stop import StopSignal
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from records.lock import RunLock
 from search import launchers
 from search.config import LauncherConfig
 from search.launchers import ProcessLauncher, Start, command_line, environment_of, runs_at_once
-from utils.run.lock import RunLock
 
 # Takes the place of pretrain.py: it notes its surroundings and waits for SIGTERM.
 PROGRAM = """

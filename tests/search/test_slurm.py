@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from submitit.core.utils import cloudpickle_dump
 
+from records.lock import RunLock
 from search import slurm
 from search.config import LauncherConfig
 from search.launchers import Start, command_line, runs_at_once
 from search.slurm import SlurmLauncher
 from tests.runs import REPOSITORY
 from utils.errors import UserError
-from utils.run.lock import RunLock
 
 PROGRAMS = {
     "sbatch": 'cp "$1" {0}/submitted; env > {0}/environment; echo "$1" >> {0}/sbatch; echo Submitted batch job 77',

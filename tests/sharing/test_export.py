@@ -13,13 +13,13 @@ from torch import Tensor
 
 from models import ArchConfig
 from models.tokens import TokenConfig
+from records.checkpoint.writer import Checkpointer, Snapshot
 from sharing.export import main, overrides_of
 from sharing.exported import open_model
 from sharing.published import to_ours
 from sharing.weights_file import read_weights
+from tests.records.checkpoint.helpers import state_at
 from tests.sharing.test_published import FOLDERS, build, reference
-from tests.utils.checkpoint.helpers import state_at
-from utils.checkpoint.writer import Checkpointer, Snapshot
 from utils.command_line import read_config
 from utils.ranks.world import World
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from records.lock import RunLock
 from training.resume import Start, prepare, read_start
 from utils.ranks.launch import Launch
-from utils.run.lock import RunLock
 
 
 def read(*overrides: str) -> Start:

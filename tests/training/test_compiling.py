@@ -12,6 +12,7 @@ import yaml
 from models import shapes_of
 from models.base import RecursiveModel
 from pretrain import build_state, open_run, train
+from records.lock import RunLock
 from tests.in_process import pretrain_config
 from tests.runs import settings
 from tests.spawn import run_ranks
@@ -25,8 +26,7 @@ from training.splits import open_data
 from utils.errors import UserError
 from utils.ranks.launch import Launch
 from utils.ranks.world import World
-from utils.run.lock import RunLock
-from utils.run.stop import StopSignal
+from utils.stop import StopSignal
 
 SINGLE = World.single()
 ON = {"max_steps": 10**12, "epochs": 10**7}  # so long that compiling pays, however small the model is

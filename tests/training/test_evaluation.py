@@ -22,7 +22,7 @@ from training.samples import AnswerSample
 from training.saved_outputs import SavedOutput
 from utils.perf.clocks import Deadline
 from utils.ranks.world import World
-from utils.run.stop import StopSignal
+from utils.stop import StopSignal
 
 # N = examples, T = segments, S = tokens
 SINGLE = World.single()

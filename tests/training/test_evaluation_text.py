@@ -30,7 +30,7 @@ from utils.errors import UserError
 from utils.perf.clocks import Deadline
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
-from utils.run.stop import StopSignal
+from utils.stop import StopSignal
 
 SINGLE = World.single()
 VOCAB_SIZE = 259

@@ -10,13 +10,13 @@ import yaml
 from dataset.evaluators import NO_EVALUATORS
 from models import ARCHS
 from models.act import ActSettings
+from records.checkpoint.format import Progress
 from tests.in_process import SINGLE, pretrain_config
 from training.config import PretrainConfig
 from training.evaluation import EvalOptions
 from training.kinds import KINDS
 from training.laps import Interrupts
 from training.samples import TextSample
-from utils.checkpoint.format import Progress
 from utils.config_files import CONFIG_DIR
 from utils.ranks.world import World
 

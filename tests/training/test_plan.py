@@ -18,13 +18,13 @@ from torch import Tensor
 from dataset.evaluators import NO_EVALUATORS
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
+from records.checkpoint.format import Progress
 from tests.dataset.shapes import split_with
 from tests.in_process import SINGLE, pretrain_config
 from tests.spawn import world_of
 from training.config import PretrainConfig
 from training.plan import Plan, full_best_metric, online_augmentation
 from training.splits import open_data
-from utils.checkpoint.format import Progress
 from utils.errors import UserError
 
 _defaults = functools.cache(pretrain_config)

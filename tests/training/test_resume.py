@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
+from records.launched import Launched
+from tests.records.checkpoint.helpers import fix_manifest
 from tests.runs import contents
 from tests.training.starts import prepare_run, read, set_attempt
-from tests.utils.checkpoint.helpers import fix_manifest
 from training.resume import Start
 from utils.errors import UserError
 from utils.ranks.launch import Launch
-from utils.run.launched import Launched
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from records.folder import located_paths
 from tests.training.starts import prepare_run, read, set_attempt
-from utils.run.folder import located_paths
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 

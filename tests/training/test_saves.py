@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
+from records.checkpoint import writer as writer_module
+from records.checkpoint.reader import Checkpoint
+from records.checkpoint.writer import Checkpointer, Snapshot
 from tests import runs
 from tests.in_process import SINGLE, begin
+from tests.records.checkpoint.helpers import snapshot_at
 from tests.runs import assert_same_run, rows, settings, train, with_arguments
 from tests.training.test_recovery import explodes
-from tests.utils.checkpoint.helpers import snapshot_at
 from training import saves as saves_module
 from training.saves import Saves
 from utils import files
-from utils.checkpoint import writer as writer_module
-from utils.checkpoint.reader import Checkpoint
-from utils.checkpoint.writer import Checkpointer, Snapshot
 from utils.errors import UserError
 
 pytestmark = pytest.mark.faults

@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from models.losses import METRICS
+from records.checkpoint import writer as writer_module
+from records.checkpoint.format import step_folders
+from records.checkpoint.reader import Checkpoint
 from tests.in_process import SINGLE, begin
 from tests.runs import settings
 from training.laps import Interrupts
 from training.number_watch import BadStep
 from training.plan import Plan
 from training.session import Session
-from utils.checkpoint import writer as writer_module
-from utils.checkpoint.format import step_folders
-from utils.checkpoint.reader import Checkpoint
 from utils.errors import UserError
 from utils.ranks.world import World
-from utils.run.stop import StopSignal
+from utils.stop import StopSignal
 
 BATCH = 16
 Open = Callable[..., Session]

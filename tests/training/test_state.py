@@ -11,14 +11,14 @@ from safetensors.torch import load_file, save_file
 
 from models.losses import METRICS
 from pretrain import build_state
+from records.checkpoint.format import Progress
+from records.checkpoint.reader import Checkpoint
+from records.checkpoint.writer import Checkpointer
 from tests.in_process import SINGLE, Begun, begin
+from tests.records.checkpoint.helpers import fix_manifest
 from tests.runs import settings
-from tests.utils.checkpoint.helpers import fix_manifest
 from training.resume import Start
 from training.state import TrainState, require_same_run
-from utils.checkpoint.format import Progress
-from utils.checkpoint.reader import Checkpoint
-from utils.checkpoint.writer import Checkpointer
 from utils.errors import UserError
 
 # Each value differs from the field's default.

@@ -9,6 +9,8 @@ from safetensors.torch import load_file
 
 from models import ArchConfig
 from pretrain import read_config_and_checkpoint
+from records.checkpoint.reader import Checkpoint
+from records.lock import RunLock
 from sharing import export
 from solve import Solver
 from tests import runs
@@ -16,10 +18,8 @@ from tests.in_process import SINGLE, Tensors, begin, changed, mistake, train_her
 from tests.runs import rows, settings, train
 from training.resume import Start, prepare
 from training.trained import TrainedConfig, open_trained
-from utils.checkpoint.reader import Checkpoint
 from utils.command_line import validate
 from utils.ranks.launch import Launch
-from utils.run.lock import RunLock
 from view import at_named_step, parse_settings
 
 # A TRM that halts by q_halt. The published code knows all its options except the moving average.

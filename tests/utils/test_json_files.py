@@ -13,11 +13,11 @@ from dataset.schema import read_metadata, read_names, read_record
 from dataset.text.schema import _published_special_tokens, open_text_split
 from dataset.text.sources import read_documents
 from dataset.text.tokenizer import FileTokenizer
+from records.history import History
 from sharing.exported import open_model
 from sharing.published_text import find_published
 from utils.errors import UserError
 from utils.json_files import parse_json, read_json
-from utils.run.history import History
 from utils.safetensors_files import read_index
 from viewer import pages
 

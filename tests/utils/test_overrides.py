@@ -10,14 +10,14 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from records.history import read_run_config
+from records.lock import RunLock
 from search.sweep import Sweep, differing
 from training.resume import prepare, read_start
 from utils.command_line import CommandLine, read_config
 from utils.errors import UserError
 from utils.overrides import as_override
 from utils.ranks.launch import Launch
-from utils.run.history import read_run_config
-from utils.run.lock import RunLock
 
 NUMBERS = st.from_regex(r"[-+]?[0-9][0-9_.:eEx]{0,9}", fullmatch=True)
 WORDS = st.sampled_from(["on", "No", "True", "Null", "nan", ".inf", "0x1f", "0o17", "0012", "1_000", "a=b"])

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from records.launched import Launched
+from records.lock import RunLock
 from tests.runs import contents
-from utils.run.launched import Launched
-from utils.run.lock import RunLock
 from viewer.live import panel, table
 from viewer.status import LOSSES, RunStatus, Watched, runs_in
 
@@ -73,7 +73,7 @@ def test_the_state_without_a_living_process(run: Path, change: Callable[[Path], 
 
 
 def test_a_run_is_running_while_its_lock_is_held(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("utils.run.lock._PATIENCE_S", 0.0)
+    monkeypatch.setattr("records.lock._PATIENCE_S", 0.0)
     (run / "stopped").write_text("SIGTERM\n")
     with RunLock() as lock, RunLock() as refused:
         lock.take(run, print)

@@ -20,10 +20,10 @@ from models.model import Model
 from models.parallel import ParallelConfig, parallelize
 from models.parallel.layout import Layout
 from optim.sparse_sign_sgd import sparse_sign_sgd_
+from records.checkpoint.weights import gathered, own_parts, plan_of
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, random_batch, small_model
 from tests.utils.ranks.helpers import dist_config
 from utils.batch import Batch
-from utils.checkpoint.weights import gathered, own_parts, plan_of
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
 

@@ -13,9 +13,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-import utils.checkpoint.reader as reader
-from tests.spawn import run_ranks, world_of
-from tests.utils.checkpoint.helpers import (
+import records.checkpoint.reader as reader
+from records.checkpoint.reader import Checkpoint, find_checkpoint, put_back
+from tests.records.checkpoint.helpers import (
     CONFIG,
     SLOTS,
     STATE_FILE,
@@ -30,13 +30,13 @@ from tests.utils.checkpoint.helpers import (
     state_at,
     weights_at,
 )
-from utils.checkpoint.reader import Checkpoint, find_checkpoint, put_back
+from tests.spawn import run_ranks, world_of
 from utils.errors import UserError
 from utils.ranks.config import Axes
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
 
-# pytest resets the filter that utils/checkpoint/reader.py sets.
+# pytest resets the filter that records/checkpoint/reader.py sets.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 

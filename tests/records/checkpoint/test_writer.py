@@ -14,22 +14,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from records.checkpoint import weights as weights_module
+from records.checkpoint import writer as writer_module
+from records.checkpoint.format import read_name, step_folders
+from records.checkpoint.reader import Checkpoint, find_checkpoint, put_back
+from records.checkpoint.writer import Checkpointer
 from tests import runs
+from tests.records.checkpoint.helpers import CONFIG, SLOTS, carry_of, placed, save_step, silent, snapshot_at, weights_at
 from tests.spawn import run_ranks
-from tests.utils.checkpoint.helpers import CONFIG, SLOTS, carry_of, placed, save_step, silent, snapshot_at, weights_at
 from tests.utils.ranks.helpers import devices_of_threads
 from utils import files
-from utils.checkpoint import weights as weights_module
-from utils.checkpoint import writer as writer_module
-from utils.checkpoint.format import read_name, step_folders
-from utils.checkpoint.reader import Checkpoint, find_checkpoint, put_back
-from utils.checkpoint.writer import Checkpointer
 from utils.errors import UserError
 from utils.ranks.config import Axes
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
 
-# pytest resets the filter that utils/checkpoint/storage.py sets.
+# pytest resets the filter that records/checkpoint/storage.py sets.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from utils.checkpoint.format import (
+from records.checkpoint.format import (
     FILE_OF_A_STEP,
     REPLACED,
     SLOTS,
@@ -27,7 +27,7 @@ from utils.checkpoint.format import (
     sha256_of_file,
     step_folders,
 )
-from utils.checkpoint.names import no_run, step_named
+from records.checkpoint.names import no_run, step_named
 from utils.errors import UserError
 from utils.files import file_errors, plain
 from utils.safetensors_files import FILE, INDEX, joined, read_index
@@ -160,7 +160,7 @@ class Checkpoint:
                 f"checkpoint {self.path} holds {name} of {tuple(index[name].size)}, here it is "
                 f"{tuple(tensors[name].shape)}"
             )
-        from utils.checkpoint.storage import load_tensors
+        from records.checkpoint.storage import load_tensors
 
         load_tensors(tensors, self.path / "state")
 
@@ -189,7 +189,7 @@ class Checkpoint:
         folder = self.path / "state"
         if not self._shards:
             return {}
-        from utils.checkpoint.storage import read_index
+        from records.checkpoint.storage import read_index
 
         with _reading(folder):
             index = read_index(folder)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from utils.checkpoint.format import Progress, RunState, read_name, step_folders
+from records.checkpoint.format import Progress, RunState, read_name, step_folders
 
 # Each value differs from the field's default.
 PROGRESS = Progress(

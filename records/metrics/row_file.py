@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from records.metrics.sink import Row
 from utils.files import plain, without_following, write_atomically, writing
-from utils.metrics.sink import Row
 
 
 class RowFile:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from records.checkpoint.format import RunState
+from records.checkpoint.writer import Checkpointer, Snapshot
 from tests.utils.ranks.helpers import dist_config
-from utils.checkpoint.format import RunState
-from utils.checkpoint.writer import Checkpointer, Snapshot
 from utils.ranks.config import Axes
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World

@@ -3,9 +3,9 @@
 import time
 from pathlib import Path
 
+from records.metrics.sink import Row, Sink
 from utils.errors import UserError
 from utils.files import writing
-from utils.metrics.sink import Row, Sink
 
 
 class TensorBoard(Sink):

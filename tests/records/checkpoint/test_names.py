@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from utils.checkpoint.format import read_name
-from utils.checkpoint.names import nearest_run, no_run, refuse_folder_of_runs, run_folder_of, step_named
+from records.checkpoint.format import read_name
+from records.checkpoint.names import nearest_run, no_run, refuse_folder_of_runs, run_folder_of, step_named
 from utils.errors import UserError
 
 

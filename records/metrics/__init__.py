@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from records.metrics.progress import Progress
+from records.metrics.row_file import RowFile
+from records.metrics.sink import Picture, Row, Sink
+from records.metrics.tensorboard import TensorBoard
+from records.metrics.weights_and_biases import WandbConfig, start_wandb
 from utils.errors import UserError
 from utils.files import writing
-from utils.metrics.progress import Progress
-from utils.metrics.row_file import RowFile
-from utils.metrics.sink import Picture, Row, Sink
-from utils.metrics.tensorboard import TensorBoard
-from utils.metrics.weights_and_biases import WandbConfig, start_wandb
 from utils.ranks.world import World
 
 __all__ = ["Metrics", "Picture", "Row", "WandbConfig"]

@@ -21,9 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from utils.checkpoint.format import REPLACED, File, Manifest, RunState, read_name, sha256_of_file, step_folders
-from utils.checkpoint.reader import Tensors
-from utils.checkpoint.weights import Plan, own_parts, plan_of, write_pieces, write_weights
+from records.checkpoint.format import REPLACED, File, Manifest, RunState, read_name, sha256_of_file, step_folders
+from records.checkpoint.reader import Tensors
+from records.checkpoint.weights import Plan, own_parts, plan_of, write_pieces, write_weights
 from utils.errors import UserError
 from utils.files import INCOMPLETE, file_errors, remove_replaced, sync_folder, write_synced
 from utils.ranks.lost_ranks import is_lost_peer
@@ -64,7 +64,7 @@ class Checkpointer:
         """
         assert world.size == 1 or world.thread_group is not None, "call connect_devices first: ranks need its groups"
         # Not at the first save: a library that changes during a run must not cost its checkpoints.
-        from utils.checkpoint.storage import save_tensors
+        from records.checkpoint.storage import save_tensors
 
         self._save_tensors = save_tensors
         self.run, self._world, self._keep_last_k = run, world, keep_last_k

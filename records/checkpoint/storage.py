@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
-from utils.checkpoint.format import File
+from records.checkpoint.format import File
 from utils.errors import UserError
 from utils.ranks.world import World
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from records import lock
+from records.lock import RunLock
 from utils.errors import UserError
-from utils.run import lock
-from utils.run.lock import RunLock
 
 
 @pytest.fixture(autouse=True)

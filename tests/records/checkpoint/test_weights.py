@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from records.checkpoint.reader import Checkpoint
+from records.checkpoint.weights import own_parts, plan_of
+from records.checkpoint.writer import Checkpointer
+from tests.records.checkpoint.helpers import CONFIG, WHOLE_RC, fix_manifest, placed, snapshot_at
 from tests.spawn import run_ranks
-from tests.utils.checkpoint.helpers import CONFIG, WHOLE_RC, fix_manifest, placed, snapshot_at
-from utils.checkpoint.reader import Checkpoint
-from utils.checkpoint.weights import own_parts, plan_of
-from utils.checkpoint.writer import Checkpointer
 from utils.errors import UserError
 from utils.ranks.config import Axes
 from utils.ranks.setup import connect_devices

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from utils.checkpoint.format import File
+from records.checkpoint.format import File
 from utils.ranks.world import World, is_dtensor, local_part
 from utils.safetensors_files import DTYPES, FILE, INDEX
 

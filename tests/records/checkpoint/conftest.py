@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.utils.checkpoint.helpers import save_step
+from tests.records.checkpoint.helpers import save_step
 from utils.ranks.world import World
 
 

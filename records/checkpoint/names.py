@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from utils.checkpoint.format import STEP_FOLDER, read_name, step_folders
+from records.checkpoint.format import STEP_FOLDER, read_name, step_folders
 from utils.errors import UserError
 from utils.files import file_errors
 

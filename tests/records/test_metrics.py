@@ -16,11 +16,11 @@ from typing import Any
 import matplotlib
 import pytest
 
+from records.metrics import Metrics, Picture, WandbConfig
+from records.metrics.progress import Progress
 from tests import runs
 from tests.in_process import train_here
 from utils.errors import UserError
-from utils.metrics import Metrics, Picture, WandbConfig
-from utils.metrics.progress import Progress
 from utils.ranks.world import World
 
 CONFIG = {"project_name": "p", "run_name": "r", "lr": 1e-4}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from records.history import History
 from utils.errors import UserError
-from utils.run.history import History
 
 
 def _steps(history: History) -> list[int]:

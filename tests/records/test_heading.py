@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from records.heading import _on_host, _Seat, heading
 from tests.spawn import run_ranks
 from utils.ranks.world import World
-from utils.run.heading import _on_host, _Seat, heading
 
 
 def test_a_single_process(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_gpus_are_named_once() -> None:
 
 def test_the_code_outside_of_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Dockerfile writes the file COMMIT. It is empty if nobody named the commit."""
-    monkeypatch.setattr("utils.run.heading.ROOT", tmp_path)
+    monkeypatch.setattr("records.heading.ROOT", tmp_path)
     for noted, told in (("", "not under git;"), ("1a2b3c4-dirty\n", "commit 1a2b3c4-dirty;")):
         (tmp_path / "COMMIT").write_text(noted)
         assert heading(["pretrain.py"], tmp_path, World.single())[1].startswith(f"code: {told}")
@@ -65,7 +65,7 @@ def test_changed_and_new_code_is_counted(tmp_path: Path, monkeypatch: pytest.Mon
     def told() -> str:
         return heading(["pretrain.py"], tmp_path, World.single())[1].partition(";")[0].partition("20")[2][8:]
 
-    monkeypatch.setattr("utils.run.heading.ROOT", tmp_path)
+    monkeypatch.setattr("records.heading.ROOT", tmp_path)
     write("train.py", "models/one.py", "config/arch/one.yaml", ".gitignore")
     (tmp_path / ".gitignore").write_text("config/mine/\n")
     git("init", "-q")

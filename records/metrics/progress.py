@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from utils.metrics.sink import Row
+from records.metrics.sink import Row
 
 # Between two lines in a redirected log. The log of a night stays readable, and shows that the run
 # goes on.

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from records.metrics.sink import Picture, Row, Sink
 from utils.config import Int, StrictModel
 from utils.drawing import pyplot
 from utils.errors import UserError
-from utils.metrics.sink import Picture, Row, Sink
 from utils.text import one_line
 
 Say = Callable[[str], None]

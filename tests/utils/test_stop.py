@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from utils.errors import UserError
-from utils.run.stop import StopSignal
+from utils.stop import StopSignal
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 
