@@ -2,7 +2,9 @@
 
 # B = batch, V = symbols, S = cells, T = cells and additional tokens, D = hidden size
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -193,12 +195,20 @@ def test_chance_alone_halts_in_training() -> None:
     assert not carry.halted_B.any(), "without a draw nothing halts early"
 
 
-def test_halts_are_drawn_afresh_from_seed_and_step() -> None:
+def test_halts_are_drawn_as_often_as_asked() -> None:
     draws = torch.stack([draw_random_halts(7, step, 200, 0.1, 16) for step in range(200)])
     assert set(draws.unique().tolist()) == {0, 16}
     assert 0.09 < (draws == 0).float().mean() < 0.11
-    assert torch.equal(draws[5], draw_random_halts(7, 5, 200, 0.1, 16))
-    assert not torch.equal(draws[5], draws[6]) and not torch.equal(draws[5], draw_random_halts(8, 5, 200, 0.1, 16))
+
+
+@pytest.mark.parametrize(
+    "draw", [draw_seeds, partial(draw_random_halts, prob=0.1, halt_max_steps=16)], ids=["seeds", "halts"]
+)
+def test_a_draw_follows_from_seed_and_step(draw: Callable[..., Tensor]) -> None:
+    drawn = draw(7, 5, batch_size=200)
+    assert torch.equal(drawn, draw(7, 5, batch_size=200))
+    assert not torch.equal(drawn, draw(7, 6, batch_size=200)), "the next step draws the same"
+    assert not torch.equal(drawn, draw(8, 5, batch_size=200)), "another seed draws the same"
 
 
 # ---- dropout -----------------------------------------------------------------------------------
