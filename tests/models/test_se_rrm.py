@@ -16,6 +16,7 @@ from dataset.schema import IGNORE_LABEL
 from models import ArchConfig, build_puzzle_arch
 from models.act import ActObjective, ActSettings, draw_random_halts, draw_seeds, initial_carry, segment
 from models.dropout import Dropout, attend_with_dropout, kept
+from models.losses import mean_token_loss
 from models.se_rrm import SERRM, SERRMBlock
 from models.symbols import NUM_SPECIAL, confidence_logit
 from tests.models.helpers import (
@@ -212,6 +213,19 @@ def test_a_draw_follows_from_seed_and_step(draw: Callable[..., Tensor]) -> None:
 
 
 # ---- dropout -----------------------------------------------------------------------------------
+
+
+def test_the_trajectories_of_a_slot_draw_the_same() -> None:
+    model, batch, given = _model(dropout=0.3, num_states=2), random_batch(BATCH), list[Tensor]()
+
+    def forward(*arguments: Any, seeds_B: Tensor) -> Any:
+        given.append(seeds_B)
+        return model(*arguments, seeds_B=seeds_B)
+
+    carry, seeds_B = initial_carry(model, batch, training=True), torch.arange(BATCH)
+    loss = partial(mean_token_loss, config=model.config.loss, ignore_label=IGNORE_LABEL)
+    segment(model, carry, batch, training=True, seeds_B=seeds_B, token_loss=loss, forward=forward)
+    assert [each.tolist() for each in given] == [sorted([*range(BATCH)] * 2)]
 
 
 def test_dropout_equals_its_definition() -> None:
