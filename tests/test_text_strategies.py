@@ -158,7 +158,8 @@ def _check_others(world: World) -> None:
             _check(world, config, num_rows, arch, options)
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.invariance)])
+@pytest.mark.invariance
+@pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("check", [_check_pipelines, _check_others])
 def test_text_under_every_strategy_computes_what_one_process_computes(
     num_ranks: int, check: Callable[[World], None]
