@@ -117,6 +117,7 @@ class Examples:
     labels_NS: Tensor
     leaves_after_N: Tensor  # the number of segments that each takes
     halted_at_N: Tensor  # the segment at which the Q head halts; beyond NUM_SEGMENTS: never
+    deltas_NT: Tensor
     checks: dict[str, Tensor]
 
     def __getitem__(self, chosen: Any) -> "Examples":
@@ -148,6 +149,7 @@ def _examples() -> Examples:
         torch.randint(0, VOCAB_SIZE, (num, SEQ_LEN), generator=generator),  # some labels are IGNORE
         torch.randint(1, NUM_SEGMENTS + 1, (num,), generator=generator),
         torch.randint(1, NUM_SEGMENTS + 2, (num,), generator=generator),
+        torch.rand(num, NUM_SEGMENTS, generator=generator),
         {"is_odd": torch.arange(num) % 2 == 1, "is_large": torch.arange(num) > 15},
     )
     assert found.is_labelled_N.any() and not found.is_labelled_N.all()
@@ -179,9 +181,14 @@ def _expected(examples: Examples) -> dict[str, float]:
             total[name] += bool(examples.checks[name][n])
         for step in range(1, NUM_SEGMENTS + 1):
             total[f"exact_accuracy_at_step/{step}"] += examples.right_after(n, step)
+        for step in range(1, last + 1):
+            total[f"running/{step}"] += 1
+            total[f"loop_deltas/{step}"] += float(examples.deltas_NT[n, step - 1])
     total["exact_accuracy"] = total[f"exact_accuracy_at_step/{NUM_SEGMENTS}"]
     losses = ("lm_loss", "q_halt_loss")
-    row = {name: value / (len(examples) if name in losses else len(labelled)) for name, value in total.items()}
+    num_running = {f"loop_deltas/{step}": total[f"running/{step}"] for step in range(1, NUM_SEGMENTS + 1)}
+    divisors = num_running | dict.fromkeys(losses, len(examples))
+    row = {name: value / divisors.get(name, len(labelled)) for name, value in total.items()}
     return row | {"num_examples": len(labelled)}
 
 
@@ -191,7 +198,8 @@ def _count(sums: EvalSums, examples: Examples) -> None:
         leaving = examples[examples.leaves_after_N == segment]
         if len(there):
             halted_N, steps_N = there.halted_at_N < segment, torch.full((len(there),), segment)
-            sums.add_segment(there.outputs(segment), there.labels_NS, steps_N, halted_N, ignore_label=IGNORE)
+            deltas_N = there.deltas_NT[:, segment - 1]
+            sums.add_segment(there.outputs(segment), there.labels_NS, steps_N, halted_N, deltas_N, ignore_label=IGNORE)
         if len(leaving):
             sums.add_last(
                 leaving.outputs(segment),
