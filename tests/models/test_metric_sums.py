@@ -186,7 +186,7 @@ def _expected(examples: Examples) -> dict[str, float]:
             total[f"loop_deltas/{step}"] += float(examples.deltas_NT[n, step - 1])
     total["exact_accuracy"] = total[f"exact_accuracy_at_step/{NUM_SEGMENTS}"]
     losses = ("lm_loss", "q_halt_loss")
-    num_running = {f"loop_deltas/{step}": total[f"running/{step}"] for step in range(1, NUM_SEGMENTS + 1)}
+    num_running = {f"loop_deltas/{step}": total.get(f"running/{step}", 0) for step in range(1, NUM_SEGMENTS + 1)}
     divisors = num_running | dict.fromkeys(losses, len(examples))
     row = {name: value / divisors.get(name, len(labelled)) for name, value in total.items()}
     return row | {"num_examples": len(labelled)}
