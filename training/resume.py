@@ -26,7 +26,7 @@ from training.trained import read_config_of_new_run
 from utils.command_line import differences, typed_changes, typed_keys_and_groups, validate, with_changes
 from utils.composing import Composed, compose
 from utils.config import Container, flatten
-from utils.config_files import Place, default_groups, places_in
+from utils.config_files import default_groups, read_config_file
 from utils.errors import UserError
 from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
 from utils.overrides import typed_override
@@ -144,7 +144,7 @@ def _resumed(
             return not any(f"{key}.".startswith(f"{each}.") for each in not_stored)
 
         above = "config." if file.name == "state.json" else ""
-        of_file = {key.removeprefix(above): place for key, place in places_in(file).items()}
+        of_file = {key.removeprefix(above): place for key, place in read_config_file(file, "", "").places.items()}
         of_file = {key: place for key, place in of_file.items() if is_stored(key)}
         return Composed(places=of_file | {key: place for key, place in places.items() if not is_stored(key)})
 
@@ -230,7 +230,7 @@ def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
     return where.model_copy(update=dict.fromkeys(_NAMES) | names | {"checkpoint_path": str(path)})
 
 
-def _merged(stored: Container, overrides: list[str]) -> tuple[Container, Container, dict[str, Place]]:
+def _merged(stored: Container, overrides: list[str]) -> tuple[Container, Container, dict[str, str]]:
     """Return the stored config, the typed changes to it as {dotted key: value}, and their places.
 
     The overrides are read with the run's own architecture, optimizer and so on. If they choose

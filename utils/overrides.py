@@ -34,7 +34,7 @@ def _parsed(override: str) -> Override | HydraException:
 def parse_override(typed: str) -> Override:
     """Return an override as Hydra's grammar reads it, or raise UserError."""
     key, equals, value = typed.partition("=")
-    if not re.fullmatch(r"[\w.@/-]+", key) or not equals:
+    if not re.fullmatch(r"[\w./-]+", key) or not equals:
         raise UserError(f"{typed!r} is no override; write key=value without blanks, and see --help for the keys")
     override = _parsed(typed)
     if isinstance(override, HydraException):

@@ -3,7 +3,6 @@
 Any number of ranks under any strategy can read the checkpoints of any other.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,23 +36,6 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 Tensors = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class InParts:
-    """A tensor that lies in files, in one part or in several."""
-
-    outline: Tensor  # on the meta device, of the same shape and dtype
-    parts: list[tuple[tuple[slice, ...], Tensor]]  # each with its place in the whole tensor
-
-    def whole(self) -> Tensor:
-        """Return the whole tensor, on the CPU. It takes memory only if it lies in several parts."""
-        if len(self.parts) == 1:
-            return self.parts[0][1]
-        whole = torch.empty_like(self.outline, device="cpu")
-        for place, part in self.parts:
-            whole[place] = part
-        return whole
 
 
 @dataclass(frozen=True)
@@ -103,27 +85,7 @@ class Checkpoint:
 
     def trained_weights(self) -> Tensors:
         """Return the weights that the run evaluated: the averages if it keeps some."""
-        return self.weights() | {name: average.whole() for name, average in self.averages().items()}
-
-    def averages(self) -> dict[str, InParts]:
-        """Return the averages of the weights, by name, which lie in the files like the weights."""
-        index = self._index()
-        found = {
-            name: InParts(torch.empty(of.size, dtype=of.properties.dtype, device="meta"), [])
-            for name, of in index.items()
-            if name.startswith("ema.")
-        }
-        for name in self._shards if found else ():
-            with _reading(self.path / name) as file, safe_open(file, framework="pt") as tensors:
-                offsets = json.loads((tensors.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
-                for key in found.keys() & tensors.keys():
-                    part = tensors.get_tensor(key)
-                    starts = offsets[key]["saved_offsets"] if offsets else [0] * part.dim()
-                    place = tuple(slice(start, start + size) for start, size in zip(starts, part.shape, strict=True))
-                    if found[key].outline[place].shape != part.shape:
-                        raise _damaged(self.path, f"{name} holds no part of {key}")
-                    found[key].parts.append((place, part))
-        return {name.removeprefix("ema."): average for name, average in found.items()}
+        return self.weights() | (self.load("ema") if self.sizes("ema") else {})
 
     def sizes(self, prefix: str) -> dict[str, torch.Size]:
         """Return the whole shape of each tensor <prefix>.<name>, by <name>. Reads headers only."""

@@ -59,6 +59,10 @@ def plan_of(weights: Mapping[str, Tensor], world: World) -> Plan:
             if 0 not in part.sizes or 0 in shape:
                 parts.setdefault(name, {}).setdefault(part.offsets, part)  # the first rank writes it
     plan = {name: Whole(*shapes[name], tuple(of.values())) for name, of in parts.items()}
+    return _in_order(plan)
+
+
+def _in_order(plan: Plan) -> Plan:
     # Wide elements first, so that each tensor begins at a multiple of the size of its elements.
     return {name: plan[name] for name in sorted(plan, key=lambda name: (-plan[name].dtype.itemsize, name))}
 
@@ -128,7 +132,7 @@ def _write_files(plan: Plan, tensors: Iterator[Tensor], folder: Path, most_bytes
     written, file_of = dict[str, File](), dict[str, str]()
     for index, names in enumerate(groups or [[]]):
         file = f"model-{index + 1:05d}-of-{len(groups):05d}.safetensors" if len(groups) > 1 else FILE
-        written[file] = _write_file(folder / file, {name: plan[name] for name in names}, tensors)
+        written[file] = _write_file(folder / file, {name: plan[name] for name in names}, tensors, {"format": "pt"})
         file_of |= dict.fromkeys(names, file)
     if len(groups) > 1:
         total = sum(whole.num_bytes for whole in plan.values())
@@ -137,11 +141,17 @@ def _write_files(plan: Plan, tensors: Iterator[Tensor], folder: Path, most_bytes
     return written
 
 
-def _write_file(path: Path, tensors: Mapping[str, Whole], values: Iterator[Tensor]) -> File:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> File:
+    """Write a file of safetensors with tensors of the host."""
+    plan = _in_order({name: Whole(tuple(tensor.shape), tensor.dtype, ()) for name, tensor in tensors.items()})
+    return _write_file(path, plan, (tensors[name] for name in plan), metadata)
+
+
+def _write_file(path: Path, plan: Plan, tensors: Iterator[Tensor], metadata: dict[str, str]) -> File:
     """Write a file of safetensors. The library's own function needs all tensors at once."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": metadata}
     end = 0
-    for name, whole in tensors.items():
+    for name, whole in plan.items():
         first, end = end, end + whole.num_bytes
         header[name] = {
             "dtype": DTYPES[str(whole.dtype).removeprefix("torch.")],
@@ -150,12 +160,11 @@ def _write_file(path: Path, tensors: Mapping[str, Whole], values: Iterator[Tenso
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8
-    head = len(text).to_bytes(8, "little") + text
 
     def pieces() -> Iterator[bytes | memoryview]:
-        yield head
-        for _ in tensors:
-            yield memoryview(next(values).contiguous().flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
+        yield len(text).to_bytes(8, "little") + text
+        for _ in plan:
+            yield memoryview(next(tensors).contiguous().flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
 
     return write_pieces(path, pieces())
 

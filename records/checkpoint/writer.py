@@ -4,9 +4,7 @@ Saving copies the tensors to host memory and returns. A thread writes while trai
 """
 
 import math
-import os
 import shutil
-import stat
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,13 +15,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
-from records.checkpoint.format import REPLACED, File, Manifest, RunState, read_name, sha256_of_file, step_folders
+from records.checkpoint.format import REPLACED, Manifest, RunState, read_name, step_folders
 from records.checkpoint.reader import Tensors
-from records.checkpoint.weights import Plan, own_parts, plan_of, write_pieces, write_weights
+from records.checkpoint.weights import Plan, own_parts, plan_of, write_pieces, write_tensors, write_weights
 from utils.errors import UserError
 from utils.files import INCOMPLETE, file_errors, remove_replaced, sync_folder, write_synced
 from utils.ranks.lost_ranks import is_lost_peer
@@ -206,7 +202,7 @@ class Checkpointer:
                         first()
                     shutil.rmtree(temporary, ignore_errors=True)
                     temporary.mkdir()
-            written = self._save_tensors(rest, temporary / "state", world, _write_tensors)
+            written = self._save_tensors(rest, temporary / "state", world, write_tensors)
             with world.shared_errors(), file_errors():
                 written |= write_weights(plan, weights, temporary, self._most_file_bytes, world)
                 if world.is_main:
@@ -304,20 +300,6 @@ def require_finite_weights(snapshot: Snapshot, last_good: str) -> None:
     for name, is_finite in zip(weights, are_finite, strict=True):
         if not is_finite:
             raise UserError(f"{name} is not finite at step {snapshot.state.step}; {last_good}; go on with a lower lr")
-
-
-def _write_tensors(path: Path, tensors: Tensors, header: dict[str, str] | None = None) -> File:
-    with open(path, "wb") as file:
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-    try:
-        save_file(tensors, path, header)
-    except SafetensorError as error:  # only the disk can fail here: the tensors are on the host and contiguous
-        raise OSError(str(error)) from error
-    # safetensors puts a file in its place that only its owner may read.
-    path.chmod(mode)
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-    return File(bytes=path.stat().st_size, sha256=sha256_of_file(path))
 
 
 def _named(snapshot: Snapshot, world: World) -> Tensors:

@@ -73,15 +73,15 @@ class Metrics:
         except UserError as error:
             if not may_wait:
                 raise
-            self.say(f"WARNING: {error}; rows that wait in memory: {self._rows.num_waiting}")
+            self.say(f"WARNING: {error}; the row waits in memory")
         self._progress.write(step, row)
         what = f"step {step}; metrics.jsonl goes on without it"
         self._working = self._try(self._working, lambda sink: sink.write(step, row), what)
 
     def show(self, step: int, pictures: Sequence[Picture]) -> None:
         """Show the pictures of a step, before its row is written."""
-        what = f"the pictures of step {step}"
-        self._try(self._working, lambda sink: sink.show(step, pictures[: sink.num_pictures]), what)
+        wanting = [sink for sink in self._working if sink.num_pictures and pictures]
+        self._try(wanting, lambda sink: sink.show(step, pictures[: sink.num_pictures]), f"the pictures of step {step}")
 
     def add_checkpoint(self, folder: Path, *, is_best: bool) -> None:
         """Hand a whole checkpoint to the sinks that keep checkpoints, in the thread that wrote it.

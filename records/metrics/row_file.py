@@ -41,10 +41,6 @@ class RowFile:
             self._waiting.append(json.dumps({"step": step, "time_s": time_s, **row}) + "\n")
         self.write_waiting()
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
     def write_waiting(self) -> None:
         """Append the rows that wait. Raise OSError if the disk refuses them."""
         with self._lock:

@@ -14,8 +14,6 @@ from utils.drawing import pyplot
 from utils.errors import UserError
 from utils.text import one_line
 
-Say = Callable[[str], None]
-
 # The table of evaluations is sent anew at each evaluation. Its last lines are enough: the curves
 # have all evaluations.
 _MOST_LINES = 1000
@@ -31,7 +29,7 @@ class WandbConfig(StrictModel):
 
 
 def start_wandb(
-    config: WandbConfig, named: dict[str, Any], folder: Path, rows: Sequence[dict[str, Any]], say: Say
+    config: WandbConfig, named: dict[str, Any], folder: Path, rows: Sequence[dict[str, Any]], say: Callable[[str], None]
 ) -> "Wandb | None":
     """Start the W&B run, or return None if the config or the surroundings rule it out.
 
@@ -42,40 +40,38 @@ def start_wandb(
         named: the id, name, project and config of the W&B run.
         rows: what a resumed run has logged already.
     """
+    is_auto = config.mode == "auto"
 
-    def give_up(reason: str, fix: str, error: Exception | None = None) -> "Wandb | None":
-        if config.mode != "auto":
-            raise UserError(f"wandb.mode={config.mode} failed: {reason}; {fix}") from error
-        say(f"W&B: {reason}; metrics go to metrics.jsonl only (wandb.mode=offline keeps files for `wandb sync`)")
-        return None
+    def give_up(error: Exception, fix: str) -> None:
+        if not is_auto:
+            raise UserError(f"wandb.mode={config.mode} failed: {one_line(error)}; {fix}") from error
+        say(
+            f"W&B: {one_line(error)}; metrics go to metrics.jsonl only (wandb.mode=offline keeps files for `wandb sync`)"
+        )
 
     if config.mode == "disabled":
         return None
     try:
         import wandb
-
-        settings = wandb.setup().settings
-    except ImportError as error:
-        return give_up("not installed", "pip install wandb, or wandb.mode=disabled", error)
-    except (wandb.Error, ValidationError) as error:  # such as a malformed WANDB_BASE_URL
-        return give_up(one_line(error), "correct W&B's settings, or wandb.mode=disabled", error)
+    except ImportError:
+        return give_up(ImportError("not installed"), "pip install wandb, or wandb.mode=disabled")
     try:
-        if config.mode == "auto" and not wandb.login(prompt=False, verify=False):
-            return give_up("no account found", "")
-    except wandb.Error:
-        return give_up("no account found", "")
+        settings = wandb.setup().settings
+        if is_auto and not wandb.login(prompt=False, verify=False):
+            raise wandb.Error("no account found")
+    except (wandb.Error, ValidationError) as error:  # such as a malformed WANDB_BASE_URL
+        return give_up(error, "correct W&B's settings, or wandb.mode=disabled")
     options = named | {"entity": config.entity, "group": config.group, "tags": config.tags, "dir": str(folder)}
     if settings.sweep_id is not None:  # a W&B agent waits for the run that it has named
         options["id"] = None
-    if config.mode != "offline":
-        options["resume"] = "allow"
+    mode = "online" if is_auto else config.mode
     try:
-        run = wandb.init(mode="offline" if config.mode == "offline" else "online", **options)
+        run = wandb.init(mode=mode, **options, resume="allow" if mode == "online" else None)
     except (wandb.Error, ValueError, OSError) as error:  # ValueError: what pydantic says of a tag
-        if config.mode != "auto":
-            return give_up(one_line(error), "wandb.mode=offline needs no account", error)
+        if not is_auto:
+            return give_up(error, "wandb.mode=offline needs no account")
         say(f"W&B can't be reached ({one_line(error)}); going on offline, `wandb sync` uploads later")
-        run = wandb.init(mode="offline", **(options | {"resume": None}))
+        run = wandb.init(mode="offline", **options, resume=None)
     return Wandb(run, config, rows, say)
 
 
@@ -84,17 +80,19 @@ class Wandb(Sink):
 
     name = "W&B"
 
-    def __init__(self, run: Any, config: WandbConfig, rows: Sequence[dict[str, Any]], say: Say) -> None:
+    def __init__(
+        self, run: Any, config: WandbConfig, rows: Sequence[dict[str, Any]], say: Callable[[str], None]
+    ) -> None:
         self._run, self._artifacts, self._say = run, config.artifacts, say
         self._evaluations = [line for row in rows for line in _evaluations_in(row["step"], row)]
         self._upload: threading.Thread | None = None  # the last one, which waits for those before
         self.num_pictures = config.pictures
-        if config.pictures:
-            try:
+        try:
+            if config.pictures:
                 pyplot()
-            except UserError as error:
-                say(f"W&B gets no pictures of puzzles: {error}")
-                self.num_pictures = 0
+        except UserError as error:
+            say(f"W&B gets no pictures of puzzles: {error}")
+            self.num_pictures = 0
 
     def write(self, step: int, row: Row) -> None:
         import wandb
@@ -111,8 +109,6 @@ class Wandb(Sink):
     def show(self, step: int, pictures: Sequence[Picture]) -> None:
         import wandb
 
-        if not pictures:
-            return
         with tempfile.TemporaryDirectory() as folder:
             images = []
             for number, picture in enumerate(pictures):

@@ -96,11 +96,11 @@ def test_an_experiment_on_another_one(tmp_path: Path) -> None:
 def test_where_a_value_comes_from(folder: Path) -> None:
     composed = compose("pretrain", [f"experiment={folder / 'experiment' / 'mine.yaml'}", "seed=3"])
     places = {key: composed.place_of(key) for key in ("lr", "arch.hidden_size", "arch.name", "seed")}
-    assert {key: place and (place.file.name, place.line) for key, place in places.items()} == {
-        "lr": ("mine.yaml", 5),
-        "arch.hidden_size": ("small.yaml", 5),
-        "arch.name": ("trm.yaml", 6),
-        "seed": None,
+    assert {key: place.rpartition("/")[2] for key, place in places.items()} == {
+        "lr": "mine.yaml:5: ",
+        "arch.hidden_size": "small.yaml:5: ",
+        "arch.name": "trm.yaml:6: ",
+        "seed": "",
     }
     assert composed.chosen == {"experiment", "arch"} and "arch.puzzle_emb_ndim" in composed.derived
 
@@ -129,7 +129,7 @@ MISTAKES = {
     "dotted": ("experiment", GLOBAL + "arch.hidden_size: 64\n", ":2: unknown key 'arch.hidden_size'; write hid"),
     "package of another": ("arch", GLOBAL + "name: trm\nhiden_size: 64\n", ":3: unknown key 'arch.hiden_size'"),
     "twice": ("experiment", GLOBAL + "lr: 1\nlr: 2\n", ":3: can't be read as YAML (found duplicate key lr)"),
-    "no keys": ("experiment", GLOBAL + "lr=1e-3\n", ":2 holds no keys"),
+    "no keys": ("experiment", GLOBAL + "lr=1e-3\n", ":2: the file holds no keys"),
     "bytes": ("experiment", GLOBAL + "lr: \udcff\n", " can't be read as YAML ('utf-8' codec"),
     "bomb": ("experiment", BOMB, " can't be read as YAML (has anchors, or is nested deeper"),
     "code": ("experiment", GLOBAL + "lr: !!python/object/apply:os.getpid []\n", ":2: can't be read as YAML"),
@@ -163,7 +163,7 @@ def test_keys_that_are_not_set_do_not_bury_the_misspelt_one(tmp_path: Path) -> N
     (tmp_path / "mine.yaml").write_text("name: trm\nhiden_size: 64\n")
     message = _mistake(f"arch={tmp_path}/mine.yaml")
     assert message.startswith(f"{tmp_path}/mine.yaml:2: unknown key 'arch.hiden_size'; did you mean arch.hidden_size?")
-    assert message.endswith(" more keys are not set; give them") and message.count("arch.") < 9
+    assert message.endswith(" keys are missing in all)") and message.count("arch.") < 9
     (tmp_path / "mine.yaml").write_text("hidden_size: 3\n")
     assert "arch.name is not set" in _mistake(f"arch={tmp_path}/mine.yaml")
 

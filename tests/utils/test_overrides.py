@@ -141,7 +141,7 @@ def test_a_stored_config_that_was_edited_asks_for_quotes_with_its_line(
     _start(["data_path=a", "checkpoint_path=run"])
     file = tmp_path / "run/config.yaml"
     file.write_text(file.read_text().replace("data_path: a", "data_path: 1.10"))
-    with pytest.raises(UserError, match=r"^run/config.yaml:\d+: data_path: .*1\.1 .*quotes$"):
+    with pytest.raises(UserError, match=r"^run/config.yaml:\d+: data_path: .* 1\.1; .*quotes$"):
         _start(["resume=auto", "checkpoint_path=run"])
     assert not os.path.exists(tmp_path / "checkpoints")
 
