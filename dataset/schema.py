@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dataset.canvas import Corner, common_side, shape_of, side_of
-from records.checkpoint.names import is_run
+from records.checkpoint.format import is_run
 from utils.config import Float, Int
 from utils.errors import UserError
 from utils.files import file_errors, plain

@@ -19,8 +19,7 @@ def require_folder_name(name: str | None, key_of_path: str) -> str | None:
 def located(path: str, started_in: object) -> str:
     """Return where a path of a run's config leads from the current directory.
 
-    A relative path is relative to where the run was started. If nothing is there, because the run
-    or its data were moved, the path is relative to the current directory.
+    A relative path is relative to where the run was started, or to here if nothing is there.
     """
     if not isinstance(started_in, str) or "://" in path or os.path.isabs(path) or started_in == os.getcwd():
         return path
@@ -42,9 +41,6 @@ def clear_stopped(run: Path) -> None:
 
 
 def mark_stopped(run: Path, reason: str) -> None:
-    """Write the marker by which a scheduler tells a graceful stop from a failure.
-
-    The exit status can't tell them apart: torchrun exits with 1 after both.
-    """
+    """Write the marker of a graceful stop, after which torchrun exits with 1 as after a failure."""
     with writing(run / "stopped"):
         write_atomically(run / "stopped", reason + "\n")

@@ -16,12 +16,9 @@ _MOST_STEPS = 2**53
 
 
 class History:
-    """The rows of a metrics.jsonl.
+    """The rows of a metrics.jsonl, in order. `step` is an int, all other numbers are floats.
 
-    Attributes:
-        rows: a dict for each logged step, in the order of the file. `step` is an int, all other
-            numbers are floats. Rows that are added lengthen the list. A replaced file begins a new
-            list.
+    Rows that are added lengthen the list. A replaced file begins a new list.
     """
 
     def __init__(self, file: Path) -> None:
@@ -31,17 +28,10 @@ class History:
         self._last_line = b""
 
     def refresh(self) -> bool:
-        """Read the lines that were added since the last call. A missing file has no rows.
+        """Read the lines that were added since the last call, and return whether there were any.
 
-        A line without a line break at its end is left for the next call: the run is writing it, or
-        was killed while writing.
-
-        Returns:
-            Whether the rows have changed.
-
-        Raises:
-            UserError: The file can't be read, or a line of it (which the message names) is no row.
-                The rows are those of the last call that could read it.
+        A missing file has no rows. A line without a line break at its end is left for the next
+        call. After a UserError the rows are those of the last call that could read the file.
         """
         rows, num_bytes, num_lines, last_line = self.rows, self._num_bytes, self._num_lines, self._last_line
         try:

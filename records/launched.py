@@ -11,10 +11,7 @@ LAUNCH_FILE = "launch.json"
 
 
 class Launched(BaseModel):
-    """What rank 0 knows when training begins. Each start of a run writes it anew.
-
-    Keys of earlier and later versions are ignored when the file is read.
-    """
+    """What rank 0 knows when training begins. Keys of other versions are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True)
     last_step: int = Field(ge=1, lt=2**53)  # the planned end; early_stop_patience may end the run before it
@@ -40,18 +37,14 @@ class Launched(BaseModel):
     def began(run: Path, launch: Launch) -> bool:
         """Return whether an earlier attempt of this launch began to train in the folder.
 
-        torchrun counts such attempts in its store. A job of Slurm may have been requeued before it
-        began to train, and then the folder may hold another run.
+        A job of Slurm that was requeued before may find another run there.
         """
         before = Launched.read(run) if launch.requeues else None
         return launch.restarts > 0 or (before is not None and before.launch == launch.identity)
 
     @staticmethod
     def note_finished(run: Path, step: int, last_step: int) -> None:
-        """Note that a run is finished at this step, if its file plans another last step.
-
-        The plan itself stays: the depths of the steps that were done follow it.
-        """
-        before = Launched.read(run)
+        """Note that a run is finished at this step, if its file plans another last step."""
+        before = Launched.read(run)  # the plan stays: the depths of the steps that were done follow it
         if before is not None and before.last_step != last_step:
             before.model_copy(update={"finished_at": step}).write(run)

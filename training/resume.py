@@ -12,8 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from records.checkpoint.format import read_state, step_folders
-from records.checkpoint.names import nearest_run, refuse_folder_of_runs, run_folder_of
+from records.checkpoint.format import nearest_run, read_state, refuse_folder_of_runs, run_folder_of, step_folders
 from records.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
 from records.folder import CHECKPOINTS, clear_stopped, same_folder
 from records.launched import Launched

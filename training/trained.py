@@ -16,8 +16,7 @@ from models import ArchConfig, build_arch, build_on_meta
 from models.base import CommonConfig, RecursiveModel
 from models.model import Model
 from models.parallel.layout import Layout
-from records.checkpoint.format import read_state, step_folders
-from records.checkpoint.names import step_named
+from records.checkpoint.format import read_state, step_folders, step_named
 from records.checkpoint.reader import Checkpoint, open_checkpoint
 from sharing.exported import ExportedText, ModelFile, open_model
 from sharing.published import PuzzleTable, fit_one_by_one

@@ -41,11 +41,6 @@ class CommandLine:
 
     @staticmethod
     def parse(argv: list[str], config_name: str, usage: str, flags: Sequence[str] = ()) -> "CommandLine":
-        """Parse a command line.
-
-        Raises:
-            UserError: A flag is unknown, or --cfg is given and the config has an unknown key.
-        """
         if _HELP & {*argv}:
             return CommandLine([], page=_help_page(config_name, usage))
         overrides, bare = list[str](), list[str]()
@@ -167,13 +162,10 @@ def typed_keys_and_groups(config_name: str, overrides: list[str]) -> set[str]:
 
 
 def typed_changes(config_name: str, overrides: list[str], given: Sequence[str] = ()) -> Container:
-    """Return the changes that the overrides ask for, as {dotted key: value}.
+    """Return the typed keys, and those that a typed group changes, as {dotted key: value}.
 
-    These are the typed keys, and the keys that a typed group sets to another value than the
-    defaults. Keys that only change by interpolation are not among them.
-
-    Args:
-        given: choices in groups that were not typed, but whose options the typed ones may be.
+    Keys that only change by interpolation are not among them. `given` are choices that were not
+    typed, but whose options the typed ones may be.
     """
     parsed = [parse_override(typed) for typed in in_our_words(config_name, overrides)]
     groups = [each.input_line or "" for each in parsed if is_group(each.key_or_group)]
@@ -230,13 +222,9 @@ def differences(old: Container, new: Container) -> list[str]:
 
 
 def validate(config_class: type[C], container: Container, origin: Callable[[], Composed] | None = None) -> C:
-    """Build the config object of a whole config.
+    """Build the config object, or raise UserError, which names each wrong key or value.
 
-    Args:
-        origin: composes the config again after a mistake, so that messages name file and line.
-
-    Raises:
-        UserError: Keys or values are wrong; the message names each of them.
+    `origin` composes the config again after a mistake, so that messages name file and line.
     """
     try:
         return config_class.model_validate(container)

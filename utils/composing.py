@@ -62,11 +62,7 @@ class Composed:
 
 
 def compose(config_name: str, overrides: Sequence[str]) -> Composed:
-    """Compose config/<config_name>.yaml with overrides. The caller must not change the result.
-
-    Raises:
-        UserError: An override or a file is wrong; the message names the file and the line.
-    """
+    """Compose config/<config_name>.yaml with overrides. The caller must not change the result."""
     typed = tuple(in_our_words(config_name, overrides))
     # A file of the user may change between two calls.
     return (_Composer if any(map(names_file, typed)) else _cached)(config_name, typed).composed
@@ -75,11 +71,7 @@ def compose(config_name: str, overrides: Sequence[str]) -> Composed:
 def in_our_words(config_name: str, overrides: Sequence[str]) -> list[str]:
     """Return overrides with our keys for other names of them, and with quotes around text.
 
-    The published commands put a plus in front of new keys. Here every key is in the YAML, so the
-    plus means nothing.
-
-    Raises:
-        UserError: An override says the same under both names.
+    The published commands put a plus in front of new keys. Here it means nothing.
     """
     aliases, words = page_of(config_name).aliases, [typed.lstrip("+") for typed in overrides]
     keys = [word.partition("=")[0] for word in words]
@@ -211,11 +203,7 @@ class _Composer:
         return unknown_key(key, page_of(self._config_name).config_class, self._values, groups=[*self._defaults])
 
     def _settle_choices(self, typed: set[str], own: Container) -> None:
-        """Drop what a typed recipe sets for its own choice in a group, if another was typed.
-
-        Raises:
-            UserError: Options have the name of another choice: they would be those of the default.
-        """
+        """Drop what a typed recipe sets for its own choice in a group, if another was typed."""
         recipes = {group for group, default in self._defaults.items() if default == "null"}
         for group in self._defaults:
             options, before = self._values.get(group), own.get(group)

@@ -60,11 +60,7 @@ def page_of(name: str) -> Page:
 
 
 def null_of_text(page_name: str, names: Sequence[str]) -> bool | None:
-    """Return whether a key may be null that takes text or lists of text; None: it takes neither.
-
-    Args:
-        names: the parts of the dotted key.
-    """
+    """Return whether a key may be null that takes text or lists of text; None: it takes neither."""
     key = ".".join(names)
     if text_key := page_of(page_name).text_key:
         page_name, key = text_key(names)
@@ -80,8 +76,7 @@ def _text_keys(config_class: type[BaseModel]) -> dict[str, bool]:
 def keys_of(config_class: type[BaseModel], values: Any = None, prefix: str = "") -> dict[str, list[Any]]:
     """Return the dotted keys of a config class, and the types that each may have.
 
-    Args:
-        values: where these name a member of a union, only its keys are returned.
+    Where `values` name a member of a union, only its keys are returned.
     """
     found: dict[str, list[Any]] = {}
     for name, info in config_class.model_fields.items():

@@ -28,13 +28,7 @@ def nearest(name: str, names: Sequence[str]) -> list[str]:
 def unknown_key(
     key: str, config_class: type[BaseModel], values: Any = None, place: str = "", groups: Sequence[str] = ()
 ) -> str:
-    """Return a message for a key that a config does not have.
-
-    Args:
-        values: of the config; its choices decide which keys it has.
-        place: `file:line: `, if the key stands in a file.
-        groups: can be chosen as well.
-    """
+    """Return a message for a key that a config with these values and groups does not have."""
     start, known = f"{place}unknown key {key!r}", [*keys_of(config_class, values), *groups]
     group, _, last = key.rpartition(".")
     top = key.partition(".")[0]

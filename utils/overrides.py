@@ -82,8 +82,7 @@ def as_override(value: Any) -> str:
 def in_text_quotes(config_name: str, override: str) -> str:
     """Return an override with quotes around each value of a key of type text.
 
-    Quotes that were typed, interpolations, null where the key allows it, and Hydra's escapes
-    (`\\,`) keep their meaning.
+    Typed quotes, interpolations, null where it is allowed, and escapes (`\\,`) keep their meaning.
     """
     key, _, value = override.partition("=")
     may_be_null = null_of_text(config_name, key.split("."))

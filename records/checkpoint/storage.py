@@ -30,11 +30,7 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 
 
 class _StorageWriter(HuggingFaceStorageWriter):
-    """Writes one file per rank without copying the tensors.
-
-    Torch's own writer copies every tensor under Python's global lock, which would stop training for
-    a second at the paper's size.
-    """
+    """Writes one file per rank. Torch's own writer copies tensors, which would stop training."""
 
     def __init__(self, folder: Path, rank: int, write: WriteTensors) -> None:
         super().__init__(str(folder), save_distributed=True)
@@ -60,11 +56,7 @@ class _StorageWriter(HuggingFaceStorageWriter):
 
 
 def save_tensors(tensors: Mapping[str, Tensor], folder: Path, world: World, write: WriteTensors) -> dict[str, File]:
-    """Write the tensors of each rank, and return the files of this rank. Every rank.
-
-    Raises:
-        UserError: The disk refused a file of any rank. Every rank raises it.
-    """
+    """Write the tensors of each rank, and return the files of this rank. Every rank."""
     writer = _StorageWriter(folder, world.rank, write)
     try:
         state_dict_saver.save(

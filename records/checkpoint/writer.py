@@ -95,13 +95,13 @@ class Checkpointer:
         tensors may change as soon as this returns.
 
         Args:
-            first: called before anything is written, on rank 0 and in the thread. If it raises an
-                OSError, the save has failed.
-            then: called with the step's folder when it is whole, on rank 0 and in the thread.
+            first: called in the thread of rank 0, before anything is written. An OSError is a
+                failed save.
+            then: called there with the step's folder when it is whole.
 
-        Raises:
-            UserError: A weight is not finite. Every rank raises it.
-            FailedSave: The previous save failed (see `wait`).
+        Raises on every rank:
+            UserError: A weight is not finite.
+            FailedSave: The previous save failed.
         """
         self.wait()
         plan = plan_of(snapshot.weights, self._world)
@@ -125,18 +125,12 @@ class Checkpointer:
         return self._saving is not None and self._world.any(not self._saving.done())
 
     def wait(self) -> None:
-        """Wait until the last save has finished. Every rank.
-
-        Raises:
-            FailedSave: The checkpoint could not be written; `latest` still names the previous one.
-                Every rank raises it.
-        """
+        """Wait until the last save has finished. Every rank, and every rank raises FailedSave."""
         saving, self._saving = self._saving, None
         if saving is None:
             return
         while True:
-            # A slow disk may take as long as it needs. A rank that hangs makes this collective time
-            # out.
+            # A slow disk takes as long as it needs. If a rank hangs, this collective times out.
             done = saving.done()  # asked once, because a second question may get another answer
             failed = done and not isinstance(saving.exception(), UserError | None)
             busy, broken = self._world.any_of(not done, failed)
@@ -156,10 +150,9 @@ class Checkpointer:
 
     @torch.no_grad()
     def _stage(self, tensors: Tensors) -> Tensors:
-        """Copy the tensors to host memory and return the copies.
+        """Copy the tensors to host memory and return the copies, on CUDA without waiting for them.
 
-        Memory of the previous save is used again, because pinning takes longer than copying. On
-        CUDA the host does not wait: later work of the stream comes after the copies.
+        Memory of the previous save is used again, because pinning takes longer than copying.
         """
         on_cuda = self._world.device.type == "cuda"
         staged = {}
@@ -303,10 +296,7 @@ def require_finite_weights(snapshot: Snapshot, last_good: str) -> None:
 
 
 def _named(snapshot: Snapshot, world: World) -> Tensors:
-    """Return the tensors that this rank writes, by their names in files ("model.*" for weights).
-
-    Ranks that hold the same tensors share the writing.
-    """
+    """Return the tensors that this rank writes, by their names in files ("model.*" for weights)."""
     plain = sorted(name for name, tensor in snapshot.shared.items() if not is_dtensor(tensor))
     others = {name for index, name in enumerate(plain) if index % world.data_size != world.data_rank}
     rows = sorted(snapshot.by_slot)[world.rank % world.ranks_per_share :: world.ranks_per_share]

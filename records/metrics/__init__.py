@@ -24,11 +24,9 @@ __all__ = ["Metrics", "Picture", "Row", "WandbConfig"]
 
 
 class Metrics:
-    """The sinks of a run.
+    """The sinks of a run. Rows after `first_step` are removed, because the run repeats the steps.
 
     Args:
-        run: the run's folder. Rows of `metrics.jsonl` after `first_step` are removed, because the
-            run repeats those steps.
         wandb_run: the id, name, project and config of the W&B run. A resumed run has the same id.
     """
 
@@ -61,9 +59,7 @@ class Metrics:
     def write(self, step: int, row: Row, *, may_wait: bool = False) -> None:
         """Write the row of a step, which holds all its metrics.
 
-        Args:
-            may_wait: if the disk refuses the row, keep it until the next row or `write_waiting`,
-                and raise no UserError.
+        If `may_wait`, a row that the disk refuses waits for the next row or `write_waiting`.
         """
         if self._rows is None or self._progress is None:
             return
@@ -84,17 +80,11 @@ class Metrics:
         self._try(wanting, lambda sink: sink.show(step, pictures[: sink.num_pictures]), f"the pictures of step {step}")
 
     def add_checkpoint(self, folder: Path, *, is_best: bool) -> None:
-        """Hand a whole checkpoint to the sinks that keep checkpoints, in the thread that wrote it.
-
-        The folder may be removed as soon as this returns.
-        """
+        """Hand over a whole checkpoint in the thread that wrote it. It may be removed after."""
         self._try(self._working, lambda sink: sink.add_checkpoint(folder, is_best=is_best), folder.name)
 
     def write_waiting(self) -> None:
-        """Write the rows that the disk has refused so far. Raise OSError if it refuses them still.
-
-        Called in the thread that saves, because a checkpoint without its rows would lose them.
-        """
+        """Write the rows that wait, before a checkpoint which would lose them, or raise OSError."""
         if self._rows is not None:
             self._rows.write_waiting()
 
@@ -120,11 +110,9 @@ class Metrics:
             self._progress.say(text)
 
     def close(self, *, failed: bool = False, at_most_s: float | None = None) -> None:
-        """Close all sinks, also those that failed before. Not called after a fault.
+        """Close all sinks, also those that failed before. Wait for W&B at most `at_most_s`.
 
-        Args:
-            failed: the run ends with a mistake.
-            at_most_s: how long to wait for W&B; None: as long as it takes.
+        `failed` means that the run ends with a mistake. Not called after a fault.
         """
         if self._rows is not None and self._progress is not None:
             with suppress(OSError):  # a failed save has said so; these rows are of steps after the last good one

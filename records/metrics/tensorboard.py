@@ -9,11 +9,7 @@ from utils.files import writing
 
 
 class TensorBoard(Sink):
-    """Writes a curve for each metric into files of a folder, for `tensorboard --logdir`.
-
-    A resumed run writes a file of its own. What earlier files have of the steps after `first_step`
-    is marked as outdated, and TensorBoard leaves it out.
-    """
+    """Writes curves. A resumed run writes a file of its own, which hides repeated steps."""
 
     name = "TensorBoard"
 

@@ -14,6 +14,9 @@ from utils.drawing import pyplot
 from utils.errors import UserError
 from utils.text import one_line
 
+Rows = Sequence[dict[str, Any]]
+Say = Callable[[str], None]
+
 # The table of evaluations is sent anew at each evaluation. Its last lines are enough: the curves
 # have all evaluations.
 _MOST_LINES = 1000
@@ -28,13 +31,10 @@ class WandbConfig(StrictModel):
     artifacts: Literal["none", "best", "all"]
 
 
-def start_wandb(
-    config: WandbConfig, named: dict[str, Any], folder: Path, rows: Sequence[dict[str, Any]], say: Callable[[str], None]
-) -> "Wandb | None":
+def start_wandb(config: WandbConfig, named: dict[str, Any], folder: Path, rows: Rows, say: Say) -> "Wandb | None":
     """Start the W&B run, or return None if the config or the surroundings rule it out.
 
-    The mode `auto` never prompts. It does not fail either if the account, the package or the
-    network is missing.
+    The mode `auto` never prompts or fails.
 
     Args:
         named: the id, name, project and config of the W&B run.
@@ -45,9 +45,8 @@ def start_wandb(
     def give_up(error: Exception, fix: str) -> None:
         if not is_auto:
             raise UserError(f"wandb.mode={config.mode} failed: {one_line(error)}; {fix}") from error
-        say(
-            f"W&B: {one_line(error)}; metrics go to metrics.jsonl only (wandb.mode=offline keeps files for `wandb sync`)"
-        )
+        instead = "metrics go to metrics.jsonl only (wandb.mode=offline keeps files for `wandb sync`)"
+        say(f"W&B: {one_line(error)}; {instead}")
 
     if config.mode == "disabled":
         return None
@@ -80,9 +79,7 @@ class Wandb(Sink):
 
     name = "W&B"
 
-    def __init__(
-        self, run: Any, config: WandbConfig, rows: Sequence[dict[str, Any]], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, run: Any, config: WandbConfig, rows: Rows, say: Say) -> None:
         self._run, self._artifacts, self._say = run, config.artifacts, say
         self._evaluations = [line for row in rows for line in _evaluations_in(row["step"], row)]
         self._upload: threading.Thread | None = None  # the last one, which waits for those before

@@ -41,7 +41,7 @@ def test_a_run_survives_a_full_disk(
     for step in (4, 5, 6, 8):
         assert output.count(f"WARNING: the checkpoint of step {step} could not be written: ") == 1, output
     assert "failed saves in a row: 4; the run ends at 10" in output
-    assert ("rows that wait in memory" in output) == (0 in full_on), output
+    assert ("the row waits in memory" in output) == (0 in full_on), output
     assert [(row["step"], row.get("train/failed_saves")) for row in rows(run)][:3] == [(1, None), (5, 1), (10, 4)]
     undisturbed = quiet if ranks == 1 else quiet_2
     assert_same_run(run, undisturbed, metrics=False)
