@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from utils.errors import UserError
-from utils.files import plain, read_plain_yaml
+from utils.files import plain, read_yaml
 from utils.json_files import parse_json
 from utils.text import one_line
 
@@ -66,12 +64,4 @@ class History:
 def read_run_config(run: Path) -> dict[str, Any]:
     """Return the run's config.yaml as it stands there; {} if there is no such file."""
     file = run / "config.yaml"
-    if not file.exists():
-        return {}
-    try:
-        config = yaml.safe_load(read_plain_yaml(file))
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: an impossible date
-        raise UserError(f"{file}: cannot be read ({one_line(error)}); restore it from the run's checkpoint") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{file}: is no config of a run; restore it from the run's checkpoint")
-    return config
+    return read_yaml(file, "restore it from the run's checkpoint") if file.exists() else {}

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import yaml
 
@@ -64,6 +64,17 @@ def read_plain_yaml(file: Path) -> str:
         if depth > _DEEPEST_YAML or getattr(event, "anchor", None):
             raise yaml.YAMLError("has anchors, or is nested deeper than any config")
     return text
+
+
+def read_yaml(file: Path, fix: str) -> dict[str, Any]:
+    """Return the keys of such a file, or raise UserError, which ends with what to do."""
+    try:
+        values = yaml.safe_load(read_plain_yaml(file))
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: an impossible date, or no UTF-8
+        raise UserError(f"{file}: cannot be read as YAML ({one_line(error)}); {fix}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{file}: has no keys; {fix}")
+    return {str(key): value for key, value in values.items()}
 
 
 def remove_replaced(path: Path) -> None:

@@ -239,7 +239,7 @@ def test_an_incomplete_training_folder_is_refused(tmp_path: Path) -> None:
     for name, contents, message in (
         ("train_metadata.yaml", "vocab_size: 3", "max_seq_len"),
         ("all_config.yaml", "arch: {name: x@Y}", "known are HierarchicalReasoningModel"),
-        ("all_config.yaml", "&a [*a]", "can't be read as YAML"),
+        ("all_config.yaml", "&a [*a]", "cannot be read as YAML"),
         ("all_config.yaml", None, "all_config.yaml can't be used"),
     ):
         file = tmp_path / "run" / name
