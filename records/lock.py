@@ -1,7 +1,4 @@
-"""Lock a run's folder, so that only one run at a time writes there.
-
-Rank 0 holds the lock for all ranks: the others write only into step folders that are not finished.
-"""
+"""Lock a run's folder, so that only one run at a time writes there. Rank 0 holds the lock."""
 
 import errno
 import fcntl

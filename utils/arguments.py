@@ -15,10 +15,8 @@ from utils.errors import UserError
 class Parser(argparse.ArgumentParser):
     """A parser that raises UserError, and takes output=FILE as --output FILE.
 
-    Programs that pass overrides on (a positional argument of this name) take only options.
-
-    Args:
-        path_keys: keys for the first positional argument, such as checkpoint for checkpoint=RUN.
+    Programs that pass `overrides` on take only options. `path_keys` are names of the first
+    positional argument, as in checkpoint=RUN.
     """
 
     def __init__(self, prog: str, description: str, epilog: str = "", path_keys: Sequence[str] = ()) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ValidationError
 
-from utils.composing import Composed, compose, in_our_words, with_switch
+from utils.composing import Composed, compose, in_our_words, merge
 from utils.config import Container, flatten, keys_of, page_of
 from utils.config_files import CONFIG_DIR, choices, default_groups, is_group
 from utils.errors import UserError
@@ -204,13 +204,8 @@ def with_changes(container: Container, changes: Container) -> Container:
 
 def filled_up(stored: Container, defaults: Container) -> Container:
     """Return a stored config with the defaults of the keys that it lacks, in inner groups, too."""
-    whole = defaults | stored
-    for key, value in stored.items():
-        default = defaults.get(key)
-        if isinstance(value, dict) and isinstance(default, dict):
-            whole[key] = filled_up(value, default)
-        else:
-            whole[key] = with_switch(default, value)
+    whole = deepcopy(defaults)
+    merge(whole, stored)
     return whole
 
 

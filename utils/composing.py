@@ -107,7 +107,7 @@ class _Composer:
         for file in self._expand("", config_name, ""):
             if file.group and sets_whole_config(file.group):
                 own = own or deepcopy(self._values)
-            _merge(self._values, file.values)
+            merge(self._values, file.values)
             self._places |= file.places
         own = own or deepcopy(self._values)
         for override in of_keys:
@@ -195,7 +195,7 @@ class _Composer:
             for name, inner in value.items():  # a typed dictionary is merged
                 self._set(f"{key}.{name}", inner)
             return
-        holder[last] = with_switch(holder[last], deepcopy(value))
+        holder[last] = _with_switch(holder[last], deepcopy(value))
         for each in [each for each in self._places if f"{each}.".startswith(f"{key}.")]:
             del self._places[each]
 
@@ -247,17 +247,17 @@ class _Composer:
 _cached = cache(_Composer)  # a resumed run asks for the same config repeatedly
 
 
-def _merge(values: Container, later: Container) -> None:
+def merge(values: Container, later: Container) -> None:
     """Merge values into others. A value that must be given (???) replaces none."""
     for key, value in later.items():
         before = values.get(key)
         if isinstance(before, dict) and isinstance(value, dict):
-            _merge(before, value)
+            merge(before, value)
         elif value != "???" or key not in values:
-            values[key] = with_switch(before, deepcopy(value))
+            values[key] = _with_switch(before, deepcopy(value))
 
 
-def with_switch(before: Any, value: Any) -> Any:
+def _with_switch(before: Any, value: Any) -> Any:
     """Return a value, or options with the switch `enabled` for true or false.
 
     Keys that were switches at first have become groups, so key=true means key.enabled=true.

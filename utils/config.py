@@ -11,16 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Container = dict[str, Any]
 
-# Without strict=True pydantic would read `epochs=true` as 1 and `lr="1e-4"` as a number. YAML's
-# quoting rules would then decide what runs.
+# Without strict=True pydantic would read true as 1 and "1e-4" as a number.
 Int = Annotated[int, Field(strict=True)]
 Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Bool = Annotated[bool, Field(strict=True)]
 
 
 class StrictModel(BaseModel):
-    """The base of config classes: unknown keys are errors, and values can't change afterwards."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 

@@ -64,8 +64,8 @@ class Checkpoint:
         weights = read_index(path / INDEX).values() if INDEX in manifest.files else [FILE]
         if missing := {"state.json", *weights} - manifest.files.keys():
             raise _damaged(path, f"manifest.json lists no {min(missing)}")
-        for file in (path / "state").glob("*.safetensors"):
-            if f"state/{file.name}" not in manifest.files:  # torch would read this file as well
+        for file in (path / "state").glob("*.safetensors"):  # torch would read all of them
+            if f"state/{file.name}" not in manifest.files:
                 raise _damaged(path, f"manifest.json doesn't list state/{file.name}")
         return Checkpoint(path, read_state(path), frozenset(manifest.files))
 

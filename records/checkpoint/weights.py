@@ -1,8 +1,6 @@
-"""Write the weights of a model, tensor by tensor, into one file or several with an index.
+"""Write the weights of a model into one file or several with the index of Hugging Face.
 
-Ranks may hold parts of the tensors. Rank 0 gathers one tensor at a time and writes it, so that no
-rank ever holds the whole model. The names of the files and the index are those of the Hugging Face
-libraries.
+Rank 0 gathers one tensor at a time and writes it, so that no rank ever holds the whole model.
 """
 
 import hashlib
@@ -46,7 +44,7 @@ class Whole:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-Plan = dict[str, Whole]  # all tensors of a model over all ranks, in the order of the files
+Plan = dict[str, Whole]  # all tensors over all ranks, in the order of the files
 
 
 def plan_of(weights: Mapping[str, Tensor], world: World) -> Plan:
@@ -81,9 +79,6 @@ def write_weights(
     Args:
         own: what `own_parts` returned, on the host.
         most_bytes: of the tensors of a file, unless a single tensor has more.
-
-    Raises:
-        OSError: The disk refused a file. Only rank 0 raises it.
     """
     whole_tensors = gathered(plan, own, world)
     try:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from records.checkpoint.format import REPLACED, Manifest, RunState, read_name, step_folders
 from records.checkpoint.reader import Tensors
-from records.checkpoint.weights import Plan, own_parts, plan_of, write_pieces, write_tensors, write_weights
+from records.checkpoint.weights import Plan, own_parts, plan_of, write_pieces, write_weights
 from utils.errors import UserError
 from utils.files import INCOMPLETE, file_errors, remove_replaced, sync_folder, write_synced
 from utils.ranks.lost_ranks import is_lost_peer
@@ -47,17 +47,13 @@ class FailedSave(UserError):
 
 
 class Checkpointer:
-    """Writes a run's checkpoints in the background, and removes old ones.
+    """Writes a run's checkpoints in the background.
 
-    It keeps the last `keep_last_k` checkpoints (None: all) and the best one.
+    It keeps the last `keep_last_k` (None: all) and the best one. A model larger than
+    `most_file_bytes` gets several files.
     """
 
     def __init__(self, run: Path, world: World, keep_last_k: int | None, *, most_file_bytes: float = math.inf) -> None:
-        """Remove what an interrupted save has left in the folder of the run.
-
-        Args:
-            most_file_bytes: a larger model gets several files.
-        """
         assert world.size == 1 or world.thread_group is not None, "call connect_devices first: ranks need its groups"
         # Not at the first save: a library that changes during a run must not cost its checkpoints.
         from records.checkpoint.storage import save_tensors
@@ -71,7 +67,7 @@ class Checkpointer:
         self._staged: Tensors = {}
         self._copied: torch.cuda.Event | None = None  # follows the copies to self._staged on the device's stream
         self._write_staged: Callable[[], None] | None = None
-        with file_errors():
+        with file_errors():  # what an interrupted save has left
             for leftover in run.glob(f"{INCOMPLETE}*") if world.is_main else ():
                 remove_replaced(leftover)
 
@@ -181,8 +177,7 @@ class Checkpointer:
     ) -> None:
         """Write a step and publish it, in the thread. Every rank."""
         folder = self.run / f"step_{state.step:08d}"
-        # The name contains the writer's id, because a rank from before a restart may live a moment
-        # longer than its rank 0, and still write.
+        # A rank from before a restart may live a moment longer than its rank 0, and still write.
         temporary = self.run / f"{INCOMPLETE}{folder.name}_{self._writer_id}"
         weights = {name.removeprefix("model."): of for name, of in staged.items() if name.startswith("model.")}
         rest = {name: tensor for name, tensor in staged.items() if not name.startswith("model.")}
@@ -195,7 +190,7 @@ class Checkpointer:
                         first()
                     shutil.rmtree(temporary, ignore_errors=True)
                     temporary.mkdir()
-            written = self._save_tensors(rest, temporary / "state", world, write_tensors)
+            written = self._save_tensors(rest, temporary / "state", world)
             with world.shared_errors(), file_errors():
                 written |= write_weights(plan, weights, temporary, self._most_file_bytes, world)
                 if world.is_main:
@@ -216,14 +211,10 @@ class Checkpointer:
             then(folder)
 
     def _publish(self, temporary: Path, folder: Path, *, is_best: bool) -> None:
-        """Give a whole step its name, and let `latest` and perhaps `best` name it.
-
-        If the disk refuses any of it, everything is as it was before.
-        """
+        """Give a whole step its name, and let `latest` and perhaps `best` name it, or undo all."""
         sync_folder(temporary / "state")
         sync_folder(temporary)
-        # `best` comes first. A run that is killed before `latest` is written resumes from an
-        # earlier step, and finds again that this step is the best.
+        # `best` comes first: a run that is killed before `latest` finds the best step again.
         pointers = [self.run / name for name in (("best", "latest") if is_best else ("latest",))]
         new, former = (
             {pointer: pointer.with_name(f"{INCOMPLETE}{prefix}{pointer.name}") for pointer in pointers}
@@ -249,7 +240,6 @@ class Checkpointer:
                     write_synced(former[pointer], f"{names[pointer]}\n".encode())
                 write_synced(new[pointer], f"{folder.name}\n".encode())
             if folder.exists():
-                # The run was killed before `latest` was written, or resumed from an earlier step.
                 # The old folder may be the only checkpoint, until the new one has its name.
                 self._remove(aside)
                 folder.rename(aside)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from records.checkpoint import storage
 from records.checkpoint import writer as writer_module
 from records.checkpoint.reader import Checkpoint
 from records.checkpoint.writer import Checkpointer, Snapshot
@@ -173,14 +174,14 @@ def test_a_rewind_goes_back_to_the_last_checkpoint_that_was_written(data: Path, 
 
 @pytest.fixture
 def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    write, refuses = writer_module.write_tensors, [False]
+    write, refuses = storage.write_tensors, [False]
 
     def perhaps(*args: Any) -> Any:
         if refuses[0]:
             raise OSError(28, os.strerror(28))
         return write(*args)
 
-    monkeypatch.setattr(writer_module, "write_tensors", perhaps)
+    monkeypatch.setattr(storage, "write_tensors", perhaps)
     return lambda yes: refuses.__setitem__(0, yes)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from records.checkpoint import storage
 from records.checkpoint import weights as weights_module
 from records.checkpoint import writer as writer_module
 from records.checkpoint.format import read_name, step_folders
@@ -75,13 +76,13 @@ def test_weights_must_be_finite(tmp_path: Path) -> None:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Hold the writer back until the test opens the gate."""
-    write, opened = writer_module.write_tensors, threading.Event()
+    write, opened = storage.write_tensors, threading.Event()
 
     def gated(*args: Any) -> Any:
         assert opened.wait(30)
         return write(*args)
 
-    monkeypatch.setattr(writer_module, "write_tensors", gated)
+    monkeypatch.setattr(storage, "write_tensors", gated)
     return opened
 
 
