@@ -4,13 +4,10 @@ import os
 import re
 import shutil
 from dataclasses import dataclass, field
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from records.checkpoint.format import nearest_run, read_state, refuse_folder_of_runs, run_folder_of, step_folders
 from records.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
@@ -27,7 +24,7 @@ from utils.composing import Composed, compose
 from utils.config import Container, flatten
 from utils.config_files import default_groups, read_config_file
 from utils.errors import UserError
-from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
+from utils.files import file_errors, refuse_links, write_atomically
 from utils.overrides import typed_override
 from utils.ranks.launch import Launch
 from utils.terminal import tell
@@ -265,16 +262,7 @@ def _changes(stored: Container, now: Container) -> list[str]:
 def _config_of(run_path: Path) -> Container | None:
     """Return the stored config of a run without checkpoints; None if no run began there."""
     file = run_path / "config.yaml"
-    if not file.is_file():
-        return None
-    try:
-        # Interpolations are not resolved: somebody else's file must not read the environment.
-        stored = OmegaConf.to_container(OmegaConf.load(StringIO(read_plain_yaml(file))))
-        if not isinstance(stored, dict):
-            raise ValueError("no config")
-    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} can't be read as YAML; remove it to start afresh") from error
-    return stored  # type: ignore[return-value]
+    return read_config_file(file, "", "pretrain").values if file.is_file() else None
 
 
 def _named_checkpoint(where: RunConfig, launch: Launch, lock: RunLock, notes: list[str]) -> Checkpoint:

@@ -3,7 +3,6 @@
 import difflib
 import reprlib
 from collections.abc import Sequence
-from datetime import date
 from typing import Any
 
 from pydantic import BaseModel
@@ -85,9 +84,7 @@ def describe(key: str, errors: Sequence[Any]) -> str:
         return f"{key}: {message}" if key else message
     wanted = " or ".join(each["msg"][0].lower() + each["msg"][1:] for each in errors)
     instead = ""
-    if kind == "string_type" and isinstance(given, int | float | date):  # YAML or Hydra has read the text
-        instead = "; text that looks like this needs quotes"
-    elif is_group(key) and given in choices(key):
+    if is_group(key) and given in choices(key):
         instead = f"; below defaults: write - override /{key}: {given}"
     elif kind == "list_type" and isinstance(given, str):
         instead = f"; write {key}=[{given}]"
