@@ -57,10 +57,6 @@ def plan_of(weights: Mapping[str, Tensor], world: World) -> Plan:
             if 0 not in part.sizes or 0 in shape:
                 parts.setdefault(name, {}).setdefault(part.offsets, part)  # the first rank writes it
     plan = {name: Whole(*shapes[name], tuple(of.values())) for name, of in parts.items()}
-    return _in_order(plan)
-
-
-def _in_order(plan: Plan) -> Plan:
     # Wide elements first, so that each tensor begins at a multiple of the size of its elements.
     return {name: plan[name] for name in sorted(plan, key=lambda name: (-plan[name].dtype.itemsize, name))}
 
@@ -138,8 +134,9 @@ def _write_files(plan: Plan, tensors: Iterator[Tensor], folder: Path, most_bytes
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> File:
     """Write a file of safetensors with tensors of the host."""
-    plan = _in_order({name: Whole(tuple(tensor.shape), tensor.dtype, ()) for name, tensor in tensors.items()})
-    return _write_file(path, plan, (tensors[name] for name in plan), metadata)
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    plan = {name: Whole(tuple(tensors[name].shape), tensors[name].dtype, ()) for name in names}
+    return _write_file(path, plan, (tensors[name] for name in names), metadata)
 
 
 def _write_file(path: Path, plan: Plan, tensors: Iterator[Tensor], metadata: dict[str, str]) -> File:
