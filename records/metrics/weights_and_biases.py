@@ -80,7 +80,9 @@ class Wandb(Sink):
     name = "W&B"
 
     def __init__(self, run: Any, config: WandbConfig, rows: Rows, say: Say) -> None:
-        self._run, self._artifacts, self._say = run, config.artifacts, say
+        import wandb
+
+        self._wandb, self._run, self._artifacts, self._say = wandb, run, config.artifacts, say
         self._evaluations = [line for row in rows for line in _evaluations_in(row["step"], row)]
         self._upload: threading.Thread | None = None  # the last one, which waits for those before
         self.num_pictures = config.pictures
@@ -92,36 +94,30 @@ class Wandb(Sink):
             self.num_pictures = 0
 
     def write(self, step: int, row: Row) -> None:
-        import wandb
-
         sent: dict[str, Any] = dict(row)
         if lines := _evaluations_in(step, row):
             self._evaluations = [*self._evaluations, *lines][-_MOST_LINES:]
             columns = list(dict.fromkeys(name for line in self._evaluations for name in line))
             cells = [[line.get(name) for name in columns] for line in self._evaluations]
-            sent["evaluations"] = wandb.Table(columns=[*columns], data=cells)
+            sent["evaluations"] = self._wandb.Table(columns=[*columns], data=cells)
         # The step is given because an offline run of W&B counts from zero after a resume.
         self._run.log(sent, step=step)
 
     def show(self, step: int, pictures: Sequence[Picture]) -> None:
-        import wandb
-
         with tempfile.TemporaryDirectory() as folder:
             images = []
             for number, picture in enumerate(pictures):
                 file = Path(folder) / f"{number}.png"
                 picture.draw(file)
-                images.append(wandb.Image(str(file), caption=picture.caption))
+                images.append(self._wandb.Image(str(file), caption=picture.caption))
             self._run.log({"puzzles": images}, step=step)  # which copies the files
 
     def add_checkpoint(self, folder: Path, *, is_best: bool) -> None:
         """Copy a step folder into the staging folder of W&B, and upload it in a thread."""
-        import wandb
-
         if not (self._artifacts == "all" or (self._artifacts == "best" and is_best)):
             return
         step = int(folder.name.removeprefix("step_"))
-        artifact = wandb.Artifact(f"checkpoint-{self._run.id}", type="checkpoint", metadata={"step": step})
+        artifact = self._wandb.Artifact(f"checkpoint-{self._run.id}", type="checkpoint", metadata={"step": step})
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             # The copy stays until it is uploaded, also if keep_last_k removes the folder before.
             artifact.add_file(str(file), name=file.relative_to(folder).as_posix(), skip_cache=True)
