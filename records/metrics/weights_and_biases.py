@@ -42,11 +42,12 @@ def start_wandb(config: WandbConfig, named: dict[str, Any], folder: Path, rows: 
     """
     is_auto = config.mode == "auto"
 
-    def give_up(error: Exception, fix: str) -> None:
+    def give_up(error: Exception, fix: str) -> "Wandb | None":
         if not is_auto:
             raise UserError(f"wandb.mode={config.mode} failed: {one_line(error)}; {fix}") from error
         instead = "metrics go to metrics.jsonl only (wandb.mode=offline keeps files for `wandb sync`)"
         say(f"W&B: {one_line(error)}; {instead}")
+        return None
 
     if config.mode == "disabled":
         return None

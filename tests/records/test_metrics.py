@@ -237,7 +237,7 @@ def test_auto_without_an_account_or_a_network_goes_on(
     fake.account = account
     _metrics(tmp_path / "none", mode="auto").close()
     assert fake.inits == []
-    assert "no account found; metrics go to metrics.jsonl only" in capfd.readouterr().err
+    assert "metrics go to metrics.jsonl only" in capfd.readouterr().err
     fake.account, fake.reachable = True, False
     _metrics(tmp_path, mode="auto").write(1, {"a": 1.0})
     assert [options["mode"] for options in fake.inits] == ["online", "offline"]
