@@ -170,7 +170,7 @@ def typed_changes(config_name: str, overrides: list[str], given: Sequence[str] =
     parsed = [parse_override(typed) for typed in in_our_words(config_name, overrides)]
     groups = [each.input_line or "" for each in parsed if is_group(each.key_or_group)]
     defaults, by_groups, asked = (
-        dict(flatten(compose(config_name, [*given, *typed]).values)) for typed in ([], groups, overrides)
+        dict(flatten(read_config(config_name, [*given, *typed]))) for typed in ([], groups, overrides)
     )
     typed_keys = list[str]()
     for each in parsed:
