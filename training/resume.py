@@ -11,8 +11,7 @@ from omegaconf import OmegaConf
 
 from records.checkpoint.format import nearest_run, read_state, refuse_folder_of_runs, run_folder_of, step_folders
 from records.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
-from records.folder import CHECKPOINTS, clear_stopped, same_folder
-from records.launched import Launched
+from records.folder import CHECKPOINTS, Launched, clear_stopped, same_folder
 from records.lock import RunLock
 from sharing.sources import kind_of, step_around
 from sharing.stored_config import GONE, completed, name_in

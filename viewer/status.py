@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 from records.checkpoint.format import is_run, read_name, read_state
+from records.folder import LAUNCH_FILE, Launched
 from records.history import METRICS_FILE, History
-from records.launched import LAUNCH_FILE, Launched
 from records.lock import is_locked
 from utils.errors import UserError
 from utils.files import plain

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from records.launched import Launched
+from records.folder import Launched
 from tests.records.checkpoint.helpers import fix_manifest
 from tests.runs import contents
 from tests.training.starts import prepare_run, read, set_attempt
