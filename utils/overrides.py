@@ -3,6 +3,7 @@
 A key of type text keeps what was typed: run_name=1.10 is not 1.1, and 2026_11_27 is no number.
 """
 
+import json
 import re
 from functools import lru_cache
 from typing import Any
@@ -63,10 +64,8 @@ def typed_override(key: str, value: str) -> str:
 
 def as_override(value: Any) -> str:
     """Return a value as it is typed after the equals sign of an override."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, list):
         return f"[{','.join(map(as_override, value))}]"
     if isinstance(value, dict):
