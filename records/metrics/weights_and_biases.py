@@ -64,14 +64,14 @@ def start_wandb(config: WandbConfig, named: dict[str, Any], folder: Path, rows: 
     options = named | {"entity": config.entity, "group": config.group, "tags": config.tags, "dir": str(folder)}
     if settings.sweep_id is not None:  # a W&B agent waits for the run that it has named
         options["id"] = None
-    mode = "online" if is_auto else config.mode
+    options["resume"] = None if config.mode == "offline" else "allow"
     try:
-        run = wandb.init(mode=mode, **options, resume="allow" if mode == "online" else None)
+        run = wandb.init(mode="offline" if config.mode == "offline" else "online", **options)
     except (wandb.Error, ValueError, OSError) as error:  # ValueError: what pydantic says of a tag
         if not is_auto:
             return give_up(error, "wandb.mode=offline needs no account")
         say(f"W&B can't be reached ({one_line(error)}); going on offline, `wandb sync` uploads later")
-        run = wandb.init(mode="offline", **options, resume=None)
+        run = wandb.init(mode="offline", **(options | {"resume": None}))
     return Wandb(run, config, rows, say)
 
 
