@@ -269,7 +269,7 @@ def test_a_header_of_more_than_its_file_is_damage(run: Path) -> None:
     header = json.dumps({"__metadata__": metadata, "ema.a": of_a}).encode()
     (folder / STATE_FILE).write_bytes(len(header).to_bytes(8, "little") + header)
     fix_manifest(folder)
-    with pytest.raises(UserError, match=r"hold not all of ema\.a"):
+    with pytest.raises(UserError, match="can't be read as safetensors"):
         Checkpoint.open(folder).trained_weights()
 
 
