@@ -174,7 +174,7 @@ def test_a_rewind_goes_back_to_the_last_checkpoint_that_was_written(data: Path, 
 
 @pytest.fixture
 def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    write, refuses = storage.write_tensors, [False]
+    write, refuses = storage.write_tensors, [False]  # type: ignore[attr-defined]
 
     def perhaps(*args: Any) -> Any:
         if refuses[0]:

@@ -215,7 +215,7 @@ def test_replicas_are_compared_before_they_are_saved(
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delay each save, so that the session ends during a save."""
-    write = storage.write_tensors
+    write = storage.write_tensors  # type: ignore[attr-defined]
 
     def slow(*args: Any) -> Any:
         threading.Event().wait(0.3)

@@ -76,7 +76,7 @@ def test_weights_must_be_finite(tmp_path: Path) -> None:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Hold the writer back until the test opens the gate."""
-    write, opened = storage.write_tensors, threading.Event()
+    write, opened = storage.write_tensors, threading.Event()  # type: ignore[attr-defined]
 
     def gated(*args: Any) -> Any:
         assert opened.wait(30)
