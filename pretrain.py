@@ -35,9 +35,8 @@ from optim.ema import EMA
 from optim.loss_scale import LossScale
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from records.checkpoint.format import Progress
-from records.folder import clear_stopped
+from records.folder import Launched, clear_stopped
 from records.heading import heading
-from records.launched import Launched
 from records.lock import RunLock
 from records.metrics import Row
 from training.attention_kernel import require_attention_kernel

@@ -10,7 +10,8 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from release.build import NAME, BuildPackage, NoEditableWheel, requirements  # noqa: E402
-from utils.programs import COMMANDS, VERSION  # noqa: E402
+from release.commands import COMMANDS  # noqa: E402
+from utils.programs import VERSION  # noqa: E402
 
 _NO_EXTRAS = ("dev", "audit")
 _EXTRAS = (file.stem.removeprefix("requirements-") for file in ROOT.glob("requirements-*.txt"))

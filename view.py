@@ -15,7 +15,7 @@ import numpy as np
 from dataset.builder import SPLITS
 from dataset.pictures import Board, draw_answers, draw_boards, names_of_tokens, whole_board
 from dataset.text.schema import kind_of_data
-from records.checkpoint.names import step_named
+from records.checkpoint.format import step_named
 from sharing.sources import kind_of, no_checkpoint
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.drawing import pyplot

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 from rich.console import Console
 from rich.live import Live
 
-from records.checkpoint.names import run_folder_of
+from records.checkpoint.format import run_folder_of
 from utils.arguments import Parser, typed_path
 from utils.errors import UserError
 from utils.shell import run_command

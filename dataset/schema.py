@@ -22,12 +22,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dataset.canvas import Corner, common_side, shape_of, side_of
-from records.checkpoint.names import is_run
+from records.checkpoint.format import is_run
 from utils.config import Float, Int
 from utils.errors import UserError
 from utils.files import file_errors, plain
 from utils.json_files import read_json
-from utils.programs import command_words
 from utils.text import for_shell, one_line
 
 SplitName = Literal["train", "test"]
@@ -282,14 +281,19 @@ def _why_none(folder: Path) -> str:
 def _how_to_build(path: Path) -> str:
     """Return advice with the command that builds a dataset of such a name."""
     name = path.name.lower()
-    builders = {"maze": "maze", "lights": "lights-out", "arc": "arc"}
-    task = next((builders[word] for word in re.split("[-_]", name) if word in builders), "sudoku")
+    builders = {
+        "maze": "python dataset/build_maze_dataset.py",
+        "lights": "python dataset/build_lights_out_dataset.py",
+        "arc": "python dataset/build_arc_dataset.py",
+    }
+    words, sudoku = re.split("[-_]", name), "python dataset/build_sudoku_dataset.py"
+    builder = next((builders[word] for word in words if word in builders), sudoku)
     options = ["--output-dir", str(path)]
-    if task == "sudoku" and "1k" in name:
+    if builder == sudoku and "1k" in name:
         options += ["--subsample-size", "1000"]
     if augmented := re.search(r"aug[-_](\d+)", name):
         options += ["--num-aug", augmented[1]]
-    return f"build one: {for_shell([*command_words(f'hrm-build-{task}'), *options])} (--help shows all options)"
+    return f"build one: {builder} {for_shell(options)} (--help shows all options)"
 
 
 def read_described(file: Path, kind: type[Described]) -> Described:

@@ -118,7 +118,7 @@ def render(typed: Namespace) -> str:
         torchrun += [f"--nnodes={typed.nodes}", f"--nproc-per-node={ranks}", f"--master-port={PORT}"]
         torchrun += ["--node-rank=$(JOB_COMPLETION_INDEX)", f"--master-addr={typed.name}-0.{typed.name}"]
     # Kubernetes replaces $(NAME) by a variable, and makes $ of $$.
-    program = [word.replace("$", "$$") for word in [*under_torchrun("hrm-train"), *overrides]]
+    program = [word.replace("$", "$$") for word in [*under_torchrun("pretrain"), *overrides]]
     # Requests are equal to limits, so that Kubernetes evicts other pods first.
     amounts = {"cpu": str(cores), "memory": typed.memory or f"{16 * ranks}Gi"}
     amounts |= {"nvidia.com/gpu": str(typed.gpus)} if typed.gpus else {}

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from records.launched import LAUNCH_FILE
+from records.folder import LAUNCH_FILE
 from utils.overrides import as_override
 
 

@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -77,27 +78,20 @@ def _git_state() -> str:
     """Return the commit of this code, and how many of its files differ from it or are new."""
     if PACKAGE:
         return f"{PACKAGE} {VERSION}"
-    git = ["git", "-C", str(ROOT), "--no-optional-locks"]
-    told = []
-    try:
-        for words in (
-            ["rev-parse", "--show-toplevel"],
-            ["log", "-1", "--format=%h of %cs"],
-            ["status", "--porcelain", "--untracked-files=normal"],
-        ):
-            done = subprocess.run(
-                [*git, *words], capture_output=True, encoding="utf-8", check=True, timeout=_GIT_TIMEOUT_S
-            )
-            told.append(done.stdout.rstrip())
-        if Path(told[0]).resolve() == ROOT:
-            lines = told[2].splitlines()
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(ROOT), "--no-optional-locks", *words]
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=_GIT_TIMEOUT_S)
+        return done.stdout.rstrip()
+
+    with suppress(OSError, subprocess.SubprocessError):
+        if Path(git("rev-parse", "--show-toplevel")).resolve() == ROOT:
+            lines = git("status", "--porcelain", "--untracked-files=normal").splitlines()
             num_changed = sum(not line.startswith("??") for line in lines)
             # Untracked folders, such as those of data and results, are no code.
             num_new = sum(line.startswith("??") and line.endswith((".py", ".yaml")) for line in lines)
-            counted = {"changed": num_changed, "new": num_new}
-            return f"commit {told[1]}" + "".join(f", {num} {what}" for what, num in counted.items() if num)
-    except (OSError, subprocess.SubprocessError):
-        pass
+            counted = f", {num_changed} changed" * bool(num_changed) + f", {num_new} new" * bool(num_new)
+            return f"commit {git('log', '-1', '--format=%h of %cs')}{counted}"
     # The build of an image has written its commit into a file.
     file = ROOT / "COMMIT"
     noted = file.read_text(encoding="utf-8", errors="replace").strip() if file.is_file() else ""

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from utils.errors import UserError
-from utils.files import plain, read_plain_yaml
+from utils.files import plain, read_yaml
 from utils.json_files import parse_json
 from utils.text import one_line
 
@@ -16,12 +14,9 @@ _MOST_STEPS = 2**53
 
 
 class History:
-    """The rows of a metrics.jsonl.
+    """The rows of a metrics.jsonl, in order. `step` is an int, all other numbers are floats.
 
-    Attributes:
-        rows: a dict for each logged step, in the order of the file. `step` is an int, all other
-            numbers are floats. Rows that are added lengthen the list. A replaced file begins a new
-            list.
+    Rows that are added lengthen the list. A replaced file begins a new list.
     """
 
     def __init__(self, file: Path) -> None:
@@ -31,17 +26,10 @@ class History:
         self._last_line = b""
 
     def refresh(self) -> bool:
-        """Read the lines that were added since the last call. A missing file has no rows.
+        """Read the lines that were added since the last call, and return whether there were any.
 
-        A line without a line break at its end is left for the next call: the run is writing it, or
-        was killed while writing.
-
-        Returns:
-            Whether the rows have changed.
-
-        Raises:
-            UserError: The file can't be read, or a line of it (which the message names) is no row.
-                The rows are those of the last call that could read it.
+        A missing file has no rows. A line without a line break at its end is left for the next
+        call. After a UserError the rows are those of the last call that could read the file.
         """
         rows, num_bytes, num_lines, last_line = self.rows, self._num_bytes, self._num_lines, self._last_line
         try:
@@ -76,12 +64,4 @@ class History:
 def read_run_config(run: Path) -> dict[str, Any]:
     """Return the run's config.yaml as it stands there; {} if there is no such file."""
     file = run / "config.yaml"
-    if not file.exists():
-        return {}
-    try:
-        config = yaml.safe_load(read_plain_yaml(file))
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: an impossible date
-        raise UserError(f"{file}: cannot be read ({one_line(error)}); restore it from the run's checkpoint") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{file}: is no config of a run; restore it from the run's checkpoint")
-    return config
+    return read_yaml(file, "restore it from the run's checkpoint") if file.exists() else {}

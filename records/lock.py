@@ -1,7 +1,4 @@
-"""Lock a run's folder, so that only one run at a time writes there.
-
-Rank 0 holds the lock for all ranks: the others write only into step folders that are not finished.
-"""
+"""Lock a run's folder, so that only one run at a time writes there. Rank 0 holds the lock."""
 
 import errno
 import fcntl
@@ -23,9 +20,8 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 class RunLock:
     """The lock of a run's folder, which rank 0 takes before it looks for a checkpoint.
 
-    The operating system releases the lock when the process ends, even when it is killed, so that no
-    lock is ever left behind. After a fault the lock stays until then, because a checkpoint may
-    still be on its way to the disk.
+    The operating system releases it when the process ends. After a fault the lock stays until then,
+    because a checkpoint may still be on its way to the disk.
     """
 
     def __init__(self) -> None:
@@ -39,11 +35,7 @@ class RunLock:
             self._file.close()
 
     def take(self, run: Path, warn: Callable[[str], None]) -> None:
-        """Lock an existing folder. On a file system without locks this only warns.
-
-        Raises:
-            UserError: Another process holds the lock; the message names the process.
-        """
+        """Lock an existing folder, or raise UserError. Without locks of the file system, warn."""
         if self._file is not None:
             return
         # O_NOFOLLOW refuses a link: its target is not this run's file to write to.
@@ -69,8 +61,7 @@ class RunLock:
 def is_locked(run: Path) -> bool | None:
     """Return whether a process holds the lock of a folder; None on a file system without locks.
 
-    The lock is tried for an instant, in a way that does not disturb others who look. A run that
-    begins in this instant tries again (see `_PATIENCE_S`).
+    The lock is taken for an instant. A run that begins then tries again (see `_PATIENCE_S`).
     """
     try:
         descriptor = os.open(run / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -14,7 +14,7 @@ from pathlib import Path
 from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
 
-from utils.programs import COMMANDS
+from release.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "hrm_trainer"

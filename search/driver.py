@@ -12,8 +12,8 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 from tqdm import tqdm
 
+from records.folder import Launched
 from records.history import METRICS_FILE, History
-from records.launched import Launched
 from search import study as attributes
 from search.check import check_point
 from search.launchers import ProcessJob, ProcessLauncher, Start, runs_at_once

@@ -12,7 +12,7 @@ from records.lock import is_locked
 from search.config import LauncherConfig
 from utils.files import file_errors
 from utils.processes import ending_with_parent
-from utils.programs import ENVIRONMENT, PRETRAIN, command_words, under_torchrun
+from utils.programs import ENVIRONMENT, PRETRAIN, under_torchrun
 from utils.ranks.launch import without_launcher
 from utils.text import for_shell
 
@@ -48,9 +48,9 @@ def num_cores() -> int:
 
 def command_line(config: LauncherConfig, arguments: list[str]) -> str:
     """Return the command line of a run as a user would type it."""
-    words = command_words("hrm-train")
+    words = ["python", "pretrain.py"]
     if config.name == "torchrun":
-        words = ["torchrun", *_torchrun(config), *under_torchrun("hrm-train")]
+        words = ["torchrun", *_torchrun(config), *under_torchrun("pretrain")]
     elif config.name == "slurm":
         options: dict[str, object] = {"ntasks": config.ranks} if config.ranks > 1 else {}
         options |= {"cpus-per-task": config.threads, **(config.slurm or {})}

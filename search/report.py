@@ -25,7 +25,7 @@ from utils.config_files import CONFIG_DIR
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
 from utils.overrides import as_override
-from utils.programs import PACKAGE, command_words
+from utils.programs import PACKAGE
 from utils.text import for_shell
 
 EXPERIMENTS = CONFIG_DIR / "experiment"
@@ -168,8 +168,7 @@ def finished_page(study: Study, *, done: bool) -> str:
     path = study.sweep.path
     lines = [] if done else [f"{path} is not done; the same command goes on with it"]
     if best_of(study.sweep, study.trials()) is None:
-        command = for_shell([*command_words("hrm-sweep"), "status", str(path)])
-        return "\n".join([*lines, f"no trial of {path} has a value; {command}"])
+        return "\n".join([*lines, f"no trial of {path} has a value; python sweep.py status {for_shell([str(path)])}"])
     return "\n".join([*lines, best_page(study)])
 
 

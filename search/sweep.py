@@ -12,13 +12,12 @@ from omegaconf import OmegaConf
 from records.folder import CHECKPOINTS
 from search.config import OWN_KEYS, SweepConfig, key_of
 from search.space import Point, Space, overrides_of
-from sharing.stored_config import read_yaml
 from utils.command_line import filled_up, read_config, validate
 from utils.composing import compose
 from utils.config import Container, StrictModel, page
 from utils.config_files import names_file
 from utils.errors import UserError
-from utils.files import file_errors, write_atomically, writing
+from utils.files import file_errors, read_yaml, write_atomically, writing
 from utils.overrides import as_override, parse_override
 
 SWEEPS = CHECKPOINTS / "sweeps"

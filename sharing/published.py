@@ -9,7 +9,7 @@ Fused projections have the same layout here, so that only names differ.
 # K = puzzle identifiers, E = puzzle embedding size, W = width of an MLP
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, TypeVar
 
 import torch
@@ -193,15 +193,13 @@ def fit_one_by_one(
     own: Mapping[str, Tensor],
     puzzle_table: PuzzleTable | None,
     source: str,
-    read: Callable[[str], Tensor] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Return the weights in the dtypes of the model and with its puzzle table's size.
 
-    All are checked at once. Each is read and cast when its turn comes, so that memory need not hold
-    them all.
+    All are checked at once. Each is cast when its turn comes.
 
     Args:
-        weights: weights by our names (see `to_ours`). `read` gives those on the meta device.
+        weights: weights by our names (see `to_ours`).
         own: the model's state dict, for its names, shapes and dtypes.
         puzzle_table: how the table's rows are filled. keep: by number, with zeros for rows that
             the loaded table lacks. mean: every row becomes the mean of the loaded rows, as in TRM.
@@ -219,20 +217,17 @@ def fit_one_by_one(
         if name.endswith(_CONV_BIAS) and name.removesuffix(_CONV_BIAS) + _CONV_WEIGHT in weights:
             weights[name] = torch.zeros(own[name].shape)
 
-    def whole(name: str) -> Tensor:
-        return read(name) if read is not None and weights[name].is_meta else weights[name]
-
     table_KE, own_KE = weights.get(PUZZLE_TABLE), own.get(PUZZLE_TABLE)
     if own_KE is not None and puzzle_table == "zero":
         weights[PUZZLE_TABLE] = torch.zeros(own_KE.shape)
     elif own_KE is not None and table_KE is not None and len(table_KE) and table_KE.shape[1:] == own_KE.shape[1:]:
         if puzzle_table == "mean":
-            mean_1E = whole(PUZZLE_TABLE).float().mean(dim=0, keepdim=True)
+            mean_1E = table_KE.float().mean(dim=0, keepdim=True)
             weights[PUZZLE_TABLE] = mean_1E.repeat(len(own_KE), 1)
         elif len(table_KE) != len(own_KE):
             resized_KE = torch.zeros(own_KE.shape, dtype=table_KE.dtype)
             num_shared = min(len(own_KE), len(table_KE))
-            resized_KE[:num_shared] = whole(PUZZLE_TABLE)[:num_shared]
+            resized_KE[:num_shared] = table_KE[:num_shared]
             weights[PUZZLE_TABLE] = resized_KE
 
     if problems := _mismatches(weights, own):
@@ -246,7 +241,7 @@ def fit_one_by_one(
             "becomes of them: puzzle_table=keep (by number, zeros for new rows), mean (each row becomes the mean of "
             "all rows) or zero (all rows start anew)"
         )
-    return ((name, whole(name).to(own[name].dtype)) for name in weights)
+    return ((name, weights[name].to(own[name].dtype)) for name in weights)
 
 
 def _mismatches(weights: Weights, own: Mapping[str, Tensor]) -> list[str]:

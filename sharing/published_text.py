@@ -36,12 +36,11 @@ from models.text.config import (
 from sharing.dcp_folder import METADATA, DCPFolder
 from sharing.hub import is_address, path_of, with_file
 from sharing.published import Kind, Weights, to_ours, to_published
-from sharing.stored_config import read_yaml
 from sharing.weights_file import open_weights, write_weights
 from utils.command_line import validate
 from utils.config import Float, Int, name_of
 from utils.errors import UserError
-from utils.files import file_errors
+from utils.files import file_errors, read_yaml
 from utils.json_files import RepeatedKey, read_json
 from utils.safetensors_files import FILE, INDEX, INDEX_ENDING
 

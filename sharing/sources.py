@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from records.checkpoint.names import is_run, no_run, step_named
+from records.checkpoint.format import is_run, no_run, step_named
 from sharing.hub import is_address
 from utils.errors import UserError
 from utils.files import file_errors

@@ -1,17 +1,12 @@
 """Read the config that a run of any version has stored."""
 
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from utils.command_line import filled_up, read_config, with_changes
 from utils.config import Container, flatten
 from utils.config_files import choices, default_groups
 from utils.errors import UserError
-from utils.files import read_plain_yaml
 from utils.ranks.config import DEFAULT_MEETING
-from utils.text import one_line
 
 # Keys whose default is not what runs did before the key was there: the key, what these runs did,
 # and a key and its value that tell which runs these are.
@@ -22,17 +17,6 @@ GONE = {
     *("parallel.static_graph", "parallel.find_unused_parameters", "parallel.compression"),
     *("parallel.powersgd_rank", "parallel.powersgd_start_step"),
 }
-
-
-def read_yaml(file: Path, remedy: str) -> Container:
-    """Return the keys of a YAML file. If it has none, raise UserError with the remedy."""
-    try:
-        values = yaml.safe_load(read_plain_yaml(file))
-    except (ValueError, yaml.YAMLError) as error:  # ValueError: an impossible date, or no UTF-8
-        raise UserError(f"{file} can't be read as YAML ({one_line(error)}); {remedy}") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{file} has no keys; {remedy}")
-    return {str(key): value for key, value in values.items()}
 
 
 def completed(stored: Container) -> Container:

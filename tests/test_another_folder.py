@@ -58,17 +58,6 @@ def test_all_commands_find_the_data_where_the_run_was_started(there: Path, monke
     train_here([f"resume={run}", "max_steps=5"])
 
 
-def test_initial_weights_are_found_where_the_run_was_started(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that was killed before its first checkpoint reads them again."""
-    monkeypatch.chdir(there)
-    begun = begin(settings(Path("data/four"), Path("second"), init_from="run/best", **TINY))
-    begun.fit()
-    shutil.rmtree("second/step_00000002")
-    monkeypatch.chdir(there.parent / "here")
-    again = begin(["resume=auto", f"checkpoint_path={there}/second"]).start.config
-    assert again.initial_weights == f"{there}/run/best"
-
-
 def test_a_run_that_was_moved_finds_the_data_beside_it(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.move(there / "run", "run")
     shutil.move(there / "data", "data")
@@ -97,6 +86,7 @@ def test_only_the_training_data_have_moved(there: Path, monkeypatch: pytest.Monk
         config = begun.start.config
         assert config.started_in == os.getcwd() and config.train_paths == ["data/four"]
         assert config.test_paths == [f"{there}/data/test"]
+        assert first_step or config.initial_weights == f"{there}/run/best"
         told = [note for note in begun.start.notes if note.startswith("changed on the command line: ")]
         assert all("max_steps" in note for note in told), told
 

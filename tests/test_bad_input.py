@@ -5,11 +5,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 
 from tests import runs
+from utils import program
+from utils.errors import UserError
+from utils.shell import tell_mistake
 
 
 def test_a_mistake_is_one_line_with_status_2_and_leaves_no_file(data: Path, tmp_path: Path) -> None:
@@ -53,26 +55,13 @@ def test_a_page_that_cannot_be_printed(redirected: str, status: int) -> None:
     assert ended.stderr == (expected if status else "")
 
 
-class _SlowTerminal:
-    """A stderr that takes half a second for each write."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        time.sleep(0.5)
-        return self._stream.write(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-
 def _rank_0_speaks_slowly(rank: int) -> None:
+    def slowly(error: UserError) -> None:
+        time.sleep(1)
+        tell_mistake(error)
+
     if rank == 0:
-        sys.stderr = _SlowTerminal(sys.stderr)
+        program.tell_mistake = slowly  # type: ignore[attr-defined]
 
 
 def test_no_rank_exits_before_the_line_is_printed(log: Path) -> None:

@@ -17,13 +17,13 @@ import solve
 from evaluate import EvaluateConfig
 from launch import kubernetes
 from launch.ray_config import read_ray
+from release.commands import COMMANDS
 from search.sweep import Sweep
 from tests.pages import PAGES, scripts, words_of
 from tests.runs import REPOSITORY
 from training.config import PretrainConfig
 from training.dry_run import OwnKeys
 from utils.command_line import CommandLine, read_config, validate
-from utils.programs import COMMANDS
 
 pytestmark = pytest.mark.docs
 SCRIPTS = scripts()

@@ -4,10 +4,11 @@ import dataclasses
 import gzip
 import json
 import os
+import re
 import shutil
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -50,44 +51,31 @@ def test_some_altered_files(kind: str, tmp_path: Path) -> None:
     assert len(refused) > 3, "too few altered files were refused"
 
 
-def _misbehaves(what: str, folder: Path, rng: Random) -> None:
-    if not (folder.parent / "altered").exists():
-        return
-    if what == "raises":
-        raise KeyError("step")
-    if what == "writes elsewhere":
-        (folder.parent / "outside" / "victim").write_text("taken over")
-    elif what == "runs code":
-        (folder / "sprung").mkdir()
-    elif what == "hangs":
-        time.sleep(60)
-    elif what == "dies":
-        os._exit(7)
-    elif what == "eats":
-        bytearray(b"x") * (400 << 20)
+def _misbehaves(turns: Iterator[str], folder: Path, rng: Random) -> None:
+    match next(turns) if (folder.parent / "altered").exists() else "":
+        case "raises":
+            raise KeyError("step")
+        case "runs code":
+            (folder / "sprung").mkdir()
+        case "writes elsewhere":
+            (folder.parent / "outside" / "victim").write_text("taken over")
+        case "dies":
+            os._exit(7)
 
 
-@pytest.mark.parametrize(
-    ("what", "how", "said"),
-    [
-        ("raises", "crash", "KeyError: 'step'"),
-        ("writes elsewhere", "crash", "a file outside was written"),
-        ("runs code", "crash", "the file's code ran"),
-        ("hangs", "hang", ""),
-        ("dies", "crash", "the process ended with 7"),
-        ("eats", "memory", ""),
-    ],
-)
-def test_the_fuzzer_notices_each_kind_of_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, how: str, said: str
-) -> None:
-    if what == "hangs":  # the others may take longer than this on a busy machine
-        monkeypatch.setattr(fuzz, "LIMIT_S", 2)
+def test_the_fuzzer_notices_a_failure(tmp_path: Path) -> None:
+    said = {
+        "raises": "KeyError: 'step'",
+        "runs code": "the file's code ran",
+        "writes elsewhere": "a file outside was written",
+        "dies": "the process ended with 7",
+    }
     fuzz.write_example("tasks", tmp_path)
-    kind = dataclasses.replace(fuzz.KINDS["tasks"], read=partial(_misbehaves, what))
+    kind = dataclasses.replace(fuzz.KINDS["tasks"], read=partial(_misbehaves, iter(said)))
     worker = fuzz.Worker("tasks", kind, tmp_path / "worker", 0)
-    outcome = worker.read(0)
-    assert outcome.how == how and outcome.said.startswith(said)
+    for index, expected in enumerate(said.values()):
+        outcome = worker.read(index)
+        assert outcome.how == "crash" and outcome.said.startswith(expected)
     worker.close()
 
 
@@ -214,7 +202,7 @@ def test_malicious_yaml_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run = write_run(tmp_path / "run", None)
     (run / "config.yaml").write_text(YAMLS[case])
     if case != "a date that there is not":  # OmegaConf does not parse dates
-        assert "config.yaml can't be read as YAML" in _refused(lambda: _config_of(run))
+        assert re.search(r"config.yaml(:\d+:)? can't be read as YAML", _refused(lambda: _config_of(run)))
     assert "config.yaml: cannot be read" in _refused(lambda: view.view([str(run)]))
     assert not (tmp_path / "the_trap_was_sprung").exists()
 

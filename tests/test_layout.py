@@ -149,6 +149,32 @@ def test_imports_go_one_way(path: Path) -> None:
     )
 
 
+# Keys that utils/ranks and utils/perf own, and words that mean something else there.
+OF_UTILS = {"dist", "profile", "device", "compile", "deterministic", "resume", "sweep", "defaults"}
+
+
+@each_source
+def test_utils_knows_no_puzzle_no_architecture_and_no_key(path: Path) -> None:
+    """What names one is handed in, or stands in a module above."""
+    if path.parts[0] != "utils":
+        return
+    keys = re.findall(r"^(\w+):", (ROOT / "config/pretrain.yaml").read_text(), re.MULTILINE)
+    files = (ROOT / "config").glob("*/[!_]*.yaml")
+    named = {*keys, *(name for file in files for name in (file.parent.name, file.stem))} - OF_UTILS
+    tasks = {file.stem for file in (ROOT / "dataset/tasks").glob("[!_]*.py")} - {"base", "tokens", "sizes", "square"}
+    documented = [
+        node for node in ast.walk(_tree(path)) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+    ]
+    docstrings = {id(node.body[0].value) for node in documented if node.body and isinstance(node.body[0], ast.Expr)}
+    for node in ast.walk(_tree(path)):
+        texts = [getattr(node, field, None) for field in ("id", "attr", "arg", "name", "value")]
+        for text in texts if id(node) not in docstrings else []:
+            words = set(re.findall(r"[\w-]+", text)) if isinstance(text, str) else set[str]()
+            parts = {part for word in words for part in word.split("_")}
+            found = words & named | parts & {"puzzle", "puzzles", *tasks}
+            assert not found, f"{path}:{getattr(node, 'lineno', '?')} names {', '.join(sorted(found))}"
+
+
 MAY_TALK = {
     *(path for path in SOURCES if path.is_relative_to("utils/ranks") or path.is_relative_to("records/checkpoint")),
     *(Path("utils/program.py"), Path("launch/torchrun.py"), Path("optim/muon.py"), Path("optim/sparse_sign_sgd.py")),

@@ -113,16 +113,16 @@ def test_a_rank_0_that_hangs_is_named_by_the_other_rank(data: Path, tmp_path: Pa
 
 
 def _fails_amid_a_slow_save(rank: int) -> None:
-    from records.checkpoint import writer
+    from records.checkpoint import storage
 
-    write = writer._write_tensors
+    write = storage.write_tensors  # type: ignore[attr-defined]
 
     def slowly(*args: Any) -> Any:
         time.sleep(12)
         return write(*args)
 
     if rank == 1:
-        writer._write_tensors = slowly  # type: ignore[assignment]
+        storage.write_tensors = slowly  # type: ignore[attr-defined,assignment]
     runs.raises(3, 1, rank)
 
 

@@ -24,7 +24,7 @@ import yaml
 from rich.console import Console
 
 import watch as program
-from records.launched import Launched
+from records.folder import Launched
 from records.lock import RunLock
 from tests import runs
 from tests.in_process import train_here

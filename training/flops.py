@@ -26,8 +26,8 @@ from models.text.model import TextModel
 from models.text.packing import Packing
 from records.checkpoint.format import read_state, step_folders
 from records.checkpoint.reader import Checkpoint
+from records.folder import Launched
 from records.history import read_run_config
-from records.launched import Launched
 from sharing.stored_config import completed
 from training.config import PretrainConfig
 from training.data import AnySizes, TextSizes

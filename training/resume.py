@@ -4,19 +4,14 @@ import os
 import re
 import shutil
 from dataclasses import dataclass, field
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from records.checkpoint.format import read_state, step_folders
-from records.checkpoint.names import nearest_run, refuse_folder_of_runs, run_folder_of
+from records.checkpoint.format import nearest_run, read_state, refuse_folder_of_runs, run_folder_of, step_folders
 from records.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
-from records.folder import CHECKPOINTS, clear_stopped, same_folder
-from records.launched import Launched
+from records.folder import CHECKPOINTS, Launched, clear_stopped, same_folder
 from records.lock import RunLock
 from sharing.sources import kind_of, step_around
 from sharing.stored_config import GONE, completed, name_in
@@ -26,9 +21,9 @@ from training.trained import read_config_of_new_run
 from utils.command_line import differences, typed_changes, typed_keys_and_groups, validate, with_changes
 from utils.composing import Composed, compose
 from utils.config import Container, flatten
-from utils.config_files import Place, default_groups, places_in
+from utils.config_files import default_groups, read_config_file
 from utils.errors import UserError
-from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
+from utils.files import file_errors, refuse_links, write_atomically
 from utils.overrides import typed_override
 from utils.ranks.launch import Launch
 from utils.terminal import tell
@@ -144,7 +139,7 @@ def _resumed(
             return not any(f"{key}.".startswith(f"{each}.") for each in not_stored)
 
         above = "config." if file.name == "state.json" else ""
-        of_file = {key.removeprefix(above): place for key, place in places_in(file).items()}
+        of_file = {key.removeprefix(above): place for key, place in read_config_file(file, "", "").places.items()}
         of_file = {key: place for key, place in of_file.items() if is_stored(key)}
         return Composed(places=of_file | {key: place for key, place in places.items() if not is_stored(key)})
 
@@ -230,7 +225,7 @@ def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
     return where.model_copy(update=dict.fromkeys(_NAMES) | names | {"checkpoint_path": str(path)})
 
 
-def _merged(stored: Container, overrides: list[str]) -> tuple[Container, Container, dict[str, Place]]:
+def _merged(stored: Container, overrides: list[str]) -> tuple[Container, Container, dict[str, str]]:
     """Return the stored config, the typed changes to it as {dotted key: value}, and their places.
 
     The overrides are read with the run's own architecture, optimizer and so on. If they choose
@@ -266,16 +261,7 @@ def _changes(stored: Container, now: Container) -> list[str]:
 def _config_of(run_path: Path) -> Container | None:
     """Return the stored config of a run without checkpoints; None if no run began there."""
     file = run_path / "config.yaml"
-    if not file.is_file():
-        return None
-    try:
-        # Interpolations are not resolved: somebody else's file must not read the environment.
-        stored = OmegaConf.to_container(OmegaConf.load(StringIO(read_plain_yaml(file))))
-        if not isinstance(stored, dict):
-            raise ValueError("no config")
-    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} can't be read as YAML; remove it to start afresh") from error
-    return stored  # type: ignore[return-value]
+    return read_config_file(file, "", "pretrain").values if file.is_file() else None
 
 
 def _named_checkpoint(where: RunConfig, launch: Launch, lock: RunLock, notes: list[str]) -> Checkpoint:

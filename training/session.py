@@ -11,8 +11,7 @@ from torch import Tensor
 
 from models.text.objective import TextBatch
 from records.checkpoint.writer import Checkpointer
-from records.folder import mark_stopped
-from records.launched import Launched
+from records.folder import Launched, mark_stopped
 from records.lock import RunLock
 from records.metrics import Metrics, Row
 from training.advice import advice

@@ -16,9 +16,8 @@ from models import ArchConfig, build_arch, build_on_meta
 from models.base import CommonConfig, RecursiveModel
 from models.model import Model
 from models.parallel.layout import Layout
-from records.checkpoint.format import read_state, step_folders
-from records.checkpoint.names import step_named
-from records.checkpoint.reader import Checkpoint, InParts, open_checkpoint
+from records.checkpoint.format import read_state, step_folders, step_named
+from records.checkpoint.reader import Checkpoint, open_checkpoint
 from sharing.exported import ExportedText, ModelFile, open_model
 from sharing.published import PuzzleTable, fit_one_by_one
 from sharing.sources import Kind, kind_of, require_known
@@ -220,16 +219,14 @@ def weights_from(
         own: the state dict of the whole model, of which only shapes and dtypes are read.
     """
     fitting: Values = ()
-    averages: dict[str, InParts] = {}
     with world.shared_errors():
         if world.is_main:  # one download, one reading
             opened = source if isinstance(source, ModelFile) else _opened(source)
             if isinstance(opened, Checkpoint):
-                where, weights, averages = source, opened.weights(), opened.averages()
-                weights |= {name: average.outline for name, average in averages.items()}
+                where, weights = source, opened.trained_weights()
             else:
                 where, weights = opened.where, opened.read_weights()
-            fitting = fit_one_by_one(weights, own, puzzle_table, str(where), lambda name: averages[name].whole())
+            fitting = fit_one_by_one(weights, own, puzzle_table, str(where))
     return world.one_by_one(fitting)
 
 

@@ -15,10 +15,8 @@ from utils.errors import UserError
 class Parser(argparse.ArgumentParser):
     """A parser that raises UserError, and takes output=FILE as --output FILE.
 
-    Programs that pass overrides on (a positional argument of this name) take only options.
-
-    Args:
-        path_keys: keys for the first positional argument, such as checkpoint for checkpoint=RUN.
+    Programs that pass `overrides` on take only options. `path_keys` are names of the first
+    positional argument, as in checkpoint=RUN.
     """
 
     def __init__(self, prog: str, description: str, epilog: str = "", path_keys: Sequence[str] = ()) -> None:
@@ -47,19 +45,18 @@ class Parser(argparse.ArgumentParser):
             if word == "--":
                 yield from words[number:]
                 return
-            name, equals, value = word.lstrip("-").partition("=")
-            has_dashes = word.startswith("--")
+            typed, equals, value = word.partition("=")
+            name, has_dashes = typed.lstrip("-"), word.startswith("--")
             action = self._option_string_actions.get(option(name) if has_dashes or equals else word)
-            is_key = has_dashes or (equals and re.fullmatch(r"[A-Za-z][\w-]*", word.partition("=")[0]))
-            if is_value or not is_key:
+            is_path = action is None and not has_dashes and os.path.exists(word)  # perhaps with an equals sign
+            is_key = has_dashes or (equals and re.fullmatch(r"[A-Za-z][\w-]*", typed))
+            if is_value or not is_key or (is_path and name not in self._path_keys):
                 yield word
             elif name in self._path_keys:  # --checkpoint RUN, checkpoint=RUN
                 yield from [value] * bool(equals)
-            elif action is None and not has_dashes and os.path.exists(word):  # a path with an equals sign
-                yield word
             elif action is None:
-                options = {each.lstrip("-"): each for each in self._option_string_actions if each.startswith("--")}
-                known = {**{key: f"{key}=..." for key in self._path_keys}, **options}
+                known = {key: f"{key}=..." for key in self._path_keys}
+                known |= {each.lstrip("-"): each for each in self._option_string_actions if each.startswith("--")}
                 close = difflib.get_close_matches(name.replace("_", "-"), known, n=1)
                 self.error(f"unrecognized arguments: {word}" + (f" (did you mean {known[close[0]]}?)" if close else ""))
             elif action.nargs == 0 and equals:

@@ -3,6 +3,4 @@
 import torch
 
 Batch = dict[str, torch.Tensor]
-"""Int32 tensors by name, one row for each example: inputs and labels (B, S), puzzle_identifiers
-(B,).
-"""
+"""Int32 tensors by name, with a row for each example."""

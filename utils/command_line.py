@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ValidationError
 
-from utils.composing import Composed, compose, in_our_words, with_switch
+from utils.composing import Composed, compose, in_our_words, merge
 from utils.config import Container, flatten, keys_of, page_of
 from utils.config_files import CONFIG_DIR, choices, default_groups, is_group
 from utils.errors import UserError
@@ -28,7 +28,7 @@ from utils.shell import run_command
 
 C = TypeVar("C", bound=BaseModel)
 
-_MOST_MISSING = 3
+_HELP = {"--help", "-h"}
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,14 @@ class CommandLine:
 
     @staticmethod
     def parse(argv: list[str], config_name: str, usage: str, flags: Sequence[str] = ()) -> "CommandLine":
-        """Parse a command line.
-
-        Raises:
-            UserError: A flag is unknown, or --cfg is given and the config has an unknown key.
-        """
-        if "--help" in argv or "-h" in argv:
+        if _HELP & {*argv}:
             return CommandLine([], page=_help_page(config_name, usage))
         overrides, bare = list[str](), list[str]()
         given: dict[str, str] = {}
         main, rest = page_of(config_name).bare, iter([word for word in argv if word not in flags])
         for word in rest:
             key, equals, value = word.partition("=")
-            is_override = re.match(r"\+*[\w.@/-]+=", word) and not ("/" in key and os.path.exists(word))
+            is_override = re.match(r"\+*[\w./-]+=", word) and not ("/" in key and os.path.exists(word))
             if key in ("--cfg", "-c", "--config-dir"):
                 given["--cfg" if key == "-c" else key] = value if equals else next(rest, "")
             elif word.startswith("-"):
@@ -80,9 +75,8 @@ class CommandLine:
 def only_help(config_name: str, usage: str, missing: str) -> int:
     """Run a program that lacks a package: it can only show its --help, or say what is missing."""
 
-    def show_help(argv: list[str] | None) -> str:
-        typed = sys.argv[1:] if argv is None else argv
-        if not {"--help", "-h"} & set(typed):
+    def show_help(_: list[str] | None) -> str:
+        if not _HELP & {*sys.argv[1:]}:
             raise UserError(missing)
         return _help_page(config_name, usage)
 
@@ -97,15 +91,12 @@ def _pages(config_name: str) -> list[str]:
 def _without_value(word: str, after: str, config_name: str) -> str:
     """Refuse a word such as --lr, which is no override, and say what to write."""
     key, pages = word.lstrip("-").replace("-", "_"), _pages(config_name)
-    config_class = page_of(pages[-1]).config_class
-    others = [
-        *keys_of(page_of(config_name).config_class),
-        *(group for name in pages for group, _ in default_groups(name)),
-    ]
-    if key in keys_of(config_class) or key in others:
+    classes = [page_of(name).config_class for name in pages]
+    groups = [group for name in pages for group, _ in default_groups(name)]
+    if key in groups or any(key in keys_of(each) for each in classes):
         value = shlex.quote(after) if after and "=" not in after else "..."
         raise UserError(f"{word}: overrides are written key=value; write {key}={value}")
-    raise UserError(f"{word}: {unknown_key(key, config_class, groups=others)}")
+    raise UserError(f"{word}: {unknown_key(key, classes[-1], groups=groups)}")
 
 
 def _as_key(word: str) -> str:
@@ -135,8 +126,8 @@ def _from_folder(folder: str, overrides: list[str]) -> list[str]:
             found.append(f"{group}={','.join(here)}" if is_group(group) and "/" not in names else typed)
     if found == overrides:
         raise UserError(
-            f"--config-dir {folder} holds none of the configs on the command line; give a folder like config/, "
-            "with experiment/, arch/ or the like"
+            f"--config-dir {folder} holds none of the configs on the command line; give a folder with subfolders "
+            "like those of config/"
         )
     return found
 
@@ -161,17 +152,8 @@ def _help_page(config_name: str, usage: str) -> str:
 
 
 def read_config(config_name: str, overrides: list[str]) -> Container:
-    """Return a copy of the values of `compose`, with the home directory for ~."""
-    values: Container = _at_home(compose(config_name, overrides).values)
-    return values
-
-
-def _at_home(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _at_home(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_at_home(inner) for inner in value]
-    return os.path.expanduser(value) if isinstance(value, str) and f"{value}/".startswith("~/") else value
+    """Return a copy of the values of `compose`."""
+    return deepcopy(compose(config_name, overrides).values)
 
 
 def typed_keys_and_groups(config_name: str, overrides: list[str]) -> set[str]:
@@ -180,14 +162,10 @@ def typed_keys_and_groups(config_name: str, overrides: list[str]) -> set[str]:
 
 
 def typed_changes(config_name: str, overrides: list[str], given: Sequence[str] = ()) -> Container:
-    """Return the changes that the overrides ask for, as {dotted key: value}.
+    """Return the typed keys, and those that a typed group changes, as {dotted key: value}.
 
-    These are the typed keys, and the keys that a typed group (experiment=x) sets to another value
-    than the defaults. Keys that only change by interpolation are not among them.
-
-    Args:
-        given: overrides that were not typed but belong in front of the typed ones, such as arch=trm
-            in front of its option arch.L_layers=1.
+    Keys that only change by interpolation are not among them. `given` are choices that were not
+    typed, but whose options the typed ones may be.
     """
     parsed = [parse_override(typed) for typed in in_our_words(config_name, overrides)]
     groups = [each.input_line or "" for each in parsed if is_group(each.key_or_group)]
@@ -226,13 +204,8 @@ def with_changes(container: Container, changes: Container) -> Container:
 
 def filled_up(stored: Container, defaults: Container) -> Container:
     """Return a stored config with the defaults of the keys that it lacks, in inner groups, too."""
-    whole = defaults | stored
-    for key, value in stored.items():
-        default = defaults.get(key)
-        if isinstance(value, dict) and isinstance(default, dict):
-            whole[key] = filled_up(value, default)
-        else:
-            whole[key] = with_switch(default, value)
+    whole = deepcopy(defaults)
+    merge(whole, stored)
     return whole
 
 
@@ -244,15 +217,9 @@ def differences(old: Container, new: Container) -> list[str]:
 
 
 def validate(config_class: type[C], container: Container, origin: Callable[[], Composed] | None = None) -> C:
-    """Build the config object.
+    """Build the config object, or raise UserError, which names each wrong key or value.
 
-    Args:
-        config_class: the class of the whole config.
-        container: its values.
-        origin: composes the config again after a mistake, so that messages name file and line.
-
-    Raises:
-        UserError: Keys or values are wrong; the message names each of them.
+    `origin` composes the config again after a mistake, so that messages name file and line.
     """
     try:
         return config_class.model_validate(container)
@@ -267,9 +234,8 @@ def validate(config_class: type[C], container: Container, origin: Callable[[], C
             if by_key[key][0]["type"] == "extra_forbidden":
                 messages.append(unknown_key(key, config_class, container, place))
             elif key not in composed.derived or len(by_key) == len(missing) + 1:
-                messages.append(describe(key, by_key[key], place))
-        # These come last: a key may be missing because it is misspelt.
-        messages += [f"{key} is not set; give {key}=..." for key in missing[:_MOST_MISSING]]
-        if more := len(missing[_MOST_MISSING:]):
-            messages.append(f"{more} more keys are not set; give them")
+                messages.append(place + describe(key, by_key[key]))
+        if missing:  # last, because a key may be missing because it is misspelt
+            more = f" ({len(missing)} keys are missing in all)" if len(missing) > 1 else ""
+            messages.append(f"{missing[0]} is not set; give {missing[0]}=...{more}")
         raise UserError("; ".join(messages)) from error

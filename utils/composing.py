@@ -22,7 +22,6 @@ from utils.config_files import (
     CONFIG_DIR,
     SELF,
     ConfigFile,
-    Place,
     choices,
     config_file,
     default_groups,
@@ -34,7 +33,7 @@ from utils.config_files import (
 )
 from utils.errors import UserError
 from utils.files import file_errors
-from utils.mistakes import at, nearest, unknown_key
+from utils.mistakes import nearest, unknown_key
 from utils.overrides import in_text_quotes, parse_override, quoted
 
 # In YAML ${when:${.recurrent},6,1} is 6 if recurrent is true, else 1.
@@ -48,51 +47,31 @@ OmegaConf.clear_resolver("oc.env")
 
 @dataclass
 class Composed:
-    """A config, and where it comes from.
-
-    Attributes:
-        values: nested.
-        places: where a file sets each key that was not typed.
-        chosen: the groups that were typed, or that a chosen file sets.
-        derived: the keys whose values are interpolations.
-    """
+    """A config, and where it comes from."""
 
     values: Container = field(default_factory=dict)
-    places: dict[str, Place] = field(default_factory=dict)
-    chosen: set[str] = field(default_factory=set)
-    derived: set[str] = field(default_factory=set)
+    places: dict[str, str] = field(default_factory=dict)  # `file:line: ` of each key that was not typed
+    chosen: set[str] = field(default_factory=set)  # the groups that were typed, or that a chosen file sets
+    derived: set[str] = field(default_factory=set)  # the keys whose values are interpolations
 
-    def place_of(self, key: str) -> Place | None:
-        """Return where a file sets a key, or the list that holds it; None: no file does."""
+    def place_of(self, key: str) -> str:
+        """Return where a file sets a key, or the list that holds it; "": no file does."""
         while key and key not in self.places and key.rpartition(".")[2].isdigit():
             key = key.rpartition(".")[0]
-        return self.places.get(key)
+        return self.places.get(key, "")
 
 
 def compose(config_name: str, overrides: Sequence[str]) -> Composed:
-    """Compose config/<config_name>.yaml with overrides. The caller must not change the result.
-
-    Raises:
-        UserError: An override or a file is wrong; the message names the file and the line.
-    """
+    """Compose config/<config_name>.yaml with overrides. The caller must not change the result."""
     typed = tuple(in_our_words(config_name, overrides))
     # A file of the user may change between two calls.
-    return _Composer(config_name, typed).composed if any(map(names_file, typed)) else _cached(config_name, typed)
-
-
-@cache  # a resumed run asks for the same config repeatedly
-def _cached(config_name: str, typed: tuple[str, ...]) -> Composed:
-    return _Composer(config_name, typed).composed
+    return (_Composer if any(map(names_file, typed)) else _cached)(config_name, typed).composed
 
 
 def in_our_words(config_name: str, overrides: Sequence[str]) -> list[str]:
     """Return overrides with our keys for other names of them, and with quotes around text.
 
-    The published commands put a plus in front of new keys. Here every key is in the YAML, so the
-    plus means nothing.
-
-    Raises:
-        UserError: An override says the same under both names.
+    The published commands put a plus in front of new keys. Here it means nothing.
     """
     aliases, words = page_of(config_name).aliases, [typed.lstrip("+") for typed in overrides]
     keys = [word.partition("=")[0] for word in words]
@@ -118,17 +97,17 @@ class _Composer:
         self._config_name, self._values, self._places = config_name, self.composed.values, self.composed.places
         self._defaults = dict(default_groups(config_name))
         # What is chosen in a group, and where. The first choice counts: that of a user.
-        self._choices: dict[str, tuple[list[str], Place | None]] = {}
+        self._choices: dict[str, tuple[list[str], str]] = {}
         self._done: set[str] = set()  # groups whose files are in the list
         self._roots = [CONFIG_DIR]
         self._stack: list[Path] = []
         overrides = [parse_override(each) for each in typed]
         of_keys = [each for each in overrides if not self._is_choice(each)]
         own: Container = {}  # the options of each group, before a recipe changes them
-        for file in self._expand("", config_name, None):
+        for file in self._expand("", config_name, ""):
             if file.group and sets_whole_config(file.group):
                 own = own or deepcopy(self._values)
-            _merge(self._values, file.values)
+            merge(self._values, file.values)
             self._places |= file.places
         own = own or deepcopy(self._values)
         for override in of_keys:
@@ -146,22 +125,18 @@ class _Composer:
                 f"{override.input_line!r} asks for several runs, and this is one; sweep.py starts several trainings. "
                 "Give one value, [a,b] for a list, quotes for text, or a point in a decimal number"
             )
-        if override.package is not None or (is_group(group) and group not in self._defaults):
-            raise UserError(self._unknown(group if override.package is None else f"{group}@{override.package}"))
         if not is_group(group) or isinstance(value, dict):
             return False
-        typed = value if isinstance(value, list) else [value]
-        names = [name for name in typed if isinstance(name, str)]
-        if len(names) < len(typed):
-            known = ", ".join(choices(group))
-            raise UserError(f"{override.input_line!r} names no config of the group {group}; choose one of {known}")
+        if group not in self._defaults:
+            raise UserError(self._unknown(group))
+        names = [str(name) for name in (value if isinstance(value, list) else [value])]
         paths = [Path(os.path.expanduser(name)).absolute() for name in names if is_path(name)]
         self._roots += [path.parent.parent for path in paths if path.parent.name == group]
-        self._choices[group] = names, None
+        self._choices[group] = names, ""
         self.composed.chosen.add(group)
         return True
 
-    def _expand(self, group: str, name: str, place: Place | None) -> list[ConfigFile]:
+    def _expand(self, group: str, name: str, place: str) -> list[ConfigFile]:
         """Return a file and those that its defaults choose, in an order in which later ones win.
 
         Entries are read from the last to the first, as Hydra does: a recipe comes last, and may
@@ -169,13 +144,13 @@ class _Composer:
         """
         path = self._find(group, name, place)
         if path in self._stack:
-            raise UserError(f"{at(place)}{name} refers to itself; correct these defaults")
+            raise UserError(f"{place}{name} refers to itself; correct these defaults")
         file = (config_file if CONFIG_DIR in path.parents else read_config_file)(path, group, self._config_name)
         self._stack.append(path)
         for entry in file.defaults:
             if entry.is_override:
                 if entry.group not in self._defaults or entry.group in self._done:
-                    raise UserError(f"{entry.place}: {self._unknown(entry.group)}")
+                    raise UserError(f"{entry.place}{self._unknown(entry.group)}")
                 self._choices.setdefault(entry.group, (entry.names, entry.place))
                 self.composed.chosen.add(entry.group)
         expanded: list[ConfigFile] = []
@@ -183,8 +158,7 @@ class _Composer:
             if entry.names == [SELF]:
                 expanded = [file, *expanded]
             elif not entry.is_override:
-                names: list[str] = entry.names
-                where: Place | None = entry.place
+                names, where = entry.names, entry.place
                 if not group:  # of the page, whose entries are what can be chosen
                     self._done.add(entry.group)
                     names, where = self._choices.get(entry.group, (names, where))
@@ -194,10 +168,8 @@ class _Composer:
         return expanded
 
     @file_errors()
-    def _find(self, group: str, name: str, place: Place | None) -> Path:
-        if not group:
-            return CONFIG_DIR / f"{name}.yaml"
-        if is_path(name) and place is None:
+    def _find(self, group: str, name: str, place: str) -> Path:
+        if is_path(name) and not place:
             file = Path(os.path.expanduser(name)).absolute()
             if file.is_file():
                 return file
@@ -208,7 +180,7 @@ class _Composer:
                 return file
         close = nearest(name.rpartition("/")[2].lower(), choices(group))
         meant = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(choices(group))}"
-        raise UserError(f"{at(place)}there is no config '{group}/{name}'; {meant}")
+        raise UserError(f"{place}there is no config '{group}/{name}'; {meant}")
 
     # ---- what is typed ----
 
@@ -223,7 +195,7 @@ class _Composer:
             for name, inner in value.items():  # a typed dictionary is merged
                 self._set(f"{key}.{name}", inner)
             return
-        holder[last] = with_switch(holder[last], deepcopy(value))
+        holder[last] = _with_switch(holder[last], deepcopy(value))
         for each in [each for each in self._places if f"{each}.".startswith(f"{key}.")]:
             del self._places[each]
 
@@ -231,14 +203,7 @@ class _Composer:
         return unknown_key(key, page_of(self._config_name).config_class, self._values, groups=[*self._defaults])
 
     def _settle_choices(self, typed: set[str], own: Container) -> None:
-        """Drop what a recipe sets for its own architecture, if another one was typed.
-
-        In experiment=x arch=y, x may set options of its architecture that y does not have.
-
-        Raises:
-            UserError: Options have the name of another choice. arch.name=trm would give a TRM all
-                the options of the default architecture.
-        """
+        """Drop what a typed recipe sets for its own choice in a group, if another was typed."""
         recipes = {group for group, default in self._defaults.items() if default == "null"}
         for group in self._defaults:
             options, before = self._values.get(group), own.get(group)
@@ -250,19 +215,21 @@ class _Composer:
             name = options.get("name")
             if "name" in before and name != before["name"] and name in choices(group):
                 raise UserError(
-                    f"{at(self._places.get(f'{group}.name'))}{group}.name={name} does not choose the options "
+                    f"{self.composed.place_of(f'{group}.name')}{group}.name={name} does not choose the options "
                     f"of {name}; write {group}={name}, or in YAML the line - override /{group}: {name} below defaults:"
                 )
 
     def _resolve(self) -> None:
         derived = {key for key, value in flatten(self._values) if "${" in str(value)}
 
-        def as_text(value: Any, names: Sequence[str]) -> Any:
-            # A number of an interpolation is text in run_name: ${seed}.
+        def finished(value: Any, names: Sequence[str]) -> Any:
             if isinstance(value, dict):
-                return {key: as_text(inner, [*names, key]) for key, inner in value.items()}
+                return {key: finished(inner, [*names, key]) for key, inner in value.items()}
             if isinstance(value, list):
-                return [as_text(inner, names) for inner in value]
+                return [finished(inner, names) for inner in value]
+            if isinstance(value, str):
+                return os.path.expanduser(value) if f"{value}/".startswith("~/") else value
+            # A number of an interpolation is text in run_name: ${seed}.
             is_derived = isinstance(value, int | float) and ".".join(names) in derived
             return str(value) if is_derived and null_of_text(self._config_name, names) is not None else value
 
@@ -273,24 +240,27 @@ class _Composer:
             if isinstance(error, MissingMandatoryValue):
                 raise UserError(f"{key} is not set; give {key}=...") from error
             reason = f"{str(error).splitlines()[0]}; inside ${{}} write another key that --help lists"
-            raise UserError(f"{at(self._places.get(key))}{key}: {reason}") from error
-        self.composed.values, self.composed.derived = as_text(values, []), derived
+            raise UserError(f"{self.composed.place_of(key)}{key}: {reason}") from error
+        self.composed.values, self.composed.derived = finished(values, []), derived
 
 
-def _merge(values: Container, later: Container) -> None:
+_cached = cache(_Composer)  # a resumed run asks for the same config repeatedly
+
+
+def merge(values: Container, later: Container) -> None:
     """Merge values into others. A value that must be given (???) replaces none."""
     for key, value in later.items():
         before = values.get(key)
         if isinstance(before, dict) and isinstance(value, dict):
-            _merge(before, value)
+            merge(before, value)
         elif value != "???" or key not in values:
-            values[key] = with_switch(before, deepcopy(value))
+            values[key] = _with_switch(before, deepcopy(value))
 
 
-def with_switch(before: Any, value: Any) -> Any:
+def _with_switch(before: Any, value: Any) -> Any:
     """Return a value, or options with the switch `enabled` for true or false.
 
-    Keys such as profile were switches at first, so profile=true means profile.enabled=true.
+    Keys that were switches at first have become groups, so key=true means key.enabled=true.
     """
     if isinstance(value, bool) and isinstance(before, dict) and "enabled" in before:
         return {**before, "enabled": value}

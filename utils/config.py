@@ -11,16 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Container = dict[str, Any]
 
-# Without strict=True pydantic would read `epochs=true` as 1 and `lr="1e-4"` as a number. YAML's
-# quoting rules would then decide what runs.
+# Without strict=True pydantic would read true as 1 and "1e-4" as a number.
 Int = Annotated[int, Field(strict=True)]
 Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Bool = Annotated[bool, Field(strict=True)]
 
 
 class StrictModel(BaseModel):
-    """The base of config classes: unknown keys are errors, and values can't change afterwards."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
@@ -60,11 +57,7 @@ def page_of(name: str) -> Page:
 
 
 def null_of_text(page_name: str, names: Sequence[str]) -> bool | None:
-    """Return whether a key may be null that takes text or lists of text; None: it takes neither.
-
-    Args:
-        names: the parts of the dotted key.
-    """
+    """Return whether a key may be null that takes text or lists of text; None: it takes neither."""
     key = ".".join(names)
     if text_key := page_of(page_name).text_key:
         page_name, key = text_key(names)
@@ -80,8 +73,7 @@ def _text_keys(config_class: type[BaseModel]) -> dict[str, bool]:
 def keys_of(config_class: type[BaseModel], values: Any = None, prefix: str = "") -> dict[str, list[Any]]:
     """Return the dotted keys of a config class, and the types that each may have.
 
-    Args:
-        values: where these name a member of a union, only its keys are returned.
+    Where `values` name a member of a union, only its keys are returned.
     """
     found: dict[str, list[Any]] = {}
     for name, info in config_class.model_fields.items():

@@ -4,6 +4,5 @@
 class UserError(ValueError):
     """A mistake that the user can correct: the program prints one line and exits with status 2.
 
-    It is a ValueError because pydantic catches ValueErrors of validators and reports them with the
-    key.
+    Pydantic catches the ValueErrors of validators, and reports them with the key.
     """

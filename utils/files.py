@@ -1,7 +1,7 @@
 """Read and write files safely, even if they come from somebody else.
 
-Pipes and devices have no end, and a few lines of YAML can expand to billions of nodes, so these
-functions refuse both before anything reads them. Reading follows links. Writing does not.
+Pipes and devices have no end, and a few lines of YAML with anchors can expand to billions of nodes.
+Reading follows links. Writing does not.
 """
 
 import gzip
@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import yaml
 
@@ -39,11 +39,7 @@ def plain(file: Path) -> Path:
 
 @contextmanager
 def opened(file: Path) -> Iterator[IO[bytes]]:
-    """Open a file to read its bytes, decompressed if its name ends with .gz.
-
-    Raises:
-        UserError: The file is missing or damaged, or an OSError occurred in the block.
-    """
+    """Open a file to read its bytes, decompressed if its name ends with .gz, or raise UserError."""
     try:
         with gzip.open(plain(file)) if file.suffix.lower() == ".gz" else plain(file).open("rb") as stream:
             yield cast(IO[bytes], stream)
@@ -56,11 +52,8 @@ def opened(file: Path) -> Iterator[IO[bytes]]:
 def read_plain_yaml(file: Path) -> str:
     """Read YAML as this program writes it: short, with few levels and without anchors.
 
-    Anchors are refused because with them a few lines can expand to billions of nodes.
-
     Raises:
-        OSError, UnicodeDecodeError: The file can't be read as text.
-        yaml.YAMLError: The text is not such YAML.
+        OSError, UnicodeDecodeError, yaml.YAMLError: It is no such file.
     """
     if plain(file).stat().st_size > _MOST_YAML_BYTES:
         raise yaml.YAMLError(f"has {file.stat().st_size:,} bytes, no config")
@@ -71,6 +64,17 @@ def read_plain_yaml(file: Path) -> str:
         if depth > _DEEPEST_YAML or getattr(event, "anchor", None):
             raise yaml.YAMLError("has anchors, or is nested deeper than any config")
     return text
+
+
+def read_yaml(file: Path, fix: str) -> dict[str, Any]:
+    """Return the keys of such a file, or raise UserError, which ends with what to do."""
+    try:
+        values = yaml.safe_load(read_plain_yaml(file))
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: an impossible date, or no UTF-8
+        raise UserError(f"{file}: cannot be read as YAML ({one_line(error)}); {fix}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{file}: has no keys; {fix}")
+    return {str(key): value for key, value in values.items()}
 
 
 def remove_replaced(path: Path) -> None:
@@ -128,10 +132,7 @@ def write_atomically(path: Path, contents: str | bytes | memoryview) -> None:
 
 @contextmanager
 def file_errors() -> Iterator[None]:
-    """Turn an OSError inside into a UserError with its reason. Use it for file access only.
-
-    Names that no file can have count as well: those that cannot be encoded or hold a null byte.
-    """
+    """Turn an OSError, or a name that no file can have, into a UserError. For file access only."""
     try:
         yield
     except (OSError, UnicodeError) as error:

@@ -1,7 +1,4 @@
-"""Read JSON that somebody else may have written. A key that stands twice in an object is an error.
-
-The JSON readers of Python and pydantic keep the last of equal keys, so that the others are lost.
-"""
+"""Read JSON of somebody else. A key that stands twice in an object is an error."""
 
 import json
 from collections import Counter
@@ -37,11 +34,7 @@ def read_json(file: Path, fix: str) -> Any:
 def parse_json(
     text: str | bytes, where: object, fix: str, *, parse_int: Callable[[str], int | float] | None = None
 ) -> Any:
-    """Return the value of a JSON text. Messages begin with `where`, and end with `fix`.
-
-    Raises:
-        UserError: The text is no JSON, or has a key twice in one object.
-    """
+    """Return the value of a JSON text. Messages begin with `where`, and end with `fix`."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)

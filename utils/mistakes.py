@@ -3,13 +3,12 @@
 import difflib
 import reprlib
 from collections.abc import Sequence
-from datetime import date
 from typing import Any
 
 from pydantic import BaseModel
 
 from utils.config import keys_of, members_of, name_of
-from utils.config_files import Place, choices, is_group
+from utils.config_files import choices, is_group
 
 _MOST_SUGGESTIONS = 3
 _LEAST_RATIO = 0.75  # of a name that is close to another; a wrong guess is worse than none
@@ -18,36 +17,21 @@ _LEAST_RATIO = 0.75  # of a name that is close to another; a wrong guess is wors
 # that stand for none of our keys. The module that knows the keys fills them.
 OTHER_NAMES: dict[str, str] = {}
 INSTEAD: dict[str, str] = {}
-# Groups under which other programs keep such keys, as in trainer.max_epochs.
-_GROUPS = ("trainer.", "training.", "train.", "model.", "data.", "optimizer.", "optim.", "arch.", "args.", "config.")
-
-
-def at(place: Place | None) -> str:
-    """Return the beginning of a message about a line of a file."""
-    return "" if place is None else f"{place}: "
 
 
 def nearest(name: str, names: Sequence[str]) -> list[str]:
-    """Return the names that are spelled almost so, best first."""
-    found = difflib.get_close_matches(name, names, n=_MOST_SUGGESTIONS, cutoff=_LEAST_RATIO)
-    ratios = [difflib.SequenceMatcher(None, each, name).ratio() for each in found]
-    return [each for each, ratio in zip(found, ratios, strict=True) if ratio > ratios[0] - 0.1]
+    """Return the name that is spelled almost so, if there is one."""
+    return difflib.get_close_matches(name, names, n=1, cutoff=_LEAST_RATIO)
 
 
 def unknown_key(
-    key: str, config_class: type[BaseModel], values: Any = None, place: Place | None = None, groups: Sequence[str] = ()
+    key: str, config_class: type[BaseModel], values: Any = None, place: str = "", groups: Sequence[str] = ()
 ) -> str:
-    """Return a message for a key that a config does not have.
-
-    Args:
-        values: of the config; its choices decide which keys it has.
-        groups: can be chosen as well.
-    """
-    start, known = f"{at(place)}unknown key {key!r}", [*keys_of(config_class, values), *groups]
+    """Return a message for a key that a config with these values and groups does not have."""
+    start, known = f"{place}unknown key {key!r}", [*keys_of(config_class, values), *groups]
     group, _, last = key.rpartition(".")
-    bare = next((key.removeprefix(above) for above in _GROUPS if key.startswith(above)), key)
-    top = [] if any(each.startswith(f"{key.partition('.')[0]}.") for each in known) else [key.partition(".")[0]]
-    for name in (key, bare, *top):
+    top = key.partition(".")[0]
+    for name in (key, last, "" if any(each.startswith(f"{top}.") for each in known) else top):
         if name in INSTEAD:
             return f"{start}: {INSTEAD[name]}"
     if key in known:  # one line of YAML with dots
@@ -55,13 +39,14 @@ def unknown_key(
     elsewhere: dict[str, list[str]] = {}
     for choice in config_class.model_fields:
         members = members_of(config_class, choice)
-        if names := [name_of(each) for each in members if len(members) > 1 and last in each.model_fields]:
-            elsewhere[f"{choice}.{last}"] = [f"{choice}={name}" for name in sorted(names)]
+        if chosen := sorted(name_of(each) for each in members if len(members) > 1 and last in each.model_fields):
+            elsewhere[f"{choice}.{last}"] = [f"{choice}={name}" for name in chosen]
     if key in elsewhere:
         named = " or ".join(elsewhere[key])
         return f"{start}: the chosen {group} doesn't have it; take {named}, or leave the key out"
-    # Names of other programs come first, then keys of this name, then similar names in the group.
-    close = [ours for ours, theirs in OTHER_NAMES.items() if ours in known and {key, bare} & set(theirs.split())]
+    # First names of other programs, perhaps in a group of theirs (trainer.max_epochs), then keys of
+    # this name, then similar names in the group.
+    close = [ours for ours, theirs in OTHER_NAMES.items() if ours in known and {key, last} & {*theirs.split()}]
     close = close or [each for each in known if each.rpartition(".")[2] == last]
     beside = {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == group}
     close = close or [beside[each] for each in nearest(last, [*beside])] or nearest(last, known)
@@ -85,23 +70,22 @@ def key_of(location: Sequence[Any], container: Any, *, missing: bool) -> str:
     return ".".join(parts)
 
 
-def describe(key: str, errors: Sequence[Any], place: Place | None) -> str:
+def describe(key: str, errors: Sequence[Any]) -> str:
     """Say what is wrong with the value of a key. A union of types says for each what it accepts."""
     error = errors[0]
-    message, given, kind = error["msg"].removeprefix("Value error, "), error["input"], error["type"]
+    given, kind = error["input"], error["type"]
     if kind == "union_tag_invalid":
         tags, tag = error["ctx"]["expected_tags"], error["ctx"]["tag"]
-        return f"{at(place)}{key}.name: input should be one of {tags}, but it is {tag!r}; {key}=... chooses it"
+        return f"{key}.name: input should be one of {tags}, but it is {tag!r}; {key}=... chooses it"
     if kind == "union_tag_not_found":
-        return f"{at(place)}{key}.name is not set; give {key}=..., one of {', '.join(choices(key))}"
+        return f"{key}.name is not set; give {key}=..., one of {', '.join(choices(key))}"
     if kind == "value_error":
-        return f"{at(place)}{key}: {message}" if key else message
-    if kind == "string_type" and isinstance(given, int | float | date):  # YAML or Hydra has read the text
-        return f"{at(place)}{key}: text that looks like {reprlib.repr(given)} needs quotes; put it in quotes"
+        message: str = error["msg"].removeprefix("Value error, ")
+        return f"{key}: {message}" if key else message
     wanted = " or ".join(each["msg"][0].lower() + each["msg"][1:] for each in errors)
     instead = ""
     if is_group(key) and given in choices(key):
         instead = f"; below defaults: write - override /{key}: {given}"
     elif kind == "list_type" and isinstance(given, str):
         instead = f"; write {key}=[{given}]"
-    return f"{at(place)}{key}: {wanted}, but it is {reprlib.repr(given)}{instead}"
+    return f"{key}: {wanted}, but it is {reprlib.repr(given)}{instead}"

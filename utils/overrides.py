@@ -3,6 +3,7 @@
 A key of type text keeps what was typed: run_name=1.10 is not 1.1, and 2026_11_27 is no number.
 """
 
+import json
 import re
 from functools import lru_cache
 from typing import Any
@@ -34,7 +35,7 @@ def _parsed(override: str) -> Override | HydraException:
 def parse_override(typed: str) -> Override:
     """Return an override as Hydra's grammar reads it, or raise UserError."""
     key, equals, value = typed.partition("=")
-    if not re.fullmatch(r"[\w.@/-]+", key) or not equals:
+    if not re.fullmatch(r"[\w./-]+", key) or not equals:
         raise UserError(f"{typed!r} is no override; write key=value without blanks, and see --help for the keys")
     override = _parsed(typed)
     if isinstance(override, HydraException):
@@ -63,10 +64,8 @@ def typed_override(key: str, value: str) -> str:
 
 def as_override(value: Any) -> str:
     """Return a value as it is typed after the equals sign of an override."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, list):
         return f"[{','.join(map(as_override, value))}]"
     if isinstance(value, dict):
@@ -82,8 +81,7 @@ def as_override(value: Any) -> str:
 def in_text_quotes(config_name: str, override: str) -> str:
     """Return an override with quotes around each value of a key of type text.
 
-    Quotes that were typed, interpolations, null where the key allows it, and Hydra's escapes
-    (`\\,`) keep their meaning.
+    Typed quotes, interpolations, null where it is allowed, and escapes (`\\,`) keep their meaning.
     """
     key, _, value = override.partition("=")
     may_be_null = null_of_text(config_name, key.split("."))

@@ -29,8 +29,8 @@ _NO_MEMORY = "out of memory"
 def run(main: Callable[[World], None]) -> NoReturn:
     """Run `main(world)` as a program, and exit.
 
-    A mistake of the user is one line and status 2. A fault is a traceback, a line that names the
-    rank, and status 1; a lack of memory is two lines. A worker ends when its launcher is gone.
+    A mistake of the user has status 2. A fault is a traceback, a line that names the rank, and
+    status 1; a lack of memory is two lines. A worker ends when its launcher is gone.
     """
     faulthandler.enable()  # SIGBUS and SIGSEGV raise no exception, and print where they struck
     try:

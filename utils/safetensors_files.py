@@ -1,7 +1,4 @@
-"""The files of a model in safetensors: one file, or several with an index.
-
-The index is that of the Hugging Face libraries: model.safetensors.index.json says in which file
-beside it each tensor is.
+"""The files of a model in safetensors: one file, or several with the index of Hugging Face.
 
 This module does not import PyTorch, so that programs that only look at runs start at once.
 """
@@ -27,11 +24,7 @@ DTYPES |= {"bfloat16": "BF16", "uint8": "U8", "bool": "BOOL"}
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Return for each tensor of a model the name of its file, which lies beside the index.
-
-    Raises:
-        UserError: It is no such index.
-    """
+    """Return for each tensor of a model the name of its file, which lies beside the index."""
     index = read_json(path, "copy or download it again")
     file_of = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(file_of, dict) or not file_of:

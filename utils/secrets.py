@@ -9,11 +9,8 @@ _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASS(WORD|WD|PHRASE)?|_PWD|_PAT|CREDENT
 
 
 def secret_in(text: str) -> str | None:
-    """Return the name of a secret environment variable whose value the text contains, else None.
-
-    Values of fewer than eight characters are ignored, because they may be ordinary words.
-    """
-    for name, value in os.environ.items():
+    """Return the name of a secret environment variable whose value the text contains, else None."""
+    for name, value in os.environ.items():  # short values may be ordinary words
         if len(value) >= 8 and value in text and _SECRET.search(name):
             return name
     return None

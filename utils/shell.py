@@ -1,7 +1,4 @@
-"""Run a program of one process, with its exit status and one-line errors.
-
-utils/program.py does the same for programs of several ranks.
-"""
+"""Run a program of one process, with its exit status and one-line errors."""
 
 import os
 import sys
@@ -36,11 +33,7 @@ def wanted_traceback(error: Exception) -> str:
 
 @contextmanager
 def known_errors(less_memory: str = LESS_AT_A_TIME) -> Iterator[None]:
-    """Raise UserError or OutOfMemory for what is no fault of the program.
-
-    Args:
-        less_memory: what needs less memory.
-    """
+    """Raise UserError or OutOfMemory for what is no fault of the program."""
     try:
         with advising(lambda: less_memory):
             yield
@@ -60,8 +53,8 @@ def run_command(
     The status is 2 after a mistake of the user, 1 where memory ran out, and 130 after Ctrl-C.
 
     Args:
-        argv: the arguments; None: those of the process.
-        less_memory: the second line where memory runs out: what needs less.
+        argv: None: those of the process.
+        less_memory: what to change where memory runs out.
     """
     try:
         require_utf8(sys.argv[1:] if argv is None else argv)

@@ -16,11 +16,7 @@ def tell(text: str) -> None:
 
 
 def show(text: str) -> None:
-    """Print a page on stdout. A reader that leaves early, such as `head`, is no fault.
-
-    Raises:
-        UserError: stdout can't be written, for instance because its disk is full.
-    """
+    """Print a page on stdout. A reader that leaves early, such as `head`, is no fault."""
     try:
         write(text)
     except BrokenPipeError:
@@ -30,9 +26,7 @@ def show(text: str) -> None:
 def write(text: str, end: str = "\n") -> None:
     """Print a part of the output on stdout, at once.
 
-    Raises:
-        UserError: stdout can't be written, for instance because its disk is full.
-        BrokenPipeError: The reader has left.
+    Raises UserError where the disk is full, and BrokenPipeError where the reader has left.
     """
     if sys.stdout is None:  # it was closed before the program started
         return
@@ -49,11 +43,9 @@ def write(text: str, end: str = "\n") -> None:
 
 
 def leave(status: int, *, finalize: bool = True) -> NoReturn:
-    """Exit with a status, even if the rest of the output can't be written.
+    """Exit, even if the rest of the output can't be written.
 
-    Args:
-        finalize: whether Python frees its objects before the process ends. Without it, only the
-            functions that were registered with `atexit` run.
+    Without `finalize` Python frees no objects; only the functions registered with `atexit` run.
     """
     if not finalize:
         atexit._run_exitfuncs()

@@ -8,10 +8,7 @@ _LONGEST_MISTAKE = 2000
 
 
 def for_a_terminal(text: str) -> str:
-    """Return the text as one line of limited length, with ? in place of control characters.
-
-    Names in somebody else's file may contain anything.
-    """
+    """Return the text as one line of limited length, with ? in place of control characters."""
     line = "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
     return line if len(line) <= _LONGEST_MISTAKE else f"{line[:_LONGEST_MISTAKE]}..."
 
@@ -24,8 +21,7 @@ def one_line(error: Exception) -> str:
 def for_shell(words: Iterable[str]) -> str:
     """Return words as a person types them into a shell.
 
-    A word with single quotes gets double quotes around it if these change nothing in it. shlex
-    would write each single quote as five characters.
+    shlex writes each single quote as five characters; double quotes are used where they suffice.
     """
     return " ".join(
         f'"{word}"' if "'" in word and not re.search(r'["$`!]|\\(?!\')', word) else shlex.quote(word) for word in words

@@ -77,7 +77,7 @@ def _evaluate(typed: Sequence[str]) -> str | None:
     In a process of its own, because the page itself needs no PyTorch, whose import takes seconds.
     """
     try:
-        status = subprocess.run([*started("hrm-evaluate"), *typed], stdout=subprocess.DEVNULL).returncode
+        status = subprocess.run([*started("evaluate"), *typed], stdout=subprocess.DEVNULL).returncode
     except KeyboardInterrupt:  # the process has got the signal too
         return "interrupted"
     return f"evaluate.py ended with status {status}, and said why" if status else None

@@ -13,10 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from records.checkpoint.format import read_name, read_state
-from records.checkpoint.names import is_run
+from records.checkpoint.format import is_run, read_name, read_state
+from records.folder import LAUNCH_FILE, Launched
 from records.history import METRICS_FILE, History
-from records.launched import LAUNCH_FILE, Launched
 from records.lock import is_locked
 from utils.errors import UserError
 from utils.files import plain

@@ -34,7 +34,6 @@ from utils.config import Int
 from utils.errors import UserError
 from utils.files import file_errors, plain
 from utils.json_files import read_json
-from utils.programs import command_words
 
 # The value of `tokenizer` in dataset.json if each byte is a token, and if nobody knows it.
 BYTES, UNKNOWN = "bytes", "unknown"
@@ -196,10 +195,10 @@ def open_text_split(data_path: str | Path, split: SplitName) -> TextSplit:
     try:
         metadata = read_described(file, TextMetadata)
     except FileNotFoundError:
-        builder = " ".join(command_words("hrm-build-text"))
         raise UserError(
-            f"no dataset of text at {data_path}: {file} is missing; build it ({builder} --output-dir "
-            f"{shlex.quote(str(data_path))} --source FILE...), or set data_path to one that exists"
+            f"no dataset of text at {data_path}: {file} is missing; build it "
+            f"(python dataset/build_text_dataset.py --output-dir {shlex.quote(str(data_path))} "
+            "--source FILE...), or set data_path to one that exists"
         ) from None
     if metadata.special_tokens and max(metadata.special_tokens.model_dump().values()) >= metadata.vocab_size:
         raise UserError(f"{file}: special_tokens are above vocab_size, {metadata.vocab_size}; {REBUILD}")

@@ -14,8 +14,11 @@
 This module does not import PyTorch, so that programs that only look at runs start at once.
 """
 
+import difflib
 import hashlib
+import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,8 @@ _MOST_NAME_BYTES = 64
 
 REPLACED = f"{INCOMPLETE}replaced_"
 
+_MOST_RUNS = 10  # in a message
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -54,11 +59,7 @@ class Manifest(_Strict):
 
 
 class Progress(_Strict):
-    """How far a run has come.
-
-    Session and Plan change these counters, a checkpoint stores them, and a resumed run has them
-    again. A new counter is one more field with a default.
-    """
+    """How far a run has come. A checkpoint stores it. A new counter is a field with a default."""
 
     step: int = 0
     draws: int = 0  # examples that the stream has offered; a resumed run continues with the next
@@ -72,10 +73,7 @@ class Progress(_Strict):
     wandb_run_id: str = ""
 
     def of_branch(self, wandb_run_id: str) -> "Progress":
-        """Return the progress of another run that branches off here.
-
-        The branch leaves out the skipped steps after this step, which would go wrong there as well.
-        """
+        """Return the progress of a run that branches off here, and skips the same steps ahead."""
         fresh = {"best": None, "evaluations_since_best": 0, "failed_saves": 0, "wandb_run_id": wandb_run_id}
         ahead = [step for step in self.skipped_steps if step > self.step]
         return self.model_copy(update=fresh | {"skipped_steps": ahead})
@@ -120,12 +118,86 @@ def read_name(path: Path) -> str:
 
 @file_errors()
 def read_state(step_folder: Path) -> RunState:
-    """Return the state.json of a step folder, whose other files are not looked at.
-
-    Raises:
-        UserError: The file is missing or damaged.
-    """
+    """Return the state.json of a step folder, whose other files are not looked at."""
     try:
         return RunState.model_validate_json(plain(step_folder / "state.json").read_text(encoding="utf-8"))
     except (ValidationError, UnicodeDecodeError) as error:
         raise UserError(f"checkpoint {step_folder} is damaged: state.json isn't the state of a run") from error
+
+
+# ---- what a typed path names ---------------------------------------------------------------------
+
+
+@file_errors()
+def step_named(path: Path) -> Path | None:
+    """Return the step folder that a path names: itself, or that of <run>/best or <run>/latest.
+
+    None for any other path, such as the folder of a run.
+    """
+    if path.name not in ("best", "latest"):
+        return path if STEP_FOLDER.fullmatch(path.name) and os.path.isdir(path) else None
+    if os.path.isdir(path):  # a run may have this name
+        return None
+    run, name = path.parent, read_name(path)
+    if name and os.path.isdir(run / name):
+        return run / name
+    if name or (step_folders(run) and not os.path.exists(path)):
+        raise UserError(f"{run} has no {path.name} step{f' ({name} is gone)' * bool(name)}; give {run} for its newest")
+    return None
+
+
+def run_folder_of(path: Path) -> Path:
+    """Return the run of the step that a path names, or the path itself."""
+    step = step_named(path)
+    return path if step is None else step.parent
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder holds steps, or a run has begun there."""
+    names = ("config.yaml", "metrics.jsonl", "latest")
+    return has_steps(folder) or any(os.path.exists(folder / name) for name in names)
+
+
+def has_steps(folder: Path) -> bool:
+    """Return whether a folder holds steps. Those in eval_outputs have the same names."""
+    with suppress(OSError):
+        return folder.name != "eval_outputs" and bool(step_folders(folder))
+    return False
+
+
+def no_run(path: Path) -> str:
+    """Return a message that a path names no run, and what to give instead."""
+    if runs := _newest_first(path):
+        listed = ", ".join(f"{run} (step {int(step_folders(run)[-1].name[5:])})" for run in runs[:_MOST_RUNS])
+        return f"{path} is a folder of runs; give one of them: {listed}"
+    nearest = nearest_run(path)
+    similar = f", but there is {nearest}" if nearest else ""
+    return f"there is no checkpoint at {path}{similar}; give the folder of a run or of one of its steps"
+
+
+def refuse_folder_of_runs(path: Path) -> None:
+    """Raise UserError if a path that should be a run is a folder of runs. It lists them."""
+    if _newest_first(path):
+        raise UserError(no_run(path))
+
+
+def nearest_run(path: Path) -> Path | None:
+    """Return the run beside a missing one whose name is similar."""
+    by_name = {run.name: run for run in filter(has_steps, _folders_in(path.parent))}
+    nearest = difflib.get_close_matches(path.name, by_name, n=1)
+    return by_name[nearest[0]] if nearest else None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """Return the runs in a folder of runs and in its folders, by their newest step."""
+    if is_run(folder):
+        return []
+    below = [each for one in _folders_in(folder) for each in ([one] if has_steps(one) else _folders_in(one))]
+    runs = filter(has_steps, below)
+    return sorted(runs, key=lambda run: os.stat(step_folders(run)[-1]).st_mtime, reverse=True)
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    with suppress(OSError):  # the folder is missing or may not be read
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return []

@@ -1,9 +1,5 @@
-"""Read checkpoints. No file in a checkpoint can run code.
+"""Read checkpoints, with any number of ranks under any strategy. No file can run code."""
 
-Any number of ranks under any strategy can read the checkpoints of any other.
-"""
-
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,12 +18,13 @@ from records.checkpoint.format import (
     SLOTS,
     Manifest,
     RunState,
+    no_run,
     read_name,
     read_state,
     sha256_of_file,
     step_folders,
+    step_named,
 )
-from records.checkpoint.names import no_run, step_named
 from utils.errors import UserError
 from utils.files import file_errors, plain
 from utils.safetensors_files import FILE, INDEX, joined, read_index
@@ -40,23 +37,6 @@ Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class InParts:
-    """A tensor that lies in files, in one part or in several."""
-
-    outline: Tensor  # on the meta device, of the same shape and dtype
-    parts: list[tuple[tuple[slice, ...], Tensor]]  # each with its place in the whole tensor
-
-    def whole(self) -> Tensor:
-        """Return the whole tensor, on the CPU. It takes memory only if it lies in several parts."""
-        if len(self.parts) == 1:
-            return self.parts[0][1]
-        whole = torch.empty_like(self.outline, device="cpu")
-        for place, part in self.parts:
-            whole[place] = part
-        return whole
-
-
-@dataclass(frozen=True)
 class Checkpoint:
     """A step folder whose files have the sizes and checksums of its manifest."""
 
@@ -66,11 +46,7 @@ class Checkpoint:
 
     @staticmethod
     def open(path: Path) -> "Checkpoint":
-        """Open a step folder and check all its files.
-
-        Raises:
-            UserError: A file is missing, truncated or altered; the message names the file.
-        """
+        """Open a step folder and check all its files; UserError names a damaged file."""
         try:
             manifest = Manifest.model_validate_json(plain(path / "manifest.json").read_text(encoding="utf-8"))
         except PermissionError:  # somebody else may read the checkpoint, which is whole
@@ -88,8 +64,8 @@ class Checkpoint:
         weights = read_index(path / INDEX).values() if INDEX in manifest.files else [FILE]
         if missing := {"state.json", *weights} - manifest.files.keys():
             raise _damaged(path, f"manifest.json lists no {min(missing)}")
-        for file in (path / "state").glob("*.safetensors"):
-            if f"state/{file.name}" not in manifest.files:  # torch would read this file as well
+        for file in (path / "state").glob("*.safetensors"):  # torch would read all of them
+            if f"state/{file.name}" not in manifest.files:
                 raise _damaged(path, f"manifest.json doesn't list state/{file.name}")
         return Checkpoint(path, read_state(path), frozenset(manifest.files))
 
@@ -103,27 +79,7 @@ class Checkpoint:
 
     def trained_weights(self) -> Tensors:
         """Return the weights that the run evaluated: the averages if it keeps some."""
-        return self.weights() | {name: average.whole() for name, average in self.averages().items()}
-
-    def averages(self) -> dict[str, InParts]:
-        """Return the averages of the weights, by name, which lie in the files like the weights."""
-        index = self._index()
-        found = {
-            name: InParts(torch.empty(of.size, dtype=of.properties.dtype, device="meta"), [])
-            for name, of in index.items()
-            if name.startswith("ema.")
-        }
-        for name in self._shards if found else ():
-            with _reading(self.path / name) as file, safe_open(file, framework="pt") as tensors:
-                offsets = json.loads((tensors.metadata() or {}).get("DCP_SHARDING_INFO", "{}"))
-                for key in found.keys() & tensors.keys():
-                    part = tensors.get_tensor(key)
-                    starts = offsets[key]["saved_offsets"] if offsets else [0] * part.dim()
-                    place = tuple(slice(start, start + size) for start, size in zip(starts, part.shape, strict=True))
-                    if found[key].outline[place].shape != part.shape:
-                        raise _damaged(self.path, f"{name} holds no part of {key}")
-                    found[key].parts.append((place, part))
-        return {name.removeprefix("ema."): average for name, average in found.items()}
+        return self.weights() | (self.load("ema") if self.sizes("ema") else {})
 
     def sizes(self, prefix: str) -> dict[str, torch.Size]:
         """Return the whole shape of each tensor <prefix>.<name>, by <name>. Reads headers only."""
@@ -140,16 +96,11 @@ class Checkpoint:
         return {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
 
     def load_into(self, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrite tensors in place with those of the same names in the checkpoint.
+        """Overwrite tensors in place by their full names, such as "optimizer.step".
 
         Each rank reads alone, without collectives. Of a DTensor it reads the part that it holds,
-        however the tensor was divided when it was written.
-
-        Args:
-            tensors: by their full names, such as "optimizer.step".
-
-        Raises:
-            UserError: A name is missing or a shape differs. No tensor was overwritten then.
+        however the tensor was divided when it was written. UserError: a name is missing or a shape
+        differs; no tensor was overwritten then.
         """
         index = self._index()
         found = compare_shapes({name: of.size for name, of in index.items()}, shapes_of(tensors))
@@ -203,14 +154,8 @@ class Checkpoint:
 def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     """Open the checkpoint that `latest` names, or the newest whole one if that is damaged.
 
-    Args:
-        warn: called with a line for each damaged checkpoint that was passed over.
-
-    Returns:
-        The checkpoint; None if the folder holds no steps.
-
-    Raises:
-        UserError: There are steps and none is whole. A fresh start would hide the loss.
+    Each damaged one gives a warning. None: the folder holds no steps. If there are steps and none
+    is whole, this raises UserError, because a fresh start would hide the loss.
     """
     steps = step_folders(run)
     if not steps:
@@ -235,11 +180,7 @@ def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None
 
 @file_errors()
 def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
-    """Open the checkpoint that a path names: a step, or of a run as `find_checkpoint`.
-
-    Raises:
-        UserError: There is no checkpoint, or it is damaged.
-    """
+    """Open the checkpoint that a path names: a step, or of a run as `find_checkpoint`."""
     step = step_named(path)
     checkpoint = find_checkpoint(path, warn) if step is None else Checkpoint.open(step)
     if checkpoint is None:
@@ -248,10 +189,7 @@ def open_checkpoint(path: Path, warn: Callable[[str], None]) -> Checkpoint:
 
 
 def put_back(run: Path) -> None:
-    """Undo the first half of replacing a step, if the writer was killed before the second half.
-
-    Only for the holder of the run's lock: otherwise the writer may still be alive.
-    """
+    """Undo the first half of replacing a step, if the writer was killed. For the lock's holder."""
     for aside in run.glob(f"{REPLACED}*"):
         if not (folder := run / aside.name.removeprefix(REPLACED)).exists():
             aside.rename(folder)

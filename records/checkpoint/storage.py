@@ -1,12 +1,11 @@
 """Save and load the tensors in state/ with torch.distributed.checkpoint.
 
-To import that library takes half as long as to import torch. Therefore other modules import this
-one where they read or write tensors.
+Imported where tensors are read or written: this takes half as long as to import torch.
 """
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -19,27 +18,20 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
 from records.checkpoint.format import File
+from records.checkpoint.weights import write_tensors
 from utils.errors import UserError
 from utils.ranks.world import World
-
-# Writes a file of tensors with a header.
-WriteTensors = Callable[[Path, dict[str, Tensor], dict[str, str]], File]
 
 # Each rank reads on its own, without collectives, so that this warning does not apply.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 class _StorageWriter(HuggingFaceStorageWriter):
-    """Writes one file per rank without copying the tensors.
+    """Writes one file per rank. Torch's own writer copies tensors, which would stop training."""
 
-    Torch's own writer copies every tensor under Python's global lock, which would stop training for
-    a second at the paper's size.
-    """
-
-    def __init__(self, folder: Path, rank: int, write: WriteTensors) -> None:
+    def __init__(self, folder: Path, rank: int) -> None:
         super().__init__(str(folder), save_distributed=True)
         self._file = folder / f"rank_{rank:04d}.safetensors"
-        self._write = write
         self.written: dict[str, File] = {}
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
@@ -53,19 +45,15 @@ class _StorageWriter(HuggingFaceStorageWriter):
             results.append(WriteResult(item.index, data.nbytes, storage_data=None))
         if tensors:  # the reader finds in this header where each part belongs
             sharding = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
-            self.written[f"state/{self._file.name}"] = self._write(self._file, tensors, sharding)
+            self.written[f"state/{self._file.name}"] = write_tensors(self._file, tensors, sharding)
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         done.set_result(results)
         return done
 
 
-def save_tensors(tensors: Mapping[str, Tensor], folder: Path, world: World, write: WriteTensors) -> dict[str, File]:
-    """Write the tensors of each rank, and return the files of this rank. Every rank.
-
-    Raises:
-        UserError: The disk refused a file of any rank. Every rank raises it.
-    """
-    writer = _StorageWriter(folder, world.rank, write)
+def save_tensors(tensors: Mapping[str, Tensor], folder: Path, world: World) -> dict[str, File]:
+    """Write the tensors of each rank, and return the files of this rank. Every rank."""
+    writer = _StorageWriter(folder, world.rank)
     try:
         state_dict_saver.save(
             dict(tensors), storage_writer=writer, process_group=world.host_group, no_dist=world.size == 1

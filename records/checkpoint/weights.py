@@ -1,8 +1,6 @@
-"""Write the weights of a model, tensor by tensor, into one file or several with an index.
+"""Write the weights of a model into one file or several with the index of Hugging Face.
 
-Ranks may hold parts of the tensors. Rank 0 gathers one tensor at a time and writes it, so that no
-rank ever holds the whole model. The names of the files and the index are those of the Hugging Face
-libraries.
+Rank 0 gathers one tensor at a time and writes it, so that no rank ever holds the whole model.
 """
 
 import hashlib
@@ -46,7 +44,7 @@ class Whole:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-Plan = dict[str, Whole]  # all tensors of a model over all ranks, in the order of the files
+Plan = dict[str, Whole]  # all tensors over all ranks, in the order of the files
 
 
 def plan_of(weights: Mapping[str, Tensor], world: World) -> Plan:
@@ -77,9 +75,6 @@ def write_weights(
     Args:
         own: what `own_parts` returned, on the host.
         most_bytes: of the tensors of a file, unless a single tensor has more.
-
-    Raises:
-        OSError: The disk refused a file. Only rank 0 raises it.
     """
     whole_tensors = gathered(plan, own, world)
     try:
@@ -128,7 +123,7 @@ def _write_files(plan: Plan, tensors: Iterator[Tensor], folder: Path, most_bytes
     written, file_of = dict[str, File](), dict[str, str]()
     for index, names in enumerate(groups or [[]]):
         file = f"model-{index + 1:05d}-of-{len(groups):05d}.safetensors" if len(groups) > 1 else FILE
-        written[file] = _write_file(folder / file, {name: plan[name] for name in names}, tensors)
+        written[file] = _write_file(folder / file, {name: plan[name] for name in names}, tensors, {"format": "pt"})
         file_of |= dict.fromkeys(names, file)
     if len(groups) > 1:
         total = sum(whole.num_bytes for whole in plan.values())
@@ -137,11 +132,18 @@ def _write_files(plan: Plan, tensors: Iterator[Tensor], folder: Path, most_bytes
     return written
 
 
-def _write_file(path: Path, tensors: Mapping[str, Whole], values: Iterator[Tensor]) -> File:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> File:
+    """Write a file of safetensors with tensors of the host."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    plan = {name: Whole(tuple(tensors[name].shape), tensors[name].dtype, ()) for name in names}
+    return _write_file(path, plan, (tensors[name] for name in names), metadata)
+
+
+def _write_file(path: Path, plan: Plan, tensors: Iterator[Tensor], metadata: dict[str, str]) -> File:
     """Write a file of safetensors. The library's own function needs all tensors at once."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": metadata}
     end = 0
-    for name, whole in tensors.items():
+    for name, whole in plan.items():
         first, end = end, end + whole.num_bytes
         header[name] = {
             "dtype": DTYPES[str(whole.dtype).removeprefix("torch.")],
@@ -150,12 +152,11 @@ def _write_file(path: Path, tensors: Mapping[str, Whole], values: Iterator[Tenso
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8
-    head = len(text).to_bytes(8, "little") + text
 
     def pieces() -> Iterator[bytes | memoryview]:
-        yield head
-        for _ in tensors:
-            yield memoryview(next(values).contiguous().flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
+        yield len(text).to_bytes(8, "little") + text
+        for _ in plan:
+            yield memoryview(next(tensors).contiguous().flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
 
     return write_pieces(path, pieces())
 

@@ -4,9 +4,7 @@ Saving copies the tensors to host memory and returns. A thread writes while trai
 """
 
 import math
-import os
 import shutil
-import stat
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,11 +15,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
-from records.checkpoint.format import REPLACED, File, Manifest, RunState, read_name, sha256_of_file, step_folders
+from records.checkpoint.format import REPLACED, Manifest, RunState, read_name, step_folders
 from records.checkpoint.reader import Tensors
 from records.checkpoint.weights import Plan, own_parts, plan_of, write_pieces, write_weights
 from utils.errors import UserError
@@ -51,17 +47,13 @@ class FailedSave(UserError):
 
 
 class Checkpointer:
-    """Writes a run's checkpoints in the background, and removes old ones.
+    """Writes a run's checkpoints in the background.
 
-    It keeps the last `keep_last_k` checkpoints (None: all) and the best one.
+    It keeps the last `keep_last_k` (None: all) and the best one. A model larger than
+    `most_file_bytes` gets several files.
     """
 
     def __init__(self, run: Path, world: World, keep_last_k: int | None, *, most_file_bytes: float = math.inf) -> None:
-        """Remove what an interrupted save has left in the folder of the run.
-
-        Args:
-            most_file_bytes: a larger model gets several files.
-        """
         assert world.size == 1 or world.thread_group is not None, "call connect_devices first: ranks need its groups"
         # Not at the first save: a library that changes during a run must not cost its checkpoints.
         from records.checkpoint.storage import save_tensors
@@ -75,7 +67,7 @@ class Checkpointer:
         self._staged: Tensors = {}
         self._copied: torch.cuda.Event | None = None  # follows the copies to self._staged on the device's stream
         self._write_staged: Callable[[], None] | None = None
-        with file_errors():
+        with file_errors():  # what an interrupted save has left
             for leftover in run.glob(f"{INCOMPLETE}*") if world.is_main else ():
                 remove_replaced(leftover)
 
@@ -99,13 +91,13 @@ class Checkpointer:
         tensors may change as soon as this returns.
 
         Args:
-            first: called before anything is written, on rank 0 and in the thread. If it raises an
-                OSError, the save has failed.
-            then: called with the step's folder when it is whole, on rank 0 and in the thread.
+            first: called in the thread of rank 0, before anything is written. An OSError is a
+                failed save.
+            then: called there with the step's folder when it is whole.
 
-        Raises:
-            UserError: A weight is not finite. Every rank raises it.
-            FailedSave: The previous save failed (see `wait`).
+        Raises on every rank:
+            UserError: A weight is not finite.
+            FailedSave: The previous save failed.
         """
         self.wait()
         plan = plan_of(snapshot.weights, self._world)
@@ -129,18 +121,12 @@ class Checkpointer:
         return self._saving is not None and self._world.any(not self._saving.done())
 
     def wait(self) -> None:
-        """Wait until the last save has finished. Every rank.
-
-        Raises:
-            FailedSave: The checkpoint could not be written; `latest` still names the previous one.
-                Every rank raises it.
-        """
+        """Wait until the last save has finished. Every rank, and every rank raises FailedSave."""
         saving, self._saving = self._saving, None
         if saving is None:
             return
         while True:
-            # A slow disk may take as long as it needs. A rank that hangs makes this collective time
-            # out.
+            # A slow disk takes as long as it needs. If a rank hangs, this collective times out.
             done = saving.done()  # asked once, because a second question may get another answer
             failed = done and not isinstance(saving.exception(), UserError | None)
             busy, broken = self._world.any_of(not done, failed)
@@ -160,10 +146,9 @@ class Checkpointer:
 
     @torch.no_grad()
     def _stage(self, tensors: Tensors) -> Tensors:
-        """Copy the tensors to host memory and return the copies.
+        """Copy the tensors to host memory and return the copies, on CUDA without waiting for them.
 
-        Memory of the previous save is used again, because pinning takes longer than copying. On
-        CUDA the host does not wait: later work of the stream comes after the copies.
+        Memory of the previous save is used again, because pinning takes longer than copying.
         """
         on_cuda = self._world.device.type == "cuda"
         staged = {}
@@ -192,8 +177,7 @@ class Checkpointer:
     ) -> None:
         """Write a step and publish it, in the thread. Every rank."""
         folder = self.run / f"step_{state.step:08d}"
-        # The name contains the writer's id, because a rank from before a restart may live a moment
-        # longer than its rank 0, and still write.
+        # A rank from before a restart may live a moment longer than its rank 0, and still write.
         temporary = self.run / f"{INCOMPLETE}{folder.name}_{self._writer_id}"
         weights = {name.removeprefix("model."): of for name, of in staged.items() if name.startswith("model.")}
         rest = {name: tensor for name, tensor in staged.items() if not name.startswith("model.")}
@@ -206,7 +190,7 @@ class Checkpointer:
                         first()
                     shutil.rmtree(temporary, ignore_errors=True)
                     temporary.mkdir()
-            written = self._save_tensors(rest, temporary / "state", world, _write_tensors)
+            written = self._save_tensors(rest, temporary / "state", world)
             with world.shared_errors(), file_errors():
                 written |= write_weights(plan, weights, temporary, self._most_file_bytes, world)
                 if world.is_main:
@@ -227,14 +211,10 @@ class Checkpointer:
             then(folder)
 
     def _publish(self, temporary: Path, folder: Path, *, is_best: bool) -> None:
-        """Give a whole step its name, and let `latest` and perhaps `best` name it.
-
-        If the disk refuses any of it, everything is as it was before.
-        """
+        """Give a whole step its name, and let `latest` and perhaps `best` name it, or undo all."""
         sync_folder(temporary / "state")
         sync_folder(temporary)
-        # `best` comes first. A run that is killed before `latest` is written resumes from an
-        # earlier step, and finds again that this step is the best.
+        # `best` comes first: a run that is killed before `latest` finds the best step again.
         pointers = [self.run / name for name in (("best", "latest") if is_best else ("latest",))]
         new, former = (
             {pointer: pointer.with_name(f"{INCOMPLETE}{prefix}{pointer.name}") for pointer in pointers}
@@ -260,7 +240,6 @@ class Checkpointer:
                     write_synced(former[pointer], f"{names[pointer]}\n".encode())
                 write_synced(new[pointer], f"{folder.name}\n".encode())
             if folder.exists():
-                # The run was killed before `latest` was written, or resumed from an earlier step.
                 # The old folder may be the only checkpoint, until the new one has its name.
                 self._remove(aside)
                 folder.rename(aside)
@@ -306,25 +285,8 @@ def require_finite_weights(snapshot: Snapshot, last_good: str) -> None:
             raise UserError(f"{name} is not finite at step {snapshot.state.step}; {last_good}; go on with a lower lr")
 
 
-def _write_tensors(path: Path, tensors: Tensors, header: dict[str, str] | None = None) -> File:
-    with open(path, "wb") as file:
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-    try:
-        save_file(tensors, path, header)
-    except SafetensorError as error:  # only the disk can fail here: the tensors are on the host and contiguous
-        raise OSError(str(error)) from error
-    # safetensors puts a file in its place that only its owner may read.
-    path.chmod(mode)
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-    return File(bytes=path.stat().st_size, sha256=sha256_of_file(path))
-
-
 def _named(snapshot: Snapshot, world: World) -> Tensors:
-    """Return the tensors that this rank writes, by their names in files ("model.*" for weights).
-
-    Ranks that hold the same tensors share the writing.
-    """
+    """Return the tensors that this rank writes, by their names in files ("model.*" for weights)."""
     plain = sorted(name for name, tensor in snapshot.shared.items() if not is_dtensor(tensor))
     others = {name for index, name in enumerate(plain) if index % world.data_size != world.data_rank}
     rows = sorted(snapshot.by_slot)[world.rank % world.ranks_per_share :: world.ranks_per_share]

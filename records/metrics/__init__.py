@@ -3,7 +3,7 @@
 row_file            metrics.jsonl, the truth about the run, which a resumed run reads again
 progress            the terminal, or a log
 weights_and_biases  Weights & Biases: optional
-tensorboard         TensorBoard: optional
+sink                TensorBoard: optional
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,7 @@ from typing import Any
 
 from records.metrics.progress import Progress
 from records.metrics.row_file import RowFile
-from records.metrics.sink import Picture, Row, Sink
-from records.metrics.tensorboard import TensorBoard
+from records.metrics.sink import Picture, Row, Sink, TensorBoard
 from records.metrics.weights_and_biases import WandbConfig, start_wandb
 from utils.errors import UserError
 from utils.files import writing
@@ -24,11 +23,9 @@ __all__ = ["Metrics", "Picture", "Row", "WandbConfig"]
 
 
 class Metrics:
-    """The sinks of a run.
+    """The sinks of a run. Rows after `first_step` are removed, because the run repeats the steps.
 
     Args:
-        run: the run's folder. Rows of `metrics.jsonl` after `first_step` are removed, because the
-            run repeats those steps.
         wandb_run: the id, name, project and config of the W&B run. A resumed run has the same id.
     """
 
@@ -61,9 +58,7 @@ class Metrics:
     def write(self, step: int, row: Row, *, may_wait: bool = False) -> None:
         """Write the row of a step, which holds all its metrics.
 
-        Args:
-            may_wait: if the disk refuses the row, keep it until the next row or `write_waiting`,
-                and raise no UserError.
+        If `may_wait`, a row that the disk refuses waits for the next row or `write_waiting`.
         """
         if self._rows is None or self._progress is None:
             return
@@ -73,28 +68,22 @@ class Metrics:
         except UserError as error:
             if not may_wait:
                 raise
-            self.say(f"WARNING: {error}; rows that wait in memory: {self._rows.num_waiting}")
+            self.say(f"WARNING: {error}; the row waits in memory")
         self._progress.write(step, row)
         what = f"step {step}; metrics.jsonl goes on without it"
         self._working = self._try(self._working, lambda sink: sink.write(step, row), what)
 
     def show(self, step: int, pictures: Sequence[Picture]) -> None:
         """Show the pictures of a step, before its row is written."""
-        what = f"the pictures of step {step}"
-        self._try(self._working, lambda sink: sink.show(step, pictures[: sink.num_pictures]), what)
+        wanting = [sink for sink in self._working if sink.num_pictures and pictures]
+        self._try(wanting, lambda sink: sink.show(step, pictures[: sink.num_pictures]), f"the pictures of step {step}")
 
     def add_checkpoint(self, folder: Path, *, is_best: bool) -> None:
-        """Hand a whole checkpoint to the sinks that keep checkpoints, in the thread that wrote it.
-
-        The folder may be removed as soon as this returns.
-        """
+        """Hand over a whole checkpoint in the thread that wrote it. It may be removed after."""
         self._try(self._working, lambda sink: sink.add_checkpoint(folder, is_best=is_best), folder.name)
 
     def write_waiting(self) -> None:
-        """Write the rows that the disk has refused so far. Raise OSError if it refuses them still.
-
-        Called in the thread that saves, because a checkpoint without its rows would lose them.
-        """
+        """Write the rows that wait, before a checkpoint which would lose them, or raise OSError."""
         if self._rows is not None:
             self._rows.write_waiting()
 
@@ -120,11 +109,9 @@ class Metrics:
             self._progress.say(text)
 
     def close(self, *, failed: bool = False, at_most_s: float | None = None) -> None:
-        """Close all sinks, also those that failed before. Not called after a fault.
+        """Close all sinks, also those that failed before. Wait for W&B at most `at_most_s`.
 
-        Args:
-            failed: the run ends with a mistake.
-            at_most_s: how long to wait for W&B; None: as long as it takes.
+        `failed` means that the run ends with a mistake. Not called after a fault.
         """
         if self._rows is not None and self._progress is not None:
             with suppress(OSError):  # a failed save has said so; these rows are of steps after the last good one

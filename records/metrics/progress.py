@@ -9,9 +9,7 @@ from tqdm import tqdm
 
 from records.metrics.sink import Row
 
-# Between two lines in a redirected log. The log of a night stays readable, and shows that the run
-# goes on.
-_LINE_EVERY_S = 10.0
+_LINE_EVERY_S = 10.0  # in a redirected log
 _TRAINING = (
     ("loss", "train/lm_loss", ".4f"),
     ("loss", "train/loss", ".4f"),
@@ -25,11 +23,7 @@ _NOT_SHOWN = {"q_halt_accuracy", "steps", "halt_step", "lm_loss", "q_halt_loss",
 
 
 class Progress:
-    """Shows a bar on a terminal, and plain lines where the output goes to a file.
-
-    Errors of the output, such as a closed terminal or a full disk, are ignored: they must not end
-    rank 0.
-    """
+    """Shows a bar on a terminal, and else plain lines. Errors of the output must not end rank 0."""
 
     def __init__(self, first_step: int, last_step: int, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr

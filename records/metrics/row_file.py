@@ -11,17 +11,11 @@ from utils.files import plain, without_following, write_atomically, writing
 
 
 class RowFile:
-    """Appends rows to metrics.jsonl, after removing those after `first_step`.
+    """Appends rows to metrics.jsonl, after removing those after `first_step`; `kept` are others.
 
-    A line has the step, `time_s` and the row. `time_s` counts the seconds since the run began. A
-    resumed run and a branch go on from the `time_s` of the last line that they keep, so that
-    neither the pause nor the steps that are repeated count.
-
-    A row that the disk refuses waits in memory, and is written before the next row. The file never
-    ends with half a row.
-
-    Attributes:
-        kept: the rows that were there already, each with its `step`.
+    `time_s` counts the seconds since the run began, without pauses and repeated steps. A row that
+    the disk refuses waits in memory, and is written before the next row. The file never ends with
+    half a row.
     """
 
     def __init__(self, path: Path, first_step: int) -> None:
@@ -40,10 +34,6 @@ class RowFile:
         with self._lock:
             self._waiting.append(json.dumps({"step": step, "time_s": time_s, **row}) + "\n")
         self.write_waiting()
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
 
     def write_waiting(self) -> None:
         """Append the rows that wait. Raise OSError if the disk refuses them."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launch.ray_job import RayJob, rank_environment
-from records.launched import Launched
+from records.folder import Launched
 
 
 @pytest.mark.parametrize(

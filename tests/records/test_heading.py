@@ -57,24 +57,18 @@ def test_changed_and_new_code_is_counted(tmp_path: Path, monkeypatch: pytest.Mon
         who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         subprocess.run(["git", "-C", str(tmp_path), *who, *typed], check=True, capture_output=True)
 
-    def write(*names: str) -> None:
+    monkeypatch.setattr("records.heading.ROOT", tmp_path)
+    for counted, names in (
+        ("", ("train.py", "models/one.py")),
+        ("", ("data/one.yaml", "runs/one/config.yaml", "models/notes.txt")),
+        (", 3 new", ("models/three.yaml", "models/two.py", "mine.py")),
+        (", 1 changed, 3 new", ("train.py",)),
+    ):
         for name in names:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(name)
-
-    def told() -> str:
-        return heading(["pretrain.py"], tmp_path, World.single())[1].partition(";")[0].partition("20")[2][8:]
-
-    monkeypatch.setattr("records.heading.ROOT", tmp_path)
-    write("train.py", "models/one.py", "config/arch/one.yaml", ".gitignore")
-    (tmp_path / ".gitignore").write_text("config/mine/\n")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-q", "-m", "first")
-    assert told() == ""
-    write("data/one.yaml", "runs/one/config.yaml", "models/notes.txt", "config/mine/one.yaml")
-    assert told() == ""
-    write("config/arch/mine.yaml", "models/two.py", "mine.py")
-    assert told() == ", 3 new"
-    (tmp_path / "train.py").write_text("changed")
-    assert told() == ", 1 changed, 3 new"
+            (tmp_path / name).write_text(f"{name}{counted}")
+        if not (tmp_path / ".git").exists():
+            for words in ("init -q", "add .", "commit -q -m first"):
+                git(*words.split())
+        told = heading(["pretrain.py"], tmp_path, World.single())[1].partition(";")[0]
+        assert told.partition("20")[2][8:] == counted

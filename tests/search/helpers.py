@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from records.launched import Launched
+from records.folder import Launched
 from records.lock import is_locked
 from search.launchers import Start
 from search.sweep import Sweep

@@ -176,29 +176,6 @@ def test_fitted_weights_have_the_dtype_of_the_model() -> None:
     assert "H_init is torch.int8 there and torch.float32 in the model" in _refusal(weights, build("hrm"))
 
 
-@pytest.mark.parametrize("choice", ["keep", "mean", "zero"])
-def test_weights_are_read_when_their_turn_comes(choice: PuzzleTable) -> None:
-    """The values and their order are those of weights in memory. What is refused is not read."""
-    model, asked = build("hrm"), list[str]()
-    weights = _random(build("hrm", num_puzzles=9))
-    outline = {name: tensor.to("meta") for name, tensor in weights.items()}
-
-    def read(name: str) -> Tensor:
-        asked.append(name)
-        return weights[name]
-
-    expected = _fit(weights, build("hrm"), choice)
-    found = fit_one_by_one(outline, model.state_dict(), choice, "the file", read)
-    assert asked == ([] if choice == "zero" else [TABLE])
-    for name, (found_name, tensor) in zip(expected, found, strict=True):
-        assert name == found_name and torch.equal(tensor, expected[name])
-        assert name == TABLE or asked[-1] == name
-    assert sorted(asked) == sorted(weights.keys() - ({TABLE} if choice == "zero" else set()))
-    with pytest.raises(UserError, match=r"^the file doesn't fit the model: missing L_init"):
-        del outline["L_init"]
-        fit_one_by_one(outline, model.state_dict(), choice, "the file", read)
-
-
 def test_mismatches_are_named_and_counted() -> None:
     model = build("hrm")
     weights = _random(model)

@@ -239,8 +239,8 @@ def test_an_incomplete_training_folder_is_refused(tmp_path: Path) -> None:
     for name, contents, message in (
         ("train_metadata.yaml", "vocab_size: 3", "max_seq_len"),
         ("all_config.yaml", "arch: {name: x@Y}", "known are HierarchicalReasoningModel"),
-        ("all_config.yaml", "&a [*a]", "can't be read as YAML"),
-        ("all_config.yaml", None, "all_config.yaml can't be used"),
+        ("all_config.yaml", "&a [*a]", "cannot be read as YAML"),
+        ("all_config.yaml", None, "all_config.yaml: cannot be read"),
     ):
         file = tmp_path / "run" / name
         file.unlink() if contents is None else file.write_text(contents)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from records.launched import Launched
+from records.folder import Launched
 from tests.records.checkpoint.helpers import fix_manifest
 from tests.runs import contents
 from tests.training.starts import prepare_run, read, set_attempt
@@ -212,7 +212,7 @@ def test_a_run_killed_before_its_first_checkpoint_keeps_its_recipe(data: Path, t
     assert start.checkpoint is None and "starting afresh with its config.yaml" in start.notes[0]
     assert (start.config.lr, start.config.seed, start.config.data_path) == (3e-3, 5, str(data))
     (run / "config.yaml").write_text("{")
-    with pytest.raises(ValueError, match=r"config\.yaml can't be read as YAML; remove it"):
+    with pytest.raises(ValueError, match=r"config\.yaml:\d+: can't be read as YAML"):
         read("resume=auto", f"checkpoint_path={run}")
 
 

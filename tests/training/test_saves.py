@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from records.checkpoint import storage
 from records.checkpoint import writer as writer_module
 from records.checkpoint.reader import Checkpoint
 from records.checkpoint.writer import Checkpointer, Snapshot
@@ -41,7 +42,7 @@ def test_a_run_survives_a_full_disk(
     for step in (4, 5, 6, 8):
         assert output.count(f"WARNING: the checkpoint of step {step} could not be written: ") == 1, output
     assert "failed saves in a row: 4; the run ends at 10" in output
-    assert ("rows that wait in memory" in output) == (0 in full_on), output
+    assert ("the row waits in memory" in output) == (0 in full_on), output
     assert [(row["step"], row.get("train/failed_saves")) for row in rows(run)][:3] == [(1, None), (5, 1), (10, 4)]
     undisturbed = quiet if ranks == 1 else quiet_2
     assert_same_run(run, undisturbed, metrics=False)
@@ -173,14 +174,14 @@ def test_a_rewind_goes_back_to_the_last_checkpoint_that_was_written(data: Path, 
 
 @pytest.fixture
 def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    write, refuses = writer_module._write_tensors, [False]
+    write, refuses = storage.write_tensors, [False]  # type: ignore[attr-defined]
 
     def perhaps(*args: Any) -> Any:
         if refuses[0]:
             raise OSError(28, os.strerror(28))
         return write(*args)
 
-    monkeypatch.setattr(writer_module, "_write_tensors", perhaps)
+    monkeypatch.setattr(storage, "write_tensors", perhaps)
     return lambda yes: refuses.__setitem__(0, yes)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from models.losses import METRICS
-from records.checkpoint import writer as writer_module
+from records.checkpoint import storage
 from records.checkpoint.format import step_folders
 from records.checkpoint.reader import Checkpoint
 from tests.in_process import SINGLE, begin
@@ -215,13 +215,13 @@ def test_replicas_are_compared_before_they_are_saved(
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delay each save, so that the session ends during a save."""
-    write = writer_module._write_tensors
+    write = storage.write_tensors  # type: ignore[attr-defined]
 
     def slow(*args: Any) -> Any:
         threading.Event().wait(0.3)
         return write(*args)
 
-    monkeypatch.setattr(writer_module, "_write_tensors", slow)
+    monkeypatch.setattr(storage, "write_tensors", slow)
 
 
 def _closings(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -262,7 +262,7 @@ def test_every_way_out_finishes_the_save_and_closes_the_sinks(
 def test_a_fault_in_the_last_save_names_the_step(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     session = open_session()
     closed = _closings(session, monkeypatch)
-    monkeypatch.setattr(writer_module, "_write_tensors", Mock(side_effect=KeyError("a bug")))
+    monkeypatch.setattr(storage, "write_tensors", Mock(side_effect=KeyError("a bug")))
     with pytest.raises(Exception, match="a bug") as caught, session:
         session.save(is_best=False)
     assert not isinstance(caught.value, UserError) and closed == []

@@ -23,13 +23,10 @@ EXPERIMENT = GLOBAL + "defaults:\n  - override /arch: small\n\nlr: 3e-4\n"
 ARCH = "defaults:\n  - trm\n  - _self_\n\nhidden_size: 64\nnum_heads: 2\n"
 
 
-STRANGE_NAME = "my configs, 'new' ${x} \\"
-
-
-@pytest.fixture(params=["configs", STRANGE_NAME])
-def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     """Return a folder like config/, with an experiment that chooses an architecture beside it."""
-    root = tmp_path / str(request.param)
+    root = tmp_path / "my configs, 'new' ${x} \\"
     for group, name, text in (("experiment", "mine", EXPERIMENT), ("arch", "small", ARCH)):
         (root / group).mkdir(parents=True)
         (root / group / f"{name}.yaml").write_text(text)
@@ -96,16 +93,15 @@ def test_an_experiment_on_another_one(tmp_path: Path) -> None:
 def test_where_a_value_comes_from(folder: Path) -> None:
     composed = compose("pretrain", [f"experiment={folder / 'experiment' / 'mine.yaml'}", "seed=3"])
     places = {key: composed.place_of(key) for key in ("lr", "arch.hidden_size", "arch.name", "seed")}
-    assert {key: place and (place.file.name, place.line) for key, place in places.items()} == {
-        "lr": ("mine.yaml", 5),
-        "arch.hidden_size": ("small.yaml", 5),
-        "arch.name": ("trm.yaml", 6),
-        "seed": None,
+    assert {key: place.rpartition("/")[2] for key, place in places.items()} == {
+        "lr": "mine.yaml:5: ",
+        "arch.hidden_size": "small.yaml:5: ",
+        "arch.name": "trm.yaml:6: ",
+        "seed": "",
     }
     assert composed.chosen == {"experiment", "arch"} and "arch.puzzle_emb_ndim" in composed.derived
 
 
-@pytest.mark.parametrize("folder", [STRANGE_NAME], indirect=True)
 def test_a_run_by_an_own_experiment_resumes_without_the_file(folder: Path, data: Path, tmp_path: Path) -> None:
     run, file = tmp_path / "run", folder / "experiment" / "mine.yaml"
     tiny = ["arch.hidden_size=32", "arch.H_cycles=1", "arch.L_cycles=1", "global_batch_size=16", "lr_warmup_steps=0"]
@@ -129,7 +125,7 @@ MISTAKES = {
     "dotted": ("experiment", GLOBAL + "arch.hidden_size: 64\n", ":2: unknown key 'arch.hidden_size'; write hid"),
     "package of another": ("arch", GLOBAL + "name: trm\nhiden_size: 64\n", ":3: unknown key 'arch.hiden_size'"),
     "twice": ("experiment", GLOBAL + "lr: 1\nlr: 2\n", ":3: can't be read as YAML (found duplicate key lr)"),
-    "no keys": ("experiment", GLOBAL + "lr=1e-3\n", ":2 holds no keys"),
+    "no keys": ("experiment", GLOBAL + "lr=1e-3\n", ":2: the file holds no keys"),
     "bytes": ("experiment", GLOBAL + "lr: \udcff\n", " can't be read as YAML ('utf-8' codec"),
     "bomb": ("experiment", BOMB, " can't be read as YAML (has anchors, or is nested deeper"),
     "code": ("experiment", GLOBAL + "lr: !!python/object/apply:os.getpid []\n", ":2: can't be read as YAML"),
@@ -163,7 +159,7 @@ def test_keys_that_are_not_set_do_not_bury_the_misspelt_one(tmp_path: Path) -> N
     (tmp_path / "mine.yaml").write_text("name: trm\nhiden_size: 64\n")
     message = _mistake(f"arch={tmp_path}/mine.yaml")
     assert message.startswith(f"{tmp_path}/mine.yaml:2: unknown key 'arch.hiden_size'; did you mean arch.hidden_size?")
-    assert message.endswith(" more keys are not set; give them") and message.count("arch.") < 9
+    assert message.endswith(" keys are missing in all)") and message.count("arch.") < 9
     (tmp_path / "mine.yaml").write_text("hidden_size: 3\n")
     assert "arch.name is not set" in _mistake(f"arch={tmp_path}/mine.yaml")
 

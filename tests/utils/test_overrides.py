@@ -15,7 +15,6 @@ from records.lock import RunLock
 from search.sweep import Sweep, differing
 from training.resume import prepare, read_start
 from utils.command_line import CommandLine, read_config
-from utils.errors import UserError
 from utils.overrides import as_override
 from utils.ranks.launch import Launch
 
@@ -134,15 +133,13 @@ def test_quotes_null_lists_and_interpolations_keep_their_meaning() -> None:
     assert values["wandb"]["tags"] == ["1.10", "a, b", "c,d", "e (1)"]
 
 
-def test_a_stored_config_that_was_edited_asks_for_quotes_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stored_config_that_was_edited_keeps_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _start(["data_path=a", "checkpoint_path=run"])
     file = tmp_path / "run/config.yaml"
-    file.write_text(file.read_text().replace("data_path: a", "data_path: 1.10"))
-    with pytest.raises(UserError, match=r"^run/config.yaml:\d+: data_path: .*1\.1 .*quotes$"):
-        _start(["resume=auto", "checkpoint_path=run"])
+    file.write_text(file.read_text().replace("data_path: a", "data_path: 1.10").replace("lr: 0.0001", "lr: 1e-3"))
+    again = _start(["resume=auto", "checkpoint_path=run"])
+    assert (again["data_path"], again["lr"]) == ("1.10", 1e-3)
     assert not os.path.exists(tmp_path / "checkpoints")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from records.launched import Launched
+from records.folder import Launched
 from records.lock import RunLock
 from tests.runs import contents
 from viewer.live import panel, table

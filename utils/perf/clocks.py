@@ -108,15 +108,15 @@ class StepClock:
         yield
         self._paused_s += time.perf_counter() - began
 
-    def read(self, global_batch_size: int, unit: str = "examples") -> dict[str, float]:
+    def read(self, batch_size: int, unit: str = "examples") -> dict[str, float]:
         """Return perf/ metrics since the last reading. The host has just waited for the device.
 
         Args:
-            unit: what global_batch_size counts.
+            unit: what batch_size counts.
         """
         elapsed_s = time.perf_counter() - self._since - self._paused_s
         row = {
-            f"perf/{unit}_per_second": self._num_steps * global_batch_size / elapsed_s,
+            f"perf/{unit}_per_second": self._num_steps * batch_size / elapsed_s,
             "perf/step_ms": 1e3 * elapsed_s / self._num_steps,
             "perf/data_ms": 1e3 * self._data_s / self._num_steps,
         }

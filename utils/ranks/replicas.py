@@ -35,7 +35,7 @@ def require_same_replicas(tensors: Mapping[str, Tensor], step: int, world: World
             said = f"ranks {named} differ from one another" if is_tie else f"rank {named} differs from the others"
             raise RuntimeError(
                 f"{said} in {key[0]} at step {step}, though they are to hold the same: memory, a device or its driver "
-                "is at fault; unlike devices may also round differently (check_replicas_every_n_steps=null)"
+                "is at fault; unlike devices may also round differently (switch this check off there)"
             )
 
 

@@ -47,7 +47,6 @@ def _save(world: World, run: Path, axes: Axes, most_file_bytes: float = MOST_BYT
 
 LAYOUTS = {
     "one process": Axes(shard=1),
-    "fsdp x4": Axes(shard=4),
     "hsdp 2x2": Axes(replicate=2, shard=2),
     "fsdp 2 x tp 2": Axes(shard=2, model=2),
 }

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from records.checkpoint import storage
 from records.checkpoint import weights as weights_module
 from records.checkpoint import writer as writer_module
 from records.checkpoint.format import read_name, step_folders
@@ -76,13 +76,13 @@ def test_weights_must_be_finite(tmp_path: Path) -> None:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Hold the writer back until the test opens the gate."""
-    write, opened = writer_module._write_tensors, threading.Event()
+    write, opened = storage.write_tensors, threading.Event()  # type: ignore[attr-defined]
 
     def gated(*args: Any) -> Any:
         assert opened.wait(30)
         return write(*args)
 
-    monkeypatch.setattr(writer_module, "_write_tensors", gated)
+    monkeypatch.setattr(storage, "write_tensors", gated)
     return opened
 
 
@@ -221,22 +221,16 @@ def test_killed_at_every_moment_of_a_save(tmp_path: Path, step: int) -> None:
 
 
 def _dies_within_a_file(run: str, name: str) -> None:
-    def half(tensors: dict[str, Tensor], path: Path, header: Any) -> None:
-        save_file(tensors, path, header)
+    write_pieces = weights_module.write_pieces
+
+    def half(path: Path, pieces: Any) -> Any:
+        written = write_pieces(path, pieces)
         if path.name == name:
             os.truncate(path, path.stat().st_size // 2)
             os.kill(os.getpid(), signal.SIGKILL)
-
-    def half_of_weights(path: Path, pieces: Any) -> Any:
-        written = write_pieces(path, pieces)
-        os.truncate(path, path.stat().st_size // 2)
-        os.kill(os.getpid(), signal.SIGKILL)
         return written
 
-    write_pieces = weights_module.write_pieces
-    if name == "model.safetensors":
-        weights_module.write_pieces = half_of_weights
-    writer_module.save_file = half  # type: ignore[attr-defined,assignment]
+    weights_module.write_pieces = half
     save_step(Path(run), 8, World.single(), keep_last_k=1)
 
 
@@ -263,7 +257,7 @@ def test_killed_within_a_file(run: Path, name: str) -> None:
 
 def _fails_at(world: World, run: Path, fail_on: str) -> str:
     """Return the error message of the next save on one rank, and of wait on the other rank."""
-    write_synced, write_tensors = files.write_synced, writer_module._write_tensors
+    write_synced = files.write_synced
 
     def refusing(write: Callable[..., Any]) -> Callable[..., Any]:
         def write_half(path: Path, *args: Any) -> Any:
@@ -275,7 +269,6 @@ def _fails_at(world: World, run: Path, fail_on: str) -> str:
 
         return write_half
 
-    writer_module._write_tensors = refusing(write_tensors)
     weights_module.write_pieces = writer_module.write_pieces = refusing(weights_module.write_pieces)  # type: ignore[attr-defined]
     writer_module.write_synced = files.write_synced = refusing(write_synced)  # type: ignore[attr-defined]
     checkpointer = Checkpointer(run, connect_devices(world, "cpu"), None)

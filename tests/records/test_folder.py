@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from records.launched import Launched
+from records.folder import Launched
 
 START = Launched(last_step=20, ranks=2, device="cuda", host="a")
 
