@@ -5,16 +5,20 @@ where the weights come from. Files come from strangers: the description is read 
 """
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from models import ArchConfig
+from records.checkpoint.reader import Checkpoint, open_checkpoint
+from records.folder import located_paths
 from sharing.published import COMPILED, PREFIX, Weights, prefix_of, to_ours
-from sharing.published_text import PublishedModel, find_published
-from sharing.sources import step_around
+from sharing.published_text import find_published
+from sharing.sources import require_known, step_around
 from sharing.stored_config import completed
 from sharing.weights_file import WeightsFile, open_weights
 from utils.command_line import validate
@@ -33,19 +37,7 @@ _Name = Annotated[str, Field(max_length=1000)]
 
 
 class Exported(StrictModel):
-    """The description of a model in its file.
-
-    Attributes:
-        reads: what the model reads, as `kind` of an architecture has it.
-        task_type: the Hub's name of what the model does.
-        question: what solve.py is asked.
-        unit: what a global batch counts.
-    """
-
-    reads: ClassVar[str]
-    task_type: ClassVar[str]
-    question: ClassVar[str]
-    unit: ClassVar[str]
+    """The description of a model in its file."""
 
     format: Literal[1]
     arch: ArchConfig
@@ -53,6 +45,10 @@ class Exported(StrictModel):
     data: list[_Name] = Field(max_length=1000)  # the folders' names of the training data
     run: _Name  # project and run
     step: Int = Field(ge=0)
+
+    @property
+    def title(self) -> str:
+        return f"{self.arch.name} on {' and '.join(self.data) or 'unknown data'}"
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -65,15 +61,15 @@ class Exported(StrictModel):
 
     @model_validator(mode="after")
     def _arch_reads_such_data(self) -> Self:
-        if self.arch.kind != self.reads:
-            raise ValueError(f"{self.arch.name} reads {self.arch.kind}, but the sizes are of {self.reads}")
+        kind = "text" if isinstance(self, ExportedText) else "puzzles"
+        if self.arch.kind != kind:
+            raise ValueError(f"{self.arch.name} reads {self.arch.kind}, but the sizes are of {kind}")
         return self
 
 
 class ExportedPuzzles(Exported):
     """The description of a model of puzzles. It has no key `kind`, as all files once had none."""
 
-    reads, task_type, question, unit = "puzzles", "reasoning", "puzzle=...", "sequences"
     seq_len: Int = Field(ge=1, le=_LONGEST_SEQUENCE)
     vocab_size: Int = Field(ge=1, le=_LARGEST_TABLE)
     num_puzzle_identifiers: Int = Field(ge=1, le=_LARGEST_TABLE)
@@ -82,7 +78,6 @@ class ExportedPuzzles(Exported):
 class ExportedText(Exported):
     """The description of a model of text. training/data.py says what the sizes mean."""
 
-    reads, task_type, question, unit = "text", "text-generation", "prompt=...", "tokens"
     kind: Literal["text"]
     vocab_size: Int = Field(ge=1, le=_LARGEST_TABLE)
     max_len: Int = Field(ge=1, le=_LARGEST_TABLE)
@@ -105,18 +100,12 @@ class ModelFile:
     Attributes:
         where: as it was typed.
         described: the description of its model; None if there is none.
+        read_weights: returns the weights by our names. Raises UserError if they can't be read.
     """
 
     where: str
     described: Exported | None
-    _weights: WeightsFile | PublishedModel
-
-    @property
-    def step(self) -> int:
-        """Return the step that the weights were trained for; 0 if that is not known."""
-        if self.described is not None:
-            return self.described.step
-        return (self._weights.step() if isinstance(self._weights, WeightsFile) else None) or 0
+    read_weights: Callable[[], Weights]
 
     def require_description(self) -> Exported:
         """Return the description of the model. Raise UserError if there is none."""
@@ -128,16 +117,6 @@ class ModelFile:
                 "python -m sharing.export wrote"
             )
         return self.described
-
-    def read_weights(self) -> Weights:
-        """Return the weights by our names. Raise UserError if they can't be read."""
-        if isinstance(self._weights, PublishedModel):
-            return self._weights.read_weights()
-        weights = self._weights.read()
-        dropped = sorted({prefix_of(name) for name in weights} - {""})
-        if any(each.replace(COMPILED, "") != PREFIX for each in dropped):  # not as the published programs save
-            tell(f"{self.where}: dropped {' and '.join(dropped)} from the names of its weights")
-        return to_ours(weights)
 
 
 def open_model(where: str) -> ModelFile:
@@ -156,17 +135,17 @@ def open_model(where: str) -> ModelFile:
     is_training = os.path.isdir(where) and weights_in(Path(where)) is None  # a folder of HRM-Text's training
     file = None if is_training else open_weights(where)
     text = None if file is None else file.metadata().get(_ENTRY)
-    weights: WeightsFile | PublishedModel
-    if text is not None and file is not None:
-        described, weights = parse_json(text, f"{where}: its description", "copy or export it again"), file
-        version = described.get("format") if isinstance(described, dict) else described
-        if not isinstance(described, dict) or version != FORMAT:
+    published = find_published(where) if text is None else None
+    read_weights: Callable[[], Weights]
+    read_weights = published.read_weights if published else partial(_read_weights, file or open_weights(where))
+    if text is not None:
+        described = parse_json(text, f"{where}: its description", "copy or export it again")
+        if not isinstance(described, dict) or described.get("format") != FORMAT:
             raise UserError(
-                f"{where} has a description of format {str(version)[:80]!r}, and this version reads {FORMAT}; update "
-                "the program, or export the model again"
+                f"{where} has no description of format {FORMAT}, which this version reads; update the program, or "
+                "export the model again"
             )
-    elif (published := find_published(where)) is not None:
-        weights = published
+    elif published is not None:
         described = {
             "format": FORMAT,
             "kind": "text",
@@ -181,11 +160,65 @@ def open_model(where: str) -> ModelFile:
             "step": 0,
         }
     else:
-        return ModelFile(where, None, file or open_weights(where))
+        return ModelFile(where, None, read_weights)
     try:
-        return ModelFile(where, exported_as(described | {"arch": whole_arch(described)}), weights)
+        return ModelFile(where, exported_as(described | {"arch": whole_arch(described)}), read_weights)
     except UserError as error:
         raise UserError(f"{where} describes no model that is known here ({error}); copy or export it again") from error
+
+
+def _read_weights(file: WeightsFile) -> Weights:
+    weights = file.read()
+    dropped = sorted({prefix_of(name) for name in weights} - {""})
+    if any(each.replace(COMPILED, "") != PREFIX for each in dropped):  # not as the published programs save
+        tell(f"{file.where}: dropped {' and '.join(dropped)} from the names of its weights")
+    return to_ours(weights)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The weights of a run or a file by our names, and what is known of the model."""
+
+    weights: Weights
+    model: Exported | None  # None for a file of weights that does not describe its model
+    checkpoint: Checkpoint | None = None  # of a run
+    data_paths: Sequence[str] = ()  # of a run, from the current directory
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """The tokenizer.json beside the data of a text model, if there is one."""
+        return next(filter(Path.is_file, (Path(path) / "tokenizer.json" for path in self.data_paths)), None)
+
+
+def open_source(checkpoint: str, *, raw: bool) -> Source:
+    """Read the weights of a checkpoint and its description.
+
+    Args:
+        checkpoint: a run folder, a step folder, <run>/best, <run>/latest or a weights file.
+        raw: take the trained weights of a run, not its moving average.
+
+    Raises:
+        UserError: The checkpoint can't be read.
+    """
+    if require_known(checkpoint) == "weights":
+        file = open_model(checkpoint)
+        return Source(file.read_weights(), file.described)
+    opened = open_checkpoint(Path(checkpoint), lambda warning: tell(f"warning: {warning}"))
+    state, run = opened.state, opened.path.absolute().parent
+    config = state.config
+    data_paths = located_paths(config.get("started_in"), config.get("data_paths") or [config.get("data_path")])
+    of_text = {"kind": "text", "target_only": config.get("target_only", True)}
+    described = (of_text if "tokenizer" in state.task else {}) | {
+        "format": FORMAT,
+        "arch": whole_arch(config),
+        **state.task,
+        # The names of folders only: the path to them may say more than the owner wants to publish.
+        "data": [Path(path).name for path in data_paths],
+        "run": f"{run.parent.name}/{run.name}",
+        "step": state.step,
+    }
+    weights = opened.weights() if raw else opened.trained_weights()
+    return Source(weights, exported_as(described), opened, data_paths)
 
 
 def whole_arch(config: dict[str, Any]) -> Any:

@@ -28,11 +28,7 @@ def with_file(address: str) -> str:
 
 
 def path_of(where: str) -> Path:
-    """Return the path of a file. A file on the Hub is downloaded, unless it is here.
-
-    Raises:
-        UserError: The file can't be downloaded.
-    """
+    """Return the path of a file. A file on the Hub is downloaded, unless it is here."""
     if not is_address(where):
         return Path(where)
     parts = _ADDRESS.fullmatch(where)
@@ -72,12 +68,7 @@ def require_account(repo: str) -> "HfApi":
 
 
 def upload(api: "HfApi", folder: Path, repo: str, *, private: bool, message: str) -> str:
-    """Upload the files of a folder as one commit, and return the repository's address.
-
-    Raises:
-        UserError: The Hub refuses it or can't be reached, or the repository should be private and
-            is public.
-    """
+    """Upload the files of a folder as one commit, and return the repository's address."""
     with _asking(f"{repo} can't be uploaded", "check the name, the connection, and that your token may write there"):
         url = api.create_repo(repo, private=private, exist_ok=True)
         if private and not api.repo_info(repo).private:

@@ -24,23 +24,16 @@ from utils.files import file_errors, write_atomically
 from utils.safetensors_files import INDEX_ENDING, joined, read_index, weights_in
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
-_STATE, _STEP = "model_state_dict", "step"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A file of weights, or the index of several, whose tensors were not read.
+    """A file of weights, or the index of several, whose tensors were not read."""
 
-    Attributes:
-        where: a path, or an address of the Hugging Face Hub.
-        path: of the file on this machine.
-        head: its first nine bytes.
-    """
-
-    where: str
-    path: Path
-    head: bytes
+    where: str  # a path, or an address of the Hugging Face Hub
+    path: Path  # of the file on this machine
+    head: bytes  # its first nine bytes
 
     @property
     def is_index(self) -> bool:
@@ -88,7 +81,7 @@ class WeightsFile:
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
         else:
             weights = _read_torch(self.path, self.where, self.head)
-        for key in ("model", _STATE, "state_dict"):
+        for key in ("model", "model_state_dict", "state_dict"):
             if isinstance(weights, dict) and isinstance(weights.get(key), dict):
                 weights = weights[key]
         if not isinstance(weights, dict) or not weights:
@@ -97,21 +90,14 @@ class WeightsFile:
             _check(name, tensor, self.where)
         return {name: tensor.detach() for name, tensor in weights.items()}
 
-    def step(self) -> int | None:
-        """Return the step that URM's program stores in its checkpoints; None for any other file."""
-        found = None if self.is_index or self.is_safetensors else _read_torch(self.path, self.where, self.head)
-        step = found.get(_STEP) if isinstance(found, dict) and isinstance(found.get(_STATE), dict) else None
-        return step if type(step) is int and step >= 0 else None
-
     @contextmanager
     def _safetensors(self) -> Iterator[Any]:
         try:
             with safe_open(self.path, framework="pt") as file:
                 yield file
         except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch has no name for
-            raise UserError(
-                f"{self.where} is no whole safetensors file ({error}); copy or download it again"
-            ) from error
+            message = f"{self.where} is no whole safetensors file ({error}); copy or download it again"
+            raise UserError(message) from error
 
 
 @file_errors()
@@ -140,7 +126,6 @@ def open_weights(where: str) -> WeightsFile:
 
 
 def read_weights(where: str) -> dict[str, Tensor]:
-    """Return the tensors of a file by name (see `open_weights` and `WeightsFile.read`)."""
     return open_weights(where).read()
 
 
@@ -178,15 +163,13 @@ def write_weights(
 ) -> None:
     """Write safetensors if the name ends in .safetensors, else a plain dict by torch.save.
 
-    The file appears under its name when it is whole.
-
     Args:
         metadata: texts for the header, which only safetensors have.
         step: torch.save writes {"step": step, "model_state_dict": weights}, as URM's program does;
             None: the weights alone.
 
     Raises:
-        OSError: The file can't be written.
+        OSError: The file can't be written. An earlier file stays as it was.
     """
     # A clone holds only its own elements. torch.save would write all the memory behind a view, and
     # safetensors refuses views.
@@ -196,7 +179,7 @@ def write_weights(
         contents = save(weights, metadata)
     else:
         buffer = io.BytesIO()
-        torch.save(weights if step is None else {_STEP: step, _STATE: weights}, buffer)
+        torch.save(weights if step is None else {"step": step, "model_state_dict": weights}, buffer)
         contents = buffer.getbuffer()
     write_atomically(path, contents)
 

@@ -81,8 +81,8 @@ def test_a_description_of_puzzles_is_as_before(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "is no JSON"),
-        ("[]", "a description of format '[]'"),
-        (_described(format=2), "a description of format '2', and this version reads 1"),
+        ("[]", "no description of format 1"),
+        (_described(format=2), "no description of format 1"),
         (_described(arch={"name": "os.system"}), "'os.system'"),
         (_described(arch=_described()["arch"] | {"hidden_size": "${oc.env:HOME}"}), "arch.hidden_size"),
         (_described(arch=_described()["arch"] | {"code": "x"}), "unknown key 'arch.code'"),
