@@ -16,13 +16,13 @@ from pydantic import Field, model_validator
 from models import ArchConfig
 from records.checkpoint.reader import Checkpoint, open_checkpoint
 from records.folder import located_paths
-from sharing.published import COMPILED, PREFIX, Weights, prefix_of, to_ours
+from sharing.published import Weights, to_ours
 from sharing.published_text import find_published
 from sharing.sources import require_known, step_around
 from sharing.stored_config import completed
 from sharing.weights_file import WeightsFile, open_weights
 from utils.command_line import validate
-from utils.config import Int, StrictModel
+from utils.config import Container, Int, StrictModel
 from utils.errors import UserError
 from utils.json_files import parse_json
 from utils.safetensors_files import weights_in
@@ -88,24 +88,20 @@ class ExportedText(Exported):
     target_only: bool = True  # whether the loss of its training was that of responses alone
 
 
-def exported_as(described: dict[str, Any]) -> Exported:
-    """Return the description of a model. Raise UserError if a value is wrong."""
+def _exported(described: Container) -> Exported:
+    """Return a description with defaults for newer options, or raise UserError."""
+    if isinstance(arch := described.get("arch"), dict):
+        described = described | {"arch": completed({"arch": arch})["arch"]}
     return validate(ExportedText if described.get("kind") == "text" else ExportedPuzzles, described)
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A file of weights, or a published model of text, whose weights were not read.
+    """A file of weights, or a published model of text, whose weights were not read."""
 
-    Attributes:
-        where: as it was typed.
-        described: the description of its model; None if there is none.
-        read_weights: returns the weights by our names. Raises UserError if they can't be read.
-    """
-
-    where: str
-    described: Exported | None
-    read_weights: Callable[[], Weights]
+    where: str  # as it was typed
+    described: Exported | None  # None: it does not describe its model
+    read_weights: Callable[[], Weights]  # by our names. Raises UserError if they can't be read
 
     def require_description(self) -> Exported:
         """Return the description of the model. Raise UserError if there is none."""
@@ -122,15 +118,12 @@ class ModelFile:
 def open_model(where: str) -> ModelFile:
     """Open a file of weights, and read the description of its model.
 
-    A published model of text describes itself in other files (sharing/published_text.py).
-
     Args:
         where: a path or hf://owner/repo[/path], as for `sharing.weights_file.open_weights`; or the
-            folder of a published model of text.
+            folder of a published model of text, whose description is in other files.
 
     Raises:
-        UserError: The file can't be read, or its description is damaged, forged or of another
-            version.
+        UserError: The file can't be read, or its description is damaged, forged or too new.
     """
     is_training = os.path.isdir(where) and weights_in(Path(where)) is None  # a folder of HRM-Text's training
     file = None if is_training else open_weights(where)
@@ -141,10 +134,7 @@ def open_model(where: str) -> ModelFile:
     if text is not None:
         described = parse_json(text, f"{where}: its description", "copy or export it again")
         if not isinstance(described, dict) or described.get("format") != FORMAT:
-            raise UserError(
-                f"{where} has no description of format {FORMAT}, which this version reads; update the program, or "
-                "export the model again"
-            )
+            raise UserError(f"{where} has no description of format {FORMAT}; update the program, or export it again")
     elif published is not None:
         described = {
             "format": FORMAT,
@@ -162,17 +152,13 @@ def open_model(where: str) -> ModelFile:
     else:
         return ModelFile(where, None, read_weights)
     try:
-        return ModelFile(where, exported_as(described | {"arch": whole_arch(described)}), read_weights)
+        return ModelFile(where, _exported(described), read_weights)
     except UserError as error:
         raise UserError(f"{where} describes no model that is known here ({error}); copy or export it again") from error
 
 
 def _read_weights(file: WeightsFile) -> Weights:
-    weights = file.read()
-    dropped = sorted({prefix_of(name) for name in weights} - {""})
-    if any(each.replace(COMPILED, "") != PREFIX for each in dropped):  # not as the published programs save
-        tell(f"{file.where}: dropped {' and '.join(dropped)} from the names of its weights")
-    return to_ours(weights)
+    return to_ours(file.read())
 
 
 @dataclass(frozen=True)
@@ -196,9 +182,6 @@ def open_source(checkpoint: str, *, raw: bool) -> Source:
     Args:
         checkpoint: a run folder, a step folder, <run>/best, <run>/latest or a weights file.
         raw: take the trained weights of a run, not its moving average.
-
-    Raises:
-        UserError: The checkpoint can't be read.
     """
     if require_known(checkpoint) == "weights":
         file = open_model(checkpoint)
@@ -210,7 +193,7 @@ def open_source(checkpoint: str, *, raw: bool) -> Source:
     of_text = {"kind": "text", "target_only": config.get("target_only", True)}
     described = (of_text if "tokenizer" in state.task else {}) | {
         "format": FORMAT,
-        "arch": whole_arch(config),
+        "arch": config.get("arch"),
         **state.task,
         # The names of folders only: the path to them may say more than the owner wants to publish.
         "data": [Path(path).name for path in data_paths],
@@ -218,10 +201,4 @@ def open_source(checkpoint: str, *, raw: bool) -> Source:
         "step": state.step,
     }
     weights = opened.weights() if raw else opened.trained_weights()
-    return Source(weights, exported_as(described), opened, data_paths)
-
-
-def whole_arch(config: dict[str, Any]) -> Any:
-    """Return the architecture of a stored config, with defaults for newer options."""
-    arch = config.get("arch")
-    return completed({"arch": arch})["arch"] if isinstance(arch, dict) else arch
+    return Source(weights, _exported(described), opened, data_paths)

@@ -25,11 +25,11 @@ PuzzleTable = Literal["keep", "mean", "zero"]
 Kind = Literal["puzzles", "training", "transformers"]
 _T = TypeVar("_T")
 
-PREFIX = "model.inner."
 PUZZLE_TABLE = "puzzle_embedding.weight"
+# What torch.compile and DDP add to a name, wherever the wrapped part stands in the model.
 _WRAPPERS = ("_orig_mod", "module")
-"""What torch.compile and DDP add to a name, wherever the wrapped part stands in the model."""
-COMPILED = f"{_WRAPPERS[0]}."
+# The beginning of a name that programs add which train a model as a part of another.
+_AROUND = r"^((_orig_mod|module|model|inner)\.)*"
 _CONV_WEIGHT, _CONV_BIAS = "mlp.conv_weight_W12", "mlp.conv_bias_W"
 _NUMBER_OF_LAYER = r"(?<=layers\.)\d+"
 _NUM_NAMED = 3  # most names that an error message lists
@@ -43,13 +43,6 @@ def _translated(name: str, names: Mapping[str, str]) -> str | None:
     number = re.search(_NUMBER_OF_LAYER, name)
     found = names.get(re.sub(_NUMBER_OF_LAYER, "*", name))
     return found.replace("*", number[0]) if found is not None and number is not None else found
-
-
-def prefix_of(name: str) -> str:
-    """Return the beginning of a name that programs add which train a model as a part of another."""
-    match = re.match(rf"(({'|'.join([*_WRAPPERS, 'model', 'inner'])})\.)*", name)
-    assert match is not None
-    return match[0]
 
 
 def to_ours(weights: Mapping[str, _T], arch_of_text: str | None = None) -> dict[str, _T]:
@@ -68,7 +61,7 @@ def to_ours(weights: Mapping[str, _T], arch_of_text: str | None = None) -> dict[
     ours_of = {theirs: ours for names in formats for ours, theirs in names.items()}
     found: dict[str, str] = {}
     for name in weights:
-        inner = name if arch_of_text is not None else name.removeprefix(prefix_of(name))
+        inner = name if arch_of_text is not None else re.sub(_AROUND, "", name)
         path = ".".join(part for part in inner.split(".") if part not in _WRAPPERS)
         if path == "model.zH_init":  # a state that earlier versions of HRM-Text's program never read
             continue
@@ -107,7 +100,7 @@ def to_published(weights: Weights, kind: Kind, arch: str, *, compiled: bool = Fa
             f"the published {arch.upper().replace('_', '-')} has no {_some(unknown)}; only a model without additions "
             "of this project's own can be exported"
         )
-    start = (COMPILED if compiled else "") + (PREFIX if kind == "puzzles" else "")
+    start = "_orig_mod." * compiled + "model.inner." * (kind == "puzzles")
     return {f"{start}{published}": weights[name] for name, published in names.items()}
 
 

@@ -74,20 +74,12 @@ _PUBLISHED_MULTIPLE = 256  # of the width of the MLP
 
 
 class PublishedModel(NamedTuple):
-    """A published model whose weights have not been read.
+    """A published model whose weights have not been read."""
 
-    Attributes:
-        arch: the options of our architecture that are a part of the model, with its name.
-        vocab_size: the number of rows of the embedding.
-        max_len: the most tokens of a sample in its training.
-        read_weights: returns the weights by our names. Raises UserError if they are damaged, or of
-            another architecture.
-    """
-
-    arch: Container
+    arch: Container  # the options of our architecture that are a part of the model, with its name
     vocab_size: int
-    max_len: int
-    read_weights: Callable[[], Weights]
+    max_len: int  # the most tokens of a sample in its training
+    read_weights: Callable[[], Weights]  # by our names. Raises UserError if they don't suit
 
 
 class _Data(BaseModel):
@@ -253,12 +245,7 @@ def write_for_transformers(
     special_tokens: dict[str, int],
     tokenizer: Path | None,
 ) -> None:
-    """Write config.json and the weights, bit for bit, into an empty folder.
-
-    Args:
-        weights: by our names.
-        special_tokens: by name; empty if nobody knows them.
-        tokenizer: a tokenizer.json to copy; None: there is none.
+    """Write config.json, weights by our names and a tokenizer.json into an empty folder.
 
     Raises:
         UserError: transformers has no such model.
@@ -266,24 +253,20 @@ def write_for_transformers(
     """
     if not isinstance(arch, HRMTextConfig):
         raise UserError(f"transformers has no model for arch={arch.name}; only hrm_text can be written for it")
-    H_stack, L_stack = arch.stacks["H_level"], arch.stacks["L_level"]
-    for option, suits in {
-        "norm_type": arch.norm_type == "pre",
-        "pos_encodings": arch.pos_encodings == "rope",
-        "H_override": {**vars(H_stack), "stds": None} == {**vars(L_stack), "stds": None},
-    }.items():
-        if not suits:
-            raise UserError(f"transformers has no model with arch.{option}={getattr(arch, option)}; leave --format out")
+    stack = arch.stacks["L_level"]
+    for option, value in {"norm_type": "pre", "pos_encodings": "rope", "H_override": {}}.items():
+        if (own := getattr(arch, option)) != value:
+            raise UserError(f"transformers has no model with arch.{option}={own}; leave --format out")
     config = {
         "architectures": ["HrmTextForCausalLM"],
         "model_type": "hrm_text",
         "vocab_size": len(weights["embed_tokens.weight"]),
         "hidden_size": arch.hidden_size,
-        "intermediate_size": L_stack.width,
-        "num_hidden_layers": L_stack.num_layers,  # of a stack: the library counts the calls itself
+        "intermediate_size": stack.width,
+        "num_hidden_layers": stack.num_layers,  # of a stack: the library counts the calls itself
         "num_attention_heads": arch.num_heads,
         "num_key_value_heads": arch.num_heads,
-        "head_dim": L_stack.head_dim,
+        "head_dim": stack.head_dim,
         "hidden_act": "silu",
         "H_cycles": arch.H_cycles,
         "L_cycles": arch.L_cycles,
@@ -291,7 +274,7 @@ def write_for_transformers(
         "rms_norm_eps": arch.norm_eps,
         "rope_theta": arch.rope_theta,
         "tie_word_embeddings": False,
-        "initializer_range": H_stack.stds.inner,
+        "initializer_range": stack.stds.inner,
         "embedding_scale": arch.embedding_scale,
         "prefix_lm": arch.attention == "prefixlm",
         "pad_token_id": 0,
