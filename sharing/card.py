@@ -42,18 +42,9 @@ _NEED_WEIGHTS = ("puzzle_table", "freeze", "freeze_weights")
 # answer. Then those of further passes, whose metrics have the key's name in theirs.
 _OF_EACH_PASS = ("num_steps", "adaptive", "vote_with")
 _FURTHER_PASSES = {"trajectories": ("trajectories", "noise"), "restarts": ("restarts", "noise"), "tta": ("tta",)}
-# Parts of names of metrics that say nothing about answers, or that the table of compute has.
+# Parts of names of metrics that say nothing about answers.
 _NOT_IN_TABLE = ("_at_step/", "q_halt_accuracy", "/reliability/", "/loop_deltas/", "_of/", "/num_")
 _TASKS = ("sudoku", "maze", "arc")  # in names of datasets; others have no tag
-
-
-class Method(BaseModel):
-    """A row of an evaluation's table of accuracy against compute."""
-
-    set_name: str
-    method: str
-    segments: float
-    exact_accuracy: float
 
 
 class Results(BaseModel):
@@ -64,7 +55,6 @@ class Results(BaseModel):
     metrics: dict[str, float]
     intervals: dict[str, tuple[float, float]]
     settings: dict[str, Any] = {}
-    compute: list[Method] = []
 
     @property
     def name(self) -> str:
@@ -91,15 +81,7 @@ def _shown(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def recipe_and_card(source: Source, address: str) -> dict[str, str]:
-    """Return {file: text} for the model of a run.
-
-    Args:
-        address: of the folder, as `checkpoint=` takes it.
-
-    Raises:
-        UserError: huggingface_hub, which writes the card, is missing; or a file of the run is
-            damaged.
-    """
+    """Return {file: text} for the model of a run, in a folder that has this address."""
     assert source.checkpoint is not None
     config = completed(source.checkpoint.state.config)
     started_from = next((str(config[key]) for key in _WEIGHTS_TO_START_FROM if config[key]), "")
@@ -114,7 +96,7 @@ def recipe_and_card(source: Source, address: str) -> dict[str, str]:
 
 
 def _recipe(source: Source, config: Container, started_from: str, experiment: str) -> str:
-    """Return the text of recipe.yaml: what differs from the defaults, with data/<name> as data.
+    """Return what differs from the defaults, with data/<name> as data.
 
     Weights to start from are left out unless they are on the Hub, because a path says nothing.
     """
@@ -136,9 +118,8 @@ def _recipe(source: Source, config: Container, started_from: str, experiment: st
 
 
 def _card(source: Source, config: Container, started_from: str, experiment: str, address: str) -> str:
-    """Return the text of README.md."""
     try:
-        from huggingface_hub import EvalResult, ModelCard, ModelCardData
+        from huggingface_hub import ModelCard, ModelCardData
     except ImportError:
         raise UserError(
             "a card needs huggingface_hub, which is missing; pip install it, or give -o NAME.safetensors"
@@ -150,27 +131,10 @@ def _card(source: Source, config: Container, started_from: str, experiment: str,
     history.refresh()
     past = [row for row in history.rows if row["step"] <= model.step]
     results = [_read_results(file) for file in sorted(run.glob(f"eval_outputs/{checkpoint.path.name}*/results.json"))]
-    measured = [
-        EvalResult(
-            task_type="reasoning" if model.arch.kind == "puzzles" else "text-generation",
-            dataset_type=each.name,
-            dataset_name=each.name,
-            dataset_split="test",
-            metric_type="exact_match",
-            metric_name=f"{name.removeprefix('eval/')} {each.typed(name)}".rstrip(),
-            metric_value=round(each.metrics[name], 4),
-        )
-        for each in results
-        for name in each.intervals
-        if name.endswith("/exact_accuracy")
-    ]
     words = {word for name in model.data for word in re.split(r"[^a-z]+", name.lower())}
     data = ModelCardData(
         library_name="hrm-trainer",
         tags=["recursive-reasoning", model.arch.name, *sorted(words.intersection(_TASKS))],
-        # The Hub's form of results needs a name of the model beside them.
-        model_name=model.title if measured else None,
-        eval_results=measured or None,
     )
     sizes = {name: model.sizes[name] for name in _SIZES if name in model.sizes}
     card = ModelCard.from_template(
@@ -194,7 +158,6 @@ def _card(source: Source, config: Container, started_from: str, experiment: str,
 
 
 def _read_results(file: Path) -> Results:
-    """Read a results.json. Raise UserError if evaluate.py did not write it."""
     try:
         return Results.model_validate_json(plain(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValidationError) as error:

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from models import ArchConfig
 from models.base import CommonConfig
@@ -46,9 +46,6 @@ from utils.overrides import as_override, typed_override
 from utils.safetensors_files import FILE
 from utils.shell import run_command
 from utils.text import for_shell
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
 
 # The published programs: how a person chooses a model there, and the values of our options that
 # they compute. Their classes ignore options that they lack, but their losses take loss_type alone.
@@ -132,11 +129,10 @@ def parse_settings(argv: list[str] | None) -> Settings:
 def export(settings: Settings) -> str:
     """Write the file or the folder, and return a line about it and the commands that load it.
 
-    Raises:
-        UserError: The checkpoint can't be exported, the file can't be written or the folder
-            can't be uploaded. An earlier file of the same name stays as it was.
+    After a UserError an earlier file of the same name is as it was.
     """
-    api = None if settings.push is None else require_account(settings.push)
+    if settings.push is not None:
+        require_account(settings.push)
     where, output = settings.checkpoint, settings.output
     source = open_source(where, raw=settings.raw)
     model, weights, metadata, step = source.model, source.weights, None, None
@@ -146,7 +142,7 @@ def export(settings: Settings) -> str:
             or f"{where} is a file of weights, which does not say enough of its model; export the run that wrote it"
         )
     if settings.is_folder:
-        return _export_folder(settings, source, api)
+        return _export_folder(settings, source)
     assert output is not None
     if settings.format == "transformers":
         if not isinstance(model, ExportedText):
@@ -171,7 +167,7 @@ def export(settings: Settings) -> str:
     return "\n".join([_summary(output, weights), *_commands(str(output), settings, source)])
 
 
-def _export_folder(settings: Settings, source: Source, api: "HfApi | None") -> str:
+def _export_folder(settings: Settings, source: Source) -> str:
     assert source.model is not None
     address = str(settings.output) if settings.push is None else f"hf://{settings.push}"
     # A card names no folders of this machine.
@@ -184,9 +180,9 @@ def _export_folder(settings: Settings, source: Source, api: "HfApi | None") -> s
             shutil.copyfile(source.tokenizer, folder / source.tokenizer.name)
         # The name of a run is its owner's matter.
         write_weights(folder / FILE, source.weights, source.model.model_copy(update={"run": ""}).as_metadata())
-        if api is not None and settings.push is not None:
+        if settings.push is not None:
             message = f"Upload {source.model.title} after step {source.model.step}"
-            url = upload(api, folder, settings.push, private=settings.private, message=message)
+            url = upload(folder, settings.push, private=settings.private, message=message)
             lines.append(f"uploaded to {url}")
     return "\n".join([*lines, *_commands(address, settings, source)])
 
@@ -221,7 +217,7 @@ def _new_folder(output: Path | None) -> Iterator[Path]:
 
 
 def _commands(address: str, settings: Settings, source: Source) -> list[str]:
-    """Return the commands that load the file or the folder at this address, as they are typed."""
+    """Return the commands that load what is at this address, as they are typed."""
     file, data, model = typed_override("checkpoint", address), "data_path=...", source.model
     if source.data_paths:
         data = typed_override("data_path", source.data_paths[0])
@@ -276,11 +272,7 @@ def _for_published_code(arch: CommonConfig, file: str, *, compiled: bool) -> str
 
 
 def _require_published(arch: ArchConfig, where: str) -> None:
-    """Raise UserError if the published code computes something else than this model.
-
-    Names of tensors don't show these options. A width_multiple other than 256 gives shapes that the
-    published code never builds.
-    """
+    """Raise UserError if the published code computes something else, which names don't show."""
     if not isinstance(arch, CommonConfig):
         raise UserError(f"arch={arch.name} is a model of text, which the published code of puzzles can't load")
     options: dict[str, tuple[Any, ...]] = {"name": tuple(_COMPUTED), "width_multiple": (256,)}

@@ -16,11 +16,11 @@ from pydantic import Field, model_validator
 from models import ArchConfig
 from records.checkpoint.reader import Checkpoint, open_checkpoint
 from records.folder import located_paths
-from sharing.published import Weights, to_ours
-from sharing.published_text import find_published
+from sharing.published import Weights
+from sharing.published_text import find_published, read_ours
 from sharing.sources import require_known, step_around
 from sharing.stored_config import completed
-from sharing.weights_file import WeightsFile, open_weights
+from sharing.weights_file import open_weights
 from utils.command_line import validate
 from utils.config import Container, Int, StrictModel
 from utils.errors import UserError
@@ -127,10 +127,10 @@ def open_model(where: str) -> ModelFile:
     """
     is_training = os.path.isdir(where) and weights_in(Path(where)) is None  # a folder of HRM-Text's training
     file = None if is_training else open_weights(where)
-    text = None if file is None else file.metadata().get(_ENTRY)
+    text = None if file is None else file.header()[0].get(_ENTRY)
     published = find_published(where) if text is None else None
     read_weights: Callable[[], Weights]
-    read_weights = published.read_weights if published else partial(_read_weights, file or open_weights(where))
+    read_weights = published.read_weights if published else partial(read_ours, file or open_weights(where))
     if text is not None:
         described = parse_json(text, f"{where}: its description", "copy or export it again")
         if not isinstance(described, dict) or described.get("format") != FORMAT:
@@ -155,10 +155,6 @@ def open_model(where: str) -> ModelFile:
         return ModelFile(where, _exported(described), read_weights)
     except UserError as error:
         raise UserError(f"{where} describes no model that is known here ({error}); copy or export it again") from error
-
-
-def _read_weights(file: WeightsFile) -> Weights:
-    return to_ours(file.read())
 
 
 @dataclass(frozen=True)

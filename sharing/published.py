@@ -2,8 +2,7 @@
 
 The programs of HRM, TRM, URM and SE-RRM save the model inside its loss, so that their names are
 `model.inner.` and a path. torch.compile adds `_orig_mod.`, DDP `module.` and Lightning `model.`.
-HRM-Text has two formats: the checkpoints of its training program, and the files for transformers.
-Fused projections have the same layout here, so that only names differ.
+Only names differ. published.yaml has them.
 """
 
 # K = puzzle identifiers, E = puzzle embedding size, W = width of an MLP
@@ -46,10 +45,9 @@ def _translated(name: str, names: Mapping[str, str]) -> str | None:
 
 
 def to_ours(weights: Mapping[str, _T], arch_of_text: str | None = None) -> dict[str, _T]:
-    """Return the weights of a published checkpoint under our names.
+    """Return the weights of a published checkpoint, or what is known of each, under our names.
 
     Args:
-        weights: by their published names; or anything else that is known of each.
         arch_of_text: such as hrm_text, whose names have to be known; None: a model of puzzles,
             whose unknown names, such as ours, stay as they are.
 

@@ -37,7 +37,7 @@ from sharing.dcp_folder import METADATA, DCPFolder
 from sharing.hub import is_address, path_of, with_file
 from sharing.published import Weights, to_ours, to_published
 from sharing.stored_config import read_yaml
-from sharing.weights_file import open_weights, write_weights
+from sharing.weights_file import WeightsFile, open_weights, write_weights
 from utils.command_line import validate
 from utils.config import Container, Float, Int, name_of
 from utils.errors import UserError
@@ -47,7 +47,6 @@ from utils.safetensors_files import FILE, INDEX, INDEX_ENDING
 
 _TRAINING, _DATA, _TRANSFORMERS = "all_config.yaml", "train_metadata.yaml", "config.json"
 _EPOCH = re.compile(r"fsdp2_epoch_(\d+)")
-_LAYER = re.compile(r"([HL]_level)\.layers\.(\d+)\..*")
 
 _ARCHS: dict[str, type[TextConfig]] = {
     "HierarchicalReasoningModel": HRMTextConfig,
@@ -131,8 +130,8 @@ class _Config(BaseModel):
     def arch(self, names: Iterable[str]) -> Container:
         """Return the options of our architecture, whose weights have these names."""
         # The programs that write this file do not agree on what num_hidden_layers counts.
-        found = [match.groups() for name in names if (match := _LAYER.fullmatch(name))]
-        H_layers, L_layers = (1 + max((int(n) for stack, n in found if stack[0] == of), default=-1) for of in "HL")
+        layers = [name.partition(".")[0] for name in names if name.endswith(".attn.o_proj.weight")]
+        H_layers, L_layers = layers.count("H_level"), layers.count("L_level")
         width = self.intermediate_size
         has_published_width = swiglu_width(self.hidden_size, 4.0, _PUBLISHED_MULTIPLE) == width
         is_lecun = math.isclose(self.initializer_range, 1 / math.sqrt(self.hidden_size), rel_tol=1e-6)
@@ -163,8 +162,7 @@ def find_published(where: str) -> PublishedModel | None:
 
     Args:
         where: the folder of a training run, of one of its epochs, or of an export for transformers;
-            or the file model.safetensors of the latter, or the index of several files, also as
-            hf://owner/repo/model.safetensors, or hf://owner/repo alone.
+            or a file of weights of the latter, as for `open_weights`.
 
     Raises:
         UserError: It is such a model, but incomplete, or with options that no model here has.
@@ -192,13 +190,14 @@ def find_published(where: str) -> PublishedModel | None:
         config = validate(_Config, values)
     except UserError as error:
         raise UserError(f"{file}: {error}; only an export of HRM-Text itself can be read") from error
-    names = to_ours(dict.fromkeys(open_weights(where).names()), "hrm_text")
-    read = partial(_read_transformers, where)
-    return PublishedModel(config.arch(names), config.vocab_size, config.max_position_embeddings, read)
+    opened = open_weights(where)
+    _, names = opened.header()
+    arch, read = config.arch(to_ours(dict.fromkeys(names), "hrm_text")), partial(read_ours, opened, "hrm_text")
+    return PublishedModel(arch, config.vocab_size, config.max_position_embeddings, read)
 
 
-def _read_transformers(where: str) -> Weights:
-    return to_ours(open_weights(where).read(), "hrm_text")
+def read_ours(file: WeightsFile, arch_of_text: str | None = None) -> Weights:
+    return to_ours(file.read(), arch_of_text)
 
 
 def _of_epoch(epoch: Path) -> PublishedModel:
@@ -224,7 +223,7 @@ def _renamed(options: Container) -> Container:
 
 
 def _read_epoch(path: Path, arch: str) -> Weights:
-    """Return the weights of an epoch: the moving average if the training kept one."""
+    """Return the moving average of the weights, or the weights if the training kept none."""
     epoch, stored_as = DCPFolder(path), dict[str, str]()
     for name in epoch.names:
         if name.startswith("model."):

@@ -49,29 +49,23 @@ class WeightsFile:
         folder = self.where[: self.where.rfind("/") + 1]
         return {name: f"{folder}{file}" for name, file in read_index(self.path).items()}
 
-    def metadata(self) -> dict[str, str]:
-        """Return the texts in the header of safetensors. Files in torch's format have none."""
-        if self.is_index:  # all files of a model have the same texts
-            return open_weights(min(self.file_of().values())).metadata()
-        if not self.is_safetensors:
-            return {}
-        with self._safetensors() as file:
-            return file.metadata() or {}
+    def header(self) -> tuple[dict[str, str], list[str]]:
+        """Return the texts and the names of tensors in the header of safetensors.
 
-    def names(self) -> list[str]:
-        """Return the names of the tensors of safetensors, without reading them."""
-        if self.is_index:
-            return list(self.file_of())
+        Files in torch's format have none.
+        """
+        if self.is_index:  # all files of a model have the same texts
+            file_of = self.file_of()
+            return open_weights(min(file_of.values())).header()[0], list(file_of)
+        if not self.is_safetensors:
+            return {}, []
         with self._safetensors() as file:
-            return list(file.keys())
+            return file.metadata() or {}, list(file.keys())
 
     def read(self) -> dict[str, Tensor]:
-        """Read the tensors, by name, on the CPU.
+        """Read the tensors by name, on the CPU. Raise UserError if it holds anything else.
 
         They may lie under "model", "model_state_dict" (URM's program) or "state_dict" (Lightning).
-
-        Raises:
-            UserError: The file is damaged, or holds something else than tensors.
         """
         if self.is_index:
             return joined(self.where, self.file_of(), lambda file: open_weights(file).read())
@@ -105,9 +99,9 @@ def open_weights(where: str) -> WeightsFile:
     """Find a file of weights. Its contents, not its name, tell safetensors from torch's format.
 
     Args:
-        where: a path, or hf://owner/repo[@revision]/path/in/repo. A name that ends in
-            .safetensors.index.json is that of an index of several files. A folder means the index
-            or the model.safetensors in it, and hf://owner/repo the model.safetensors there.
+        where: a path, or hf://owner/repo[@revision]/path/in/repo: of a file, or of the index of
+            several. A folder means the index or the model.safetensors in it, and hf://owner/repo
+            the model.safetensors there.
 
     Raises:
         UserError: The file is missing, or no file of weights.
@@ -130,11 +124,7 @@ def read_weights(where: str) -> dict[str, Tensor]:
 
 
 def read_tensor(saved: bytes, name: str, where: str) -> Tensor:
-    """Return the only tensor in the bytes of a file of torch.save.
-
-    Raises:
-        UserError: The bytes are damaged, or hold something else than a tensor.
-    """
+    """Return the only tensor in the bytes of a file of torch.save, or raise UserError."""
     tensor = _read_torch(io.BytesIO(saved), where, saved[:9])
     _check(name, tensor, where)
     assert isinstance(tensor, Tensor)
@@ -142,7 +132,6 @@ def read_tensor(saved: bytes, name: str, where: str) -> Tensor:
 
 
 def _check(name: Any, tensor: Any, where: str) -> None:
-    """Raise UserError unless this is a name and a whole, finite tensor."""
     if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
         raise UserError(
             f"{where} holds {name!r}, which is no plain tensor under a name; give a file that holds a model's "

@@ -65,14 +65,8 @@ def test_the_package_is_whole_and_names_nothing_that_only_a_clone_has(tmp_path: 
     """The import of every module is tried by tests/test_package.py."""
     files = write_package(tmp_path / "hrm_trainer")
     names = {str(path.relative_to(tmp_path / "hrm_trainer")) for path in files}
-    assert {
-        "__init__.py",
-        "commands.py",
-        "py.typed",
-        "pretrain.py",
-        "viewer/page/main.mjs",
-        "config/pretrain.yaml",
-    } <= names
+    assert {"__init__.py", "commands.py", "py.typed", "pretrain.py", "viewer/page/main.mjs"} <= names
+    assert {"config/pretrain.yaml", "sharing/card.jinja", "sharing/published.yaml"} <= names
     assert {path.name for path in tmp_path.iterdir()} == {"hrm_trainer"}
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "release", "viewer/lint", "docs"))]
     own = "|".join(own_modules())
