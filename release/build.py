@@ -5,121 +5,59 @@ A clone has top-level modules with names that others use too, such as `utils`. I
 of --help and comments name the commands: `python pretrain.py` becomes `hrm-train`.
 """
 
-import ast
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
 
 from release.commands import COMMANDS
+from utils.programs import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 NAME = "hrm_trainer"
 DISTRIBUTION = "hrm-trainer"
 _NOT_SHIPPED = ("benchmarks", "release", "tests")
-_DATA = ("config/**/*.yaml", "launch/*job.yaml", "launch/pod.sh", "sharing/*.jinja", "viewer/page/*")
+_DATA = ("config/**/*.yaml", "launch/*job.yaml", "launch/pod.sh", "sharing/*.jinja", "sharing/*.yaml", "viewer/page/*")
 
 
-def shipped(root: Path = ROOT) -> dict[Path, Path]:
+def shipped() -> dict[Path, Path]:
     """Return {file in the package: file of the repository}, both relative."""
-    packages = {
-        file.parent.name for file in root.glob("*/__init__.py") if file.parent.name not in (*_NOT_SHIPPED, NAME)
-    }
-    modules = [file for file in root.glob("*.py") if file.name != "setup.py"]
-    modules += [file for package in packages for file in (root / package).rglob("*.py")]
-    files = sorted(
-        file.relative_to(root) for file in (*modules, *(found for glob in _DATA for found in root.glob(glob)))
-    )
-    return {file: file for file in files} | {
+    packages = sorted({file.parent.name for file in ROOT.glob("*/__init__.py")} - {*_NOT_SHIPPED, NAME})
+    globs = ("*.py", *(f"{package}/**/*.py" for package in packages), *_DATA)
+    files = {file.relative_to(ROOT) for glob in globs for file in ROOT.glob(glob)} - {Path("setup.py")}
+    return {file: file for file in sorted(files)} | {
         Path("__init__.py"): Path("release/package.py"),
         Path("commands.py"): Path("release/commands.py"),
     }
 
 
-def own_modules(root: Path = ROOT) -> set[str]:
+def own_modules() -> set[str]:
     """Return the names of the top-level modules that the package holds."""
-    return {Path(file.parts[0]).stem for file in shipped(root).values() if file.suffix == ".py"} - {"release"}
+    return {Path(file.parts[0]).stem for file in shipped().values() if file.suffix == ".py"} - {"release"}
 
 
-def write_package(folder: Path, root: Path = ROOT) -> list[Path]:
+def write_package(folder: Path) -> list[Path]:
     """Write the package into a folder in place of what is there, and return its files."""
     shutil.rmtree(folder, ignore_errors=True)
-    own = own_modules(root)
-    for to, file in shipped(root).items():
-        text = (root / file).read_text(encoding="utf-8")
+    for to, file in shipped().items():
+        text = (ROOT / file).read_text(encoding="utf-8")
         (folder / to).parent.mkdir(parents=True, exist_ok=True)
-        (folder / to).write_text(converted(text, own) if to.suffix == ".py" else with_commands(text), encoding="utf-8")
+        (folder / to).write_text(with_commands(with_package(text)), encoding="utf-8")
     (folder / "py.typed").touch()
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def requirements(file: str, root: Path = ROOT) -> list[str]:
-    """Return the requirements of a file and its own `-r` files, but for requirements.txt."""
-    found: list[str] = []
-    for line in (root / file).read_text(encoding="utf-8").splitlines():
-        line = line.partition("#")[0].strip()
-        if line.startswith("-r "):
-            other = line.removeprefix("-r ").strip()
-            found += [] if other == "requirements.txt" else requirements(other, root)
-        elif line:
-            found.append(line)
-    return list(dict.fromkeys(found))
+def requirements(file: str) -> list[str]:
+    """Return the requirements of a file. Its `-r requirements-<name>.txt` is an extra by name."""
+    lines = [line.partition("#")[0].strip() for line in (ROOT / file).read_text(encoding="utf-8").splitlines()]
+    return [re.sub(r"-r requirements-(\w+)\.txt", rf"{DISTRIBUTION}[\1]", line) for line in lines if line]
 
 
-# ---- what changes in a module --------------------------------------------------------------------
-
-
-def converted(source: str, own: set[str]) -> str:
-    """Return a module as it stands in the package.
-
-    Raises:
-        ValueError: An import has a form that this function does not know, or the names of commands
-            would change more than texts and comments.
-    """
-    if found := re.search(rf'/ "(?:{_PATHS})"', source):
-        raise ValueError(f"{found[0]} is a path: take it from utils/programs.py")
-    moved = _with_package(source, own)
-    named = with_commands(moved)
-    if _without_texts(named) != _without_texts(moved):
-        raise ValueError("naming the commands changes the code, not only texts")
-    return named
-
-
-def _with_package(source: str, own: set[str]) -> str:
+def with_package(source: str) -> str:
     """Return a module whose imports of own modules name the package."""
-    lines = source.splitlines(keepends=True)
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.level == 0 and _top(node.module) in own:
-            written, package = f"from {node.module} ", f"from {NAME}.{node.module} "
-        elif isinstance(node, ast.Import) and any(_top(alias.name) in own for alias in node.names):
-            written = ast.unparse(node)
-            if len(node.names) > 1 or ("." in node.names[0].name and node.names[0].asname is None):
-                raise ValueError(f"line {node.lineno}: {written}: write from ... import ... for modules of our own")
-            is_plain = node.names[0].asname is None
-            package = f"from {NAME} {written}" if is_plain else written.replace("import ", f"import {NAME}.", 1)
-        else:
-            continue
-        before, after = lines[node.lineno - 1][: node.col_offset], lines[node.lineno - 1][node.col_offset :]
-        if before.strip() or not after.startswith(written):
-            raise ValueError(f"line {node.lineno}: {ast.unparse(node)}: begin a line with each import")
-        lines[node.lineno - 1] = before + package + after.removeprefix(written)
-    return "".join(lines)
-
-
-def _top(module: str | None) -> str:
-    return (module or "").partition(".")[0]
-
-
-def _without_texts(source: str) -> str:
-    """Return the syntax tree of a module with every text replaced by an empty one."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            node.value = ""
-    return ast.dump(tree)
+    own = "|".join(own_modules())
+    return re.sub(rf"^(\s*from )((?:{own})(?:\.\w+)* import )", rf"\1{NAME}.\2", source, flags=re.MULTILINE)
 
 
 # ---- the names of commands -----------------------------------------------------------------------
@@ -173,10 +111,7 @@ class BuildPackage(build_py):
         return [*map(str, shipped().values()), "release/__init__.py", "release/build.py"]
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        return [str(path) for path in self._outputs()]
-
-    def _outputs(self) -> Iterator[Path]:
-        yield from (path for path in (Path(self.build_lib) / NAME).rglob("*") if path.is_file())
+        return [str(path) for path in (Path(self.build_lib) / NAME).rglob("*") if path.is_file()]
 
 
 class NoEditableWheel(editable_wheel):

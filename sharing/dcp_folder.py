@@ -59,10 +59,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class DCPFolder:
-    """A folder whose index was read, and whose tensors were not.
-
-    Attributes:
-        names: of the tensors. Other objects are left out.
+    """A folder whose index was read, and whose tensors were not; `names` are those of the tensors.
 
     Raises:
         UserError: The folder is not as PyTorch writes it.
@@ -94,7 +91,11 @@ class DCPFolder:
 
     def _read(self, name: str) -> Tensor:
         try:
-            shape, dtype, parts = self._checked(name)
+            of = self._stored[name]
+            shape, dtype = of["size"], of["properties"].state[0]
+            parts = [self._checked(name, chunk.state, shape, dtype) for chunk in of["chunks"]]
+            if sum(math.prod(chunk.state["sizes"]) for chunk in of["chunks"]) != math.prod(shape):
+                raise ValueError(f"parts of {name} are missing")
         except Exception as error:  # the index of a stranger may hold anything
             raise self._damaged(str(error)) from error
         for _, _, file, end in parts:
@@ -114,27 +115,20 @@ class DCPFolder:
         return tensor
 
     def _checked(
-        self, name: str
-    ) -> tuple[tuple[int, ...], torch.dtype, list[tuple[tuple[slice, ...], int, Path, int]]]:
-        """Return shape, dtype and, for each part of a tensor, its place, first byte, file and end.
+        self, name: str, chunk: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[tuple[slice, ...], int, Path, int]:
+        """Return the place of a part in a tensor, its first byte, its file and its end there.
 
         These are checked before memory is taken: the bytes of each part must be in its file.
         """
-        of = self._stored[name]
-        shape, dtype, parts, num_elements = of["size"], of["properties"].state[0], [], 0
-        for chunk in of["chunks"]:
-            offsets, sizes = chunk.state["offsets"], chunk.state["sizes"]
-            info = self._places[name, offsets]
-            file, start, length = info["relative_path"], info["offset"], info["length"]
-            if not _FILE.fullmatch(file) or info.get("transform_descriptors"):
-                raise ValueError(f"{name} lies at no place of a file, or is compressed")
-            if any(first + size > whole for first, size, whole in zip(offsets, sizes, shape, strict=True)):
-                raise ValueError(f"a part of {name} lies outside of it")
-            if min(start, *offsets, *sizes, 0) < 0 or length < math.prod(sizes) * dtype.itemsize:
-                raise ValueError(f"a part of {name} has fewer bytes than elements")
-            place = tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
-            parts.append((place, start, self._path / file, start + length))
-            num_elements += math.prod(sizes)
-        if num_elements != math.prod(shape):
-            raise ValueError(f"parts of {name} are missing")
-        return shape, dtype, parts
+        offsets, sizes = chunk["offsets"], chunk["sizes"]
+        info = self._places[name, offsets]
+        file, start, length = info["relative_path"], info["offset"], info["length"]
+        if not _FILE.fullmatch(file) or info.get("transform_descriptors"):
+            raise ValueError(f"{name} lies at no place of a file, or is compressed")
+        if any(first + size > whole for first, size, whole in zip(offsets, sizes, shape, strict=True)):
+            raise ValueError(f"a part of {name} lies outside of it")
+        if min(start, *offsets, *sizes, 0) < 0 or length < math.prod(sizes) * dtype.itemsize:
+            raise ValueError(f"a part of {name} has fewer bytes than elements")
+        place = tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
+        return place, start, self._path / file, start + length

@@ -23,21 +23,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from models import ArchConfig
 from models.base import CommonConfig
 from models.text.config import TextConfig
 from models.tokens import TokenConfig
-from records.checkpoint.reader import Checkpoint, open_checkpoint
-from records.folder import located_paths
-from sharing.card import CARD, RECIPE, Shared
-from sharing.exported import FORMAT, Exported, ExportedText, exported_as, open_model, whole_arch
+from sharing.card import recipe_and_card
+from sharing.exported import ExportedText, Source, open_source
 from sharing.hub import require_account, upload
 from sharing.published import Weights, arch_of, to_published
 from sharing.published_text import write_for_transformers
 from sharing.recipe import typed_options
-from sharing.sources import require_known, step_around
+from sharing.sources import step_around
 from sharing.weights_file import write_weights
 from utils.arguments import Parser, typed_path
 from utils.command_line import read_config
@@ -47,11 +45,7 @@ from utils.files import INCOMPLETE
 from utils.overrides import as_override, typed_override
 from utils.safetensors_files import FILE
 from utils.shell import run_command
-from utils.terminal import tell
 from utils.text import for_shell
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
 
 # The published programs: how a person chooses a model there, and the values of our options that
 # they compute. Their classes ignore options that they lack, but their losses take loss_type alone.
@@ -88,70 +82,29 @@ class Settings:
         return self.format == "native" and (self.output is None or self.output.suffix != ".safetensors")
 
 
-@dataclass(frozen=True)
-class Source:
-    """The weights of a checkpoint by our names, and what is known of the model."""
-
-    weights: Weights
-    model: Exported | None  # None for a file of weights that does not describe its model
-    checkpoint: Checkpoint | None  # None for a file of weights
-    data_paths: tuple[str, ...]  # from the current directory
-    step: int  # that the weights were trained for; 0 if that is not known
-
-    @property
-    def tokenizer(self) -> Path | None:
-        """The tokenizer.json beside the data of a text model, if there is one."""
-        files = (Path(path) / "tokenizer.json" for path in self.data_paths)
-        return next(filter(Path.is_file, files), None)
-
-
 def parse_settings(argv: list[str] | None) -> Settings:
-    """Read the command line.
-
-    Raises:
-        UserError: An option is unknown, malformed or missing, or two options contradict each other.
-    """
+    """Read the command line, or raise UserError."""
     parser = Parser(
         "python -m sharing.export",
         "Write a checkpoint as a file of weights, or as a folder with a card, also on the Hugging Face Hub.",
         path_keys=("checkpoint", "run"),
     )
     add = parser.add_argument
-    add(
-        "checkpoint",
-        type=os.path.expanduser,
-        metavar="CHECKPOINT",
-        help="a run folder (its newest step), a step folder, <run>/best, or a weights file",
-    )
+    add("checkpoint", type=os.path.expanduser, metavar="CHECKPOINT", help="a run or step folder, or a weights file")
     add(
         "--format",
         default="native",
         choices=["native", "hrm", "urm", "transformers"],
         help="native (the default): safetensors that describe their model, for every command of this project, alone "
-        "or in a folder with a recipe and a card; "
-        "hrm: the names that the published code of HRM, TRM and SE-RRM reads; urm: a checkpoint that URM code reads; "
-        "transformers: a folder with config.json for that library, of arch=hrm_text alone",
+        "or in a folder with a recipe and a card; hrm: the names that the published code of HRM, TRM and SE-RRM "
+        "reads; urm: a checkpoint that URM code reads; transformers: a folder for that library, of arch=hrm_text alone",
     )
-    add(
-        "-o",
-        "--output",
-        type=typed_path,
-        metavar="PATH",
-        help="native: NAME.safetensors, or a new folder; hrm, urm: NAME.safetensors or NAME; transformers: a new "
-        "folder",
-    )
-    add(
-        "--push",
-        metavar="OWNER/REPO",
-        help="native: upload the folder to this repository of the Hugging Face Hub, which is made if it is missing",
-    )
+    help_of_output = "native: NAME.safetensors, or a new folder; hrm, urm: a file; transformers: a new folder"
+    add("-o", "--output", type=typed_path, metavar="PATH", help=help_of_output)
+    add("--push", metavar="OWNER/REPO", help="native: upload the folder to the Hugging Face Hub")
     add("--private", action="store_true", help="with --push: a repository that is made is private")
     add("--compiled", action="store_true", help="hrm, urm: write a compiled model's names, which begin with _orig_mod.")
-    add(
-        "--raw",
-        action="store_true",
-        help="write the trained weights of a run instead of their moving average, not into a folder with a card",
-    )
+    add("--raw", action="store_true", help="write the trained weights of a run, not their moving average; into a file")
     settings = Settings(**vars(parser.parse_args(argv)))
     output = settings.output
     if output is None and settings.push is None:
@@ -173,55 +126,23 @@ def parse_settings(argv: list[str] | None) -> Settings:
     return settings
 
 
-def load_source(checkpoint: str, *, raw: bool) -> Source:
-    """Return the weights of a checkpoint and its description.
-
-    Args:
-        checkpoint: a run folder, a step folder, <run>/best, <run>/latest or a weights file.
-        raw: return the trained weights of a run, not its moving average.
-
-    Raises:
-        UserError: The checkpoint can't be read.
-    """
-    if require_known(checkpoint) == "weights":
-        file = open_model(checkpoint)
-        return Source(file.read_weights(), file.described, None, (), file.step)
-    opened = open_checkpoint(Path(checkpoint), lambda warning: tell(f"warning: {warning}"))
-    state, run = opened.state, opened.path.absolute().parent
-    config = state.config
-    data_paths = tuple(located_paths(config.get("started_in"), config.get("data_paths") or [config.get("data_path")]))
-    of_text = {"kind": "text", "target_only": config.get("target_only", True)}
-    described = (of_text if "tokenizer" in state.task else {}) | {
-        "format": FORMAT,
-        "arch": whole_arch(config),
-        **state.task,
-        # The names of folders only: the path to them may say more than the owner wants to publish.
-        "data": [Path(path).name for path in data_paths],
-        "run": f"{run.parent.name}/{run.name}",
-        "step": state.step,
-    }
-    weights = opened.weights() if raw else opened.trained_weights()
-    return Source(weights, exported_as(described), opened, data_paths, state.step)
-
-
 def export(settings: Settings) -> str:
     """Write the file or the folder, and return a line about it and the commands that load it.
 
-    Raises:
-        UserError: The checkpoint can't be exported, the file can't be written or the folder
-            can't be uploaded. An earlier file of the same name stays as it was.
+    After a UserError an earlier file of the same name is as it was.
     """
-    api = None if settings.push is None else require_account(settings.push)
-    source, where, output = load_source(settings.checkpoint, raw=settings.raw), settings.checkpoint, settings.output
-    model, weights = source.model, source.weights
-    metadata, step = None if model is None else model.as_metadata(), None
+    if settings.push is not None:
+        require_account(settings.push)
+    where, output = settings.checkpoint, settings.output
+    source = open_source(where, raw=settings.raw)
+    model, weights, metadata, step = source.model, source.weights, None, None
     if settings.format == "native" and (model is None or (settings.is_folder and source.checkpoint is None)):
         raise UserError(
             step_around(where)
             or f"{where} is a file of weights, which does not say enough of its model; export the run that wrote it"
         )
     if settings.is_folder:
-        return _export_folder(settings, source, api)
+        return _export_folder(settings, source)
     assert output is not None
     if settings.format == "transformers":
         if not isinstance(model, ExportedText):
@@ -230,39 +151,38 @@ def export(settings: Settings) -> str:
         with _new_folder(output) as folder:
             write_for_transformers(folder, weights, model.arch, model.max_len, model.special_tokens, source.tokenizer)
         return f'{_summary(output, weights)}\n  AutoModelForCausalLM.from_pretrained("{output}")'
-    if settings.format != "native":
+    if settings.format == "native":
+        assert model is not None
+        metadata = model.as_metadata()
+    else:
         arch = arch_of(weights)
         if model is not None:
             _require_published(model.arch, where)
-        weights, metadata = to_published(weights, "puzzles", arch, compiled=settings.compiled), None
+        weights = to_published(weights, "puzzles", arch, compiled=settings.compiled)
         if (arch == "urm") != (settings.format == "urm"):
             raise UserError(f"{where} is a model of {arch.upper()}; give --format {'urm' if arch == 'urm' else 'hrm'}")
-        step = source.step if arch == "urm" else None
-    try:
+        step = (model.step if model is not None else 0) if arch == "urm" else None
+    with _writing(output):
         write_weights(output, weights, metadata, step=step)
-    except OSError as error:
-        raise _not_written(output, error) from error
     return "\n".join([_summary(output, weights), *_commands(str(output), settings, source)])
 
 
-def _export_folder(settings: Settings, source: Source, api: "HfApi | None") -> str:
-    assert source.model is not None and source.checkpoint is not None
+def _export_folder(settings: Settings, source: Source) -> str:
+    assert source.model is not None
     address = str(settings.output) if settings.push is None else f"hf://{settings.push}"
     # A card names no folders of this machine.
-    public = Path(address).name if os.path.isabs(address) else address
-    shared = Shared(source.checkpoint, source.model, source.weights, public)
-    texts = {RECIPE: shared.recipe(), CARD: shared.card()}
-    lines = [] if settings.output is None else [f"{_summary(settings.output, source.weights)}, {RECIPE} and {CARD}"]
+    texts = recipe_and_card(source, Path(address).name if os.path.isabs(address) else address)
+    lines = [] if settings.output is None else [f"{_summary(settings.output, source.weights)}, {' and '.join(texts)}"]
     with _new_folder(settings.output) as folder:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
-        if (tokenizer := source.tokenizer) is not None:
-            shutil.copyfile(tokenizer, folder / tokenizer.name)
+        if source.tokenizer is not None:
+            shutil.copyfile(source.tokenizer, folder / source.tokenizer.name)
         # The name of a run is its owner's matter.
         write_weights(folder / FILE, source.weights, source.model.model_copy(update={"run": ""}).as_metadata())
-        if api is not None and settings.push is not None:
-            message = f"Upload {shared.title} after step {source.step}"
-            url = upload(api, folder, settings.push, private=settings.private, message=message)
+        if settings.push is not None:
+            message = f"Upload {source.model.title} after step {source.model.step}"
+            url = upload(folder, settings.push, private=settings.private, message=message)
             lines.append(f"uploaded to {url}")
     return "\n".join([*lines, *_commands(address, settings, source)])
 
@@ -272,43 +192,41 @@ def _summary(output: Path, weights: Weights) -> str:
 
 
 @contextmanager
-def _new_folder(output: Path | None) -> Iterator[Path]:
-    """Give a folder to fill. It becomes the output when it is whole, or vanishes if there is none.
+def _writing(output: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"can't write {output or 'a temporary folder'} ({error.strerror}); check the folder and its free space, or "
+            "change -o"
+        ) from error
 
-    Raises:
-        UserError: The output exists, or the folder can't be written.
-    """
+
+@contextmanager
+def _new_folder(output: Path | None) -> Iterator[Path]:
+    """Give a folder to fill, which becomes the output when it is whole."""
     if output is not None and os.path.lexists(output):
         raise UserError(f"-o {output} exists; remove it, or give the name of a new folder")
     beside = None if output is None else output.absolute().parent
-    try:
-        with TemporaryDirectory(dir=beside, prefix=INCOMPLETE, ignore_cleanup_errors=True) as around:
-            folder = Path(around) / "model"
-            folder.mkdir()
-            yield folder
-            if output is not None:
-                folder.rename(output)
-    except OSError as error:
-        raise _not_written(output or Path("a temporary folder"), error) from error
-
-
-def _not_written(output: Path, error: OSError) -> UserError:
-    return UserError(f"can't write {output} ({error.strerror}); check the folder and its free space, or change -o")
+    with _writing(output), TemporaryDirectory(dir=beside, prefix=INCOMPLETE, ignore_cleanup_errors=True) as around:
+        folder = Path(around) / "model"
+        folder.mkdir()
+        yield folder
+        if output is not None:
+            folder.rename(output)
 
 
 def _commands(address: str, settings: Settings, source: Source) -> list[str]:
-    """Return the commands that load the file or the folder at this address, as they are typed."""
+    """Return the commands that load what is at this address, as they are typed."""
     file, data, model = typed_override("checkpoint", address), "data_path=...", source.model
     if source.data_paths:
         data = typed_override("data_path", source.data_paths[0])
     if model is None:
         return [f"  python evaluate.py {file} {data} arch=...   # with the options that it was trained with"]
     if settings.format == "native":
-        asked = model.question
-        # A tokenizer.json lies with the data, or in the folder.
-        lies_in_folder = settings.is_folder and source.tokenizer is not None
-        if isinstance(model, ExportedText) and model.tokenizer != "bytes" and not lies_in_folder:
-            asked = f"{data} {asked}"
+        asked = "puzzle=..."
+        if isinstance(model, ExportedText):
+            asked = "prompt=..." if model.tokenizer == "bytes" else f"{data} prompt=..."
         return [
             f"  python evaluate.py {file} {data}",
             f"  python solve.py {file} {asked}",
@@ -354,11 +272,7 @@ def _for_published_code(arch: CommonConfig, file: str, *, compiled: bool) -> str
 
 
 def _require_published(arch: ArchConfig, where: str) -> None:
-    """Raise UserError if the published code computes something else than this model.
-
-    Names of tensors don't show these options. A width_multiple other than 256 gives shapes that the
-    published code never builds.
-    """
+    """Raise UserError if the published code computes something else, which names don't show."""
     if not isinstance(arch, CommonConfig):
         raise UserError(f"arch={arch.name} is a model of text, which the published code of puzzles can't load")
     options: dict[str, tuple[Any, ...]] = {"name": tuple(_COMPUTED), "width_multiple": (256,)}

@@ -5,20 +5,24 @@ where the weights come from. Files come from strangers: the description is read 
 """
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from models import ArchConfig
-from sharing.published import COMPILED, PREFIX, Weights, prefix_of, to_ours
-from sharing.published_text import PublishedModel, find_published
-from sharing.sources import step_around
+from records.checkpoint.reader import Checkpoint, open_checkpoint
+from records.folder import located_paths
+from sharing.published import Weights
+from sharing.published_text import find_published, read_ours
+from sharing.sources import require_known, step_around
 from sharing.stored_config import completed
-from sharing.weights_file import WeightsFile, open_weights
+from sharing.weights_file import open_weights
 from utils.command_line import validate
-from utils.config import Int, StrictModel
+from utils.config import Container, Int, StrictModel
 from utils.errors import UserError
 from utils.json_files import parse_json
 from utils.safetensors_files import weights_in
@@ -33,19 +37,7 @@ _Name = Annotated[str, Field(max_length=1000)]
 
 
 class Exported(StrictModel):
-    """The description of a model in its file.
-
-    Attributes:
-        reads: what the model reads, as `kind` of an architecture has it.
-        task_type: the Hub's name of what the model does.
-        question: what solve.py is asked.
-        unit: what a global batch counts.
-    """
-
-    reads: ClassVar[str]
-    task_type: ClassVar[str]
-    question: ClassVar[str]
-    unit: ClassVar[str]
+    """The description of a model in its file."""
 
     format: Literal[1]
     arch: ArchConfig
@@ -53,6 +45,10 @@ class Exported(StrictModel):
     data: list[_Name] = Field(max_length=1000)  # the folders' names of the training data
     run: _Name  # project and run
     step: Int = Field(ge=0)
+
+    @property
+    def title(self) -> str:
+        return f"{self.arch.name} on {' and '.join(self.data) or 'unknown data'}"
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -65,15 +61,15 @@ class Exported(StrictModel):
 
     @model_validator(mode="after")
     def _arch_reads_such_data(self) -> Self:
-        if self.arch.kind != self.reads:
-            raise ValueError(f"{self.arch.name} reads {self.arch.kind}, but the sizes are of {self.reads}")
+        kind = "text" if isinstance(self, ExportedText) else "puzzles"
+        if self.arch.kind != kind:
+            raise ValueError(f"{self.arch.name} reads {self.arch.kind}, but the sizes are of {kind}")
         return self
 
 
 class ExportedPuzzles(Exported):
     """The description of a model of puzzles. It has no key `kind`, as all files once had none."""
 
-    reads, task_type, question, unit = "puzzles", "reasoning", "puzzle=...", "sequences"
     seq_len: Int = Field(ge=1, le=_LONGEST_SEQUENCE)
     vocab_size: Int = Field(ge=1, le=_LARGEST_TABLE)
     num_puzzle_identifiers: Int = Field(ge=1, le=_LARGEST_TABLE)
@@ -82,7 +78,6 @@ class ExportedPuzzles(Exported):
 class ExportedText(Exported):
     """The description of a model of text. training/data.py says what the sizes mean."""
 
-    reads, task_type, question, unit = "text", "text-generation", "prompt=...", "tokens"
     kind: Literal["text"]
     vocab_size: Int = Field(ge=1, le=_LARGEST_TABLE)
     max_len: Int = Field(ge=1, le=_LARGEST_TABLE)
@@ -93,30 +88,20 @@ class ExportedText(Exported):
     target_only: bool = True  # whether the loss of its training was that of responses alone
 
 
-def exported_as(described: dict[str, Any]) -> Exported:
-    """Return the description of a model. Raise UserError if a value is wrong."""
+def _exported(described: Container) -> Exported:
+    """Return a description with defaults for newer options, or raise UserError."""
+    if isinstance(arch := described.get("arch"), dict):
+        described = described | {"arch": completed({"arch": arch})["arch"]}
     return validate(ExportedText if described.get("kind") == "text" else ExportedPuzzles, described)
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A file of weights, or a published model of text, whose weights were not read.
+    """A file of weights, or a published model of text, whose weights were not read."""
 
-    Attributes:
-        where: as it was typed.
-        described: the description of its model; None if there is none.
-    """
-
-    where: str
-    described: Exported | None
-    _weights: WeightsFile | PublishedModel
-
-    @property
-    def step(self) -> int:
-        """Return the step that the weights were trained for; 0 if that is not known."""
-        if self.described is not None:
-            return self.described.step
-        return (self._weights.step() if isinstance(self._weights, WeightsFile) else None) or 0
+    where: str  # as it was typed
+    described: Exported | None  # None: it does not describe its model
+    read_weights: Callable[[], Weights]  # by our names. Raises UserError if they can't be read
 
     def require_description(self) -> Exported:
         """Return the description of the model. Raise UserError if there is none."""
@@ -129,44 +114,28 @@ class ModelFile:
             )
         return self.described
 
-    def read_weights(self) -> Weights:
-        """Return the weights by our names. Raise UserError if they can't be read."""
-        if isinstance(self._weights, PublishedModel):
-            return self._weights.read_weights()
-        weights = self._weights.read()
-        dropped = sorted({prefix_of(name) for name in weights} - {""})
-        if any(each.replace(COMPILED, "") != PREFIX for each in dropped):  # not as the published programs save
-            tell(f"{self.where}: dropped {' and '.join(dropped)} from the names of its weights")
-        return to_ours(weights)
-
 
 def open_model(where: str) -> ModelFile:
     """Open a file of weights, and read the description of its model.
 
-    A published model of text describes itself in other files (sharing/published_text.py).
-
     Args:
         where: a path or hf://owner/repo[/path], as for `sharing.weights_file.open_weights`; or the
-            folder of a published model of text.
+            folder of a published model of text, whose description is in other files.
 
     Raises:
-        UserError: The file can't be read, or its description is damaged, forged or of another
-            version.
+        UserError: The file can't be read, or its description is damaged, forged or too new.
     """
     is_training = os.path.isdir(where) and weights_in(Path(where)) is None  # a folder of HRM-Text's training
     file = None if is_training else open_weights(where)
-    text = None if file is None else file.metadata().get(_ENTRY)
-    weights: WeightsFile | PublishedModel
-    if text is not None and file is not None:
-        described, weights = parse_json(text, f"{where}: its description", "copy or export it again"), file
-        version = described.get("format") if isinstance(described, dict) else described
-        if not isinstance(described, dict) or version != FORMAT:
-            raise UserError(
-                f"{where} has a description of format {str(version)[:80]!r}, and this version reads {FORMAT}; update "
-                "the program, or export the model again"
-            )
-    elif (published := find_published(where)) is not None:
-        weights = published
+    text = None if file is None else file.header()[0].get(_ENTRY)
+    published = find_published(where) if text is None else None
+    read_weights: Callable[[], Weights]
+    read_weights = published.read_weights if published else partial(read_ours, file or open_weights(where))
+    if text is not None:
+        described = parse_json(text, f"{where}: its description", "copy or export it again")
+        if not isinstance(described, dict) or described.get("format") != FORMAT:
+            raise UserError(f"{where} has no description of format {FORMAT}; update the program, or export it again")
+    elif published is not None:
         described = {
             "format": FORMAT,
             "kind": "text",
@@ -181,14 +150,51 @@ def open_model(where: str) -> ModelFile:
             "step": 0,
         }
     else:
-        return ModelFile(where, None, file or open_weights(where))
+        return ModelFile(where, None, read_weights)
     try:
-        return ModelFile(where, exported_as(described | {"arch": whole_arch(described)}), weights)
+        return ModelFile(where, _exported(described), read_weights)
     except UserError as error:
         raise UserError(f"{where} describes no model that is known here ({error}); copy or export it again") from error
 
 
-def whole_arch(config: dict[str, Any]) -> Any:
-    """Return the architecture of a stored config, with defaults for newer options."""
-    arch = config.get("arch")
-    return completed({"arch": arch})["arch"] if isinstance(arch, dict) else arch
+@dataclass(frozen=True)
+class Source:
+    """The weights of a run or a file by our names, and what is known of the model."""
+
+    weights: Weights
+    model: Exported | None  # None for a file of weights that does not describe its model
+    checkpoint: Checkpoint | None = None  # of a run
+    data_paths: Sequence[str] = ()  # of a run, from the current directory
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """The tokenizer.json beside the data of a text model, if there is one."""
+        return next(filter(Path.is_file, (Path(path) / "tokenizer.json" for path in self.data_paths)), None)
+
+
+def open_source(checkpoint: str, *, raw: bool) -> Source:
+    """Read the weights of a checkpoint and its description.
+
+    Args:
+        checkpoint: a run folder, a step folder, <run>/best, <run>/latest or a weights file.
+        raw: take the trained weights of a run, not its moving average.
+    """
+    if require_known(checkpoint) == "weights":
+        file = open_model(checkpoint)
+        return Source(file.read_weights(), file.described)
+    opened = open_checkpoint(Path(checkpoint), lambda warning: tell(f"warning: {warning}"))
+    state, run = opened.state, opened.path.absolute().parent
+    config = state.config
+    data_paths = located_paths(config.get("started_in"), config.get("data_paths") or [config.get("data_path")])
+    of_text = {"kind": "text", "target_only": config.get("target_only", True)}
+    described = (of_text if "tokenizer" in state.task else {}) | {
+        "format": FORMAT,
+        "arch": config.get("arch"),
+        **state.task,
+        # The names of folders only: the path to them may say more than the owner wants to publish.
+        "data": [Path(path).name for path in data_paths],
+        "run": f"{run.parent.name}/{run.name}",
+        "step": state.step,
+    }
+    weights = opened.weights() if raw else opened.trained_weights()
+    return Source(weights, _exported(described), opened, data_paths)

@@ -4,14 +4,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from utils.errors import UserError
 from utils.safetensors_files import FILE
 from utils.text import one_line
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
 
 _ADDRESS = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")
 _WITHOUT_FILE = re.compile(r"hf://[^/@]+/[^/@]+(@[^/]+)?/?")
@@ -28,11 +24,7 @@ def with_file(address: str) -> str:
 
 
 def path_of(where: str) -> Path:
-    """Return the path of a file. A file on the Hub is downloaded, unless it is here.
-
-    Raises:
-        UserError: The file can't be downloaded.
-    """
+    """Return the path of a file. A file on the Hub is downloaded, unless it is here."""
     if not is_address(where):
         return Path(where)
     parts = _ADDRESS.fullmatch(where)
@@ -59,26 +51,23 @@ def _asking(failed: str, remedy: str) -> Iterator[None]:
         raise UserError(f"{failed} ({one_line(error)}); {remedy}") from error
 
 
-def require_account(repo: str) -> "HfApi":
-    """Return the Hub's interface for `upload`. Raise UserError if nobody is logged in here."""
+def require_account(repo: str) -> None:
+    """Raise UserError if nobody is logged in here, or the repository can't have this name."""
     if not _REPO.fullmatch(repo):
         raise UserError(f"{repo} names no repository of the Hugging Face Hub; give owner/repo")
     with _asking(f"{repo} can't be uploaded", "pip install huggingface_hub again"):
-        from huggingface_hub import HfApi, get_token
+        from huggingface_hub import get_token
 
         if get_token() is None:
             raise UserError("nobody is logged in at the Hugging Face Hub; type hf auth login, or set HF_TOKEN")
-        return HfApi()
 
 
-def upload(api: "HfApi", folder: Path, repo: str, *, private: bool, message: str) -> str:
-    """Upload the files of a folder as one commit, and return the repository's address.
-
-    Raises:
-        UserError: The Hub refuses it or can't be reached, or the repository should be private and
-            is public.
-    """
+def upload(folder: Path, repo: str, *, private: bool, message: str) -> str:
+    """Upload the files of a folder as one commit, and return the repository's address."""
     with _asking(f"{repo} can't be uploaded", "check the name, the connection, and that your token may write there"):
+        from huggingface_hub import HfApi
+
+        api = HfApi()
         url = api.create_repo(repo, private=private, exist_ok=True)
         if private and not api.repo_info(repo).private:
             raise UserError(f"{repo} exists and is public; leave --private out, or give another name")

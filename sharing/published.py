@@ -2,17 +2,18 @@
 
 The programs of HRM, TRM, URM and SE-RRM save the model inside its loss, so that their names are
 `model.inner.` and a path. torch.compile adds `_orig_mod.`, DDP `module.` and Lightning `model.`.
-HRM-Text has two formats: the checkpoints of its training program, and the files for transformers.
-Fused projections have the same layout here, so that only names differ.
+Only names differ. published.yaml has them.
 """
 
 # K = puzzle identifiers, E = puzzle embedding size, W = width of an MLP
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
+import yaml
 from torch import Tensor
 
 from utils.errors import UserError
@@ -23,123 +24,46 @@ PuzzleTable = Literal["keep", "mean", "zero"]
 Kind = Literal["puzzles", "training", "transformers"]
 _T = TypeVar("_T")
 
-PREFIX = "model.inner."
 PUZZLE_TABLE = "puzzle_embedding.weight"
+# What torch.compile and DDP add to a name, wherever the wrapped part stands in the model.
 _WRAPPERS = ("_orig_mod", "module")
-"""What torch.compile and DDP add to a name, wherever the wrapped part stands in the model."""
-COMPILED = f"{_WRAPPERS[0]}."
-_EMBEDDING = "embed_tokens.weight"
+# The beginning of a name that programs add which train a model as a part of another.
+_AROUND = r"^((_orig_mod|module|model|inner)\.)*"
 _CONV_WEIGHT, _CONV_BIAS = "mlp.conv_weight_W12", "mlp.conv_bias_W"
+_NUMBER_OF_LAYER = r"(?<=layers\.)\d+"
 _NUM_NAMED = 3  # most names that an error message lists
 
-
-def _same(*names: str) -> dict[str, str]:
-    return dict(zip(names, names, strict=True))
-
-
-def _names(outside: dict[str, str], stacks: dict[str, str], parts: dict[str, str]) -> dict[str, str]:
-    """Return {our name: published name}, with * for the number of a layer.
-
-    Args:
-        outside: the names of the weights outside of layers.
-        stacks: the beginnings of the names of layers.
-        parts: the ends of the names of layers.
-    """
-    inside = {
-        f"{own}layers.*.{part}": f"{theirs}layers.*.{their_part}"
-        for own, theirs in stacks.items()
-        for part, their_part in parts.items()
-    }
-    return outside | inside
-
-
-_ENDS = {PUZZLE_TABLE: "puzzle_emb.weights", **_same("lm_head.weight")}
-_TOKENS = {_EMBEDDING: "embed_tokens.embedding_weight", **_ENDS, **_same("q_head.weight", "q_head.bias")}
-_TWO_STATES = {**_TOKENS, "embed_pos.weight": "embed_pos.embedding_weight", **_same("H_init", "L_init")}
-_SE_RRM = _same(
-    *("Z_init", "pos_embedding", "embed_special_tokens", "embed_symbol_tokens", "embed_symbols"),
-    *("add_tokens", "add_tokens_special"),
+FORMATS: dict[Kind, dict[str, dict[str, str]]] = yaml.safe_load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
 )
-_MLP = _same("mlp.gate_up_proj.weight", "mlp.down_proj.weight")
-_LAYER = _same("self_attn.qkv_proj.weight", "self_attn.o_proj.weight") | _MLP
-_MLP_T = _same("mlp_t.gate_up_proj.weight", "mlp_t.down_proj.weight")
-_CONV = {_CONV_WEIGHT: "mlp.dwconv.weight", _CONV_BIAS: "mlp.dwconv.bias"}
-_LAYER_OF_SE_RRM = (
-    _same(*(f"{mixer}.{part}_proj.weight" for mixer in ("attn", "attn_t") for part in ("qkv", "o"))) | _MLP
-)
-_LAYER_OF_TEXT = _same("attn.gqkv_proj.weight", "attn.o_proj.weight") | _MLP
-_TEXT = {_EMBEDDING: "embed_tokens.embedding_weight", **_same("lm_head.weight")}
-_TEXT_WITH_STATE = _TEXT | {"zL_init": "model.zL_init"}
-_OF_TRANSFORMERS = {"zL_init": "model.z_L_init", _EMBEDDING: "model.embed_tokens.weight", **_same("lm_head.weight")}
-_CORES = {f"{stack}.": f"model.{stack}.core." for stack in ("H_level", "L_level")}
-_L_CORE = {"L_level.": "model.L_level.core."}
-
-FORMATS: dict[Kind, dict[str, dict[str, str]]] = {
-    "puzzles": {
-        "hrm": _names(_TWO_STATES, _same("H_level.", "L_level."), _LAYER),
-        # TRM introduced token mixing; the published HRM has only attention.
-        "trm": _names(_TWO_STATES, _same("L_level."), _LAYER | _MLP_T),
-        "urm": _names({**_TOKENS, "z_init": "init_hidden"}, {"level.": ""}, _LAYER | _CONV),
-        "se_rrm": _names(_ENDS | _SE_RRM, _same("L_level."), _LAYER_OF_SE_RRM),
-    },
-    "training": {
-        "hrm_text": _names(_TEXT_WITH_STATE, _CORES, _LAYER_OF_TEXT),
-        "trm_text": _names(_TEXT_WITH_STATE, _L_CORE, _LAYER_OF_TEXT),
-        "ut_text": _names(_TEXT_WITH_STATE, _L_CORE, _LAYER_OF_TEXT),
-        "rins_text": _names(
-            _TEXT_WITH_STATE, {"H_level.": "model.H_level.", "L_level.": "model.L_level."}, _LAYER_OF_TEXT
-        ),
-        "transformer_text": _names(_TEXT, {"level.": "model."}, _LAYER_OF_TEXT),
-    },
-    "transformers": {
-        "hrm_text": _names(
-            _OF_TRANSFORMERS, {"H_level.": "model.H_module.", "L_level.": "model.L_module."}, _LAYER_OF_TEXT
-        ),
-    },
-}
-"""{our name: published name} of each architecture, with * for the number of a layer."""
-
-# Earlier versions of HRM-Text's program saved a state that it never reads.
-_UNUSED = {"model.zH_init"}
 
 
 def _translated(name: str, names: Mapping[str, str]) -> str | None:
-    number = re.search(r"(?<=layers\.)\d+", name)
-    found = names.get(re.sub(r"(?<=layers\.)\d+", "*", name))
+    number = re.search(_NUMBER_OF_LAYER, name)
+    found = names.get(re.sub(_NUMBER_OF_LAYER, "*", name))
     return found.replace("*", number[0]) if found is not None and number is not None else found
 
 
-def prefix_of(name: str) -> str:
-    """Return the beginning of a name that programs add which train a model as a part of another."""
-    match = re.match(rf"(({'|'.join([*_WRAPPERS, 'model', 'inner'])})\.)*", name)
-    assert match is not None
-    return match[0]
-
-
 def to_ours(weights: Mapping[str, _T], arch_of_text: str | None = None) -> dict[str, _T]:
-    """Return the weights of a published checkpoint under our names.
+    """Return the weights of a published checkpoint, or what is known of each, under our names.
 
     Args:
-        weights: by their published names; or anything else that is known of each.
         arch_of_text: such as hrm_text, whose names have to be known; None: a model of puzzles,
             whose unknown names, such as ours, stay as they are.
 
     Raises:
         UserError: A name of text is unknown, or two names mean the same weight.
     """
-    if arch_of_text is None:
-        formats = [*FORMATS["puzzles"].values()]
-    else:
-        kinds: tuple[Kind, ...] = ("training", "transformers")
-        formats = [FORMATS[kind][arch_of_text] for kind in kinds if arch_of_text in FORMATS[kind]]
-    published = [{theirs: ours for ours, theirs in names.items()} for names in formats]
+    kinds: tuple[Kind, ...] = ("puzzles",) if arch_of_text is None else ("training", "transformers")
+    formats = [names for kind in kinds for arch, names in FORMATS[kind].items() if arch_of_text in (None, arch)]
+    ours_of = {theirs: ours for names in formats for ours, theirs in names.items()}
     found: dict[str, str] = {}
     for name in weights:
-        start = prefix_of(name) if arch_of_text is None else ""
-        path = ".".join(part for part in name.removeprefix(start).split(".") if part not in _WRAPPERS)
-        if arch_of_text is not None and path in _UNUSED:
+        inner = name if arch_of_text is not None else re.sub(_AROUND, "", name)
+        path = ".".join(part for part in inner.split(".") if part not in _WRAPPERS)
+        if path == "model.zH_init":  # a state that earlier versions of HRM-Text's program never read
             continue
-        ours = next(filter(None, (_translated(path, names) for names in published)), None if arch_of_text else path)
+        ours = _translated(path, ours_of) or (path if arch_of_text is None else None)
         if ours is None:
             raise UserError(
                 f"{name} is no weight of a published {arch_of_text}; take the architecture of the checkpoint"
@@ -162,21 +86,28 @@ def to_published(weights: Weights, kind: Kind, arch: str, *, compiled: bool = Fa
     if arch not in FORMATS[kind]:
         raise UserError(f"there are no published names ({kind}) of {arch}; take {' or '.join(FORMATS[kind])}")
     if arch == "urm":
-        dtype, given = weights["z_init"].dtype if "z_init" in weights else torch.float32, weights
-        weights = {}
-        for name, tensor in given.items():
-            weights[name] = tensor.to(dtype) if name.endswith((_CONV_WEIGHT, _CONV_BIAS)) else tensor
-            bias = name.removesuffix(_CONV_WEIGHT) + _CONV_BIAS
-            if name.endswith(_CONV_WEIGHT) and bias not in given:
-                weights[bias] = torch.zeros(len(tensor), dtype=dtype)
+        dtype = weights["z_init"].dtype if "z_init" in weights else torch.float32
+        whole = weights | _missing_biases(weights)
+        weights = {
+            name: tensor.to(dtype) if name.endswith((_CONV_WEIGHT, _CONV_BIAS)) else tensor
+            for name, tensor in whole.items()
+        }
     names = {name: _translated(name, FORMATS[kind][arch]) for name in weights}
     if unknown := [name for name, published in names.items() if published is None]:
         raise UserError(
             f"the published {arch.upper().replace('_', '-')} has no {_some(unknown)}; only a model without additions "
             "of this project's own can be exported"
         )
-    start = (COMPILED if compiled else "") + (PREFIX if kind == "puzzles" else "")
+    start = "_orig_mod." * compiled + "model.inner." * (kind == "puzzles")
     return {f"{start}{published}": weights[name] for name, published in names.items()}
+
+
+def _missing_biases(weights: Weights) -> Weights:
+    """Return zeros for the convolutions of URM that have no bias: these compute the same."""
+    sizes = {
+        name.replace(_CONV_WEIGHT, _CONV_BIAS): len(tensor) for name, tensor in weights.items() if _CONV_WEIGHT in name
+    }
+    return {name: torch.zeros(size) for name, size in sizes.items() if name not in weights}
 
 
 def arch_of(weights: Weights) -> str:
@@ -201,21 +132,17 @@ def fit_one_by_one(
     Args:
         weights: weights by our names (see `to_ours`).
         own: the model's state dict, for its names, shapes and dtypes.
-        puzzle_table: how the table's rows are filled. keep: by number, with zeros for rows that
-            the loaded table lacks. mean: every row becomes the mean of the loaded rows, as in TRM.
-            zero: all rows are zero, and the checkpoint needs no table. None: as loaded, which
-            needs a table of the model's size.
+        puzzle_table: how the table's rows are filled. keep: by number, with zeros for new rows.
+            mean: each with the mean of the loaded rows, as in TRM. zero: with zeros, and the
+            checkpoint needs no table. None: as loaded, which needs a table of the model's size.
         source: where the weights come from, for messages.
 
     Raises:
         UserError: Weights are missing, unexpected or of another shape, or puzzle_table is None and
             the tables' sizes differ.
     """
-    weights = dict(weights)
-    # Files that this project wrote before the convolution had a bias computed as with zeros.
-    for name in own.keys() - weights.keys():
-        if name.endswith(_CONV_BIAS) and name.removesuffix(_CONV_BIAS) + _CONV_WEIGHT in weights:
-            weights[name] = torch.zeros(own[name].shape)
+    # Files that this project wrote before the convolution had a bias lack it.
+    weights = weights | {name: zeros for name, zeros in _missing_biases(weights).items() if name in own}
 
     table_KE, own_KE = weights.get(PUZZLE_TABLE), own.get(PUZZLE_TABLE)
     if own_KE is not None and puzzle_table == "zero":

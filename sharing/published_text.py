@@ -1,13 +1,12 @@
 """Read and write published HRM-Text models on the disk: the architecture, and the weights.
 
-There are two formats. The training program writes a folder:
+The training program writes a folder:
 
     all_config.yaml         the options of the architecture
     train_metadata.yaml     the sizes of the data
     fsdp2_epoch_3/          weights and optimizer of an epoch, by torch.distributed.checkpoint
 
-The other is that of the transformers library, a folder as well, or its file model.safetensors on
-the Hugging Face Hub:
+The transformers library reads another one, also on the Hugging Face Hub:
 
     config.json
     model.safetensors       the weights, or several files with an index
@@ -18,11 +17,12 @@ import math
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from models.layers import swiglu_width
 from models.text.config import (
@@ -35,10 +35,10 @@ from models.text.config import (
 )
 from sharing.dcp_folder import METADATA, DCPFolder
 from sharing.hub import is_address, path_of, with_file
-from sharing.published import Kind, Weights, to_ours, to_published
-from sharing.weights_file import open_weights, write_weights
+from sharing.published import Weights, to_ours, to_published
+from sharing.weights_file import WeightsFile, open_weights, write_weights
 from utils.command_line import validate
-from utils.config import Float, Int, name_of
+from utils.config import Container, Float, Int, name_of
 from utils.errors import UserError
 from utils.files import file_errors, read_yaml
 from utils.json_files import RepeatedKey, read_json
@@ -46,8 +46,6 @@ from utils.safetensors_files import FILE, INDEX, INDEX_ENDING
 
 _TRAINING, _DATA, _TRANSFORMERS = "all_config.yaml", "train_metadata.yaml", "config.json"
 _EPOCH = re.compile(r"fsdp2_epoch_(\d+)")
-_MODEL, _STATE, _AVERAGE = "model.", "optim.state.", ".param_ema"
-_LAYER = re.compile(r"([HL]_level)\.layers\.(\d+)\..*")
 
 _ARCHS: dict[str, type[TextConfig]] = {
     "HierarchicalReasoningModel": HRMTextConfig,
@@ -73,39 +71,13 @@ _DEFAULTS: dict[str, Any] = {
 _PUBLISHED_MULTIPLE = 256  # of the width of the MLP
 
 
-@dataclass(frozen=True)
-class PublishedModel:
-    """A published model whose weights have not been read.
+class PublishedModel(NamedTuple):
+    """A published model whose weights have not been read."""
 
-    Attributes:
-        kind: who wrote it.
-        arch: the options of our architecture, with its name. All others have no part in the model.
-        vocab_size: the number of rows of the embedding.
-        max_len: the most tokens of a sample in its training.
-    """
-
-    kind: Kind
-    arch: dict[str, Any]
+    arch: Container  # the options of our architecture that are a part of the model, with its name
     vocab_size: int
-    max_len: int
-    _weights: str
-
-    def read_weights(self) -> Weights:
-        """Return the weights by our names: the moving average if the training kept one.
-
-        Raises:
-            UserError: The weights are damaged, or of another architecture.
-        """
-        if self.kind == "transformers":
-            return to_ours(open_weights(self._weights).read(), self.arch["name"])
-        epoch = DCPFolder(Path(self._weights))
-        stored_as = {name.removeprefix(_MODEL): name for name in epoch.names if name.startswith(_MODEL)}
-        if not stored_as:
-            raise UserError(f"{self._weights} holds no weights of a model; give the folder of an epoch of HRM-Text")
-        averages = {name: f"{_STATE}{name}{_AVERAGE}" for name in stored_as}
-        stored_as |= {name: average for name, average in averages.items() if average in epoch.names}
-        tensors = epoch.read(stored_as.values())
-        return to_ours({name: tensors[stored] for name, stored in stored_as.items()}, self.arch["name"])
+    max_len: int  # the most tokens of a sample in its training
+    read_weights: Callable[[], Weights]  # by our names. Raises UserError if they don't suit
 
 
 class _Data(BaseModel):
@@ -117,8 +89,6 @@ class _Data(BaseModel):
 
 class _Config(BaseModel):
     """The keys of a config.json of transformers that decide what a HRM-Text computes."""
-
-    model_config = ConfigDict(protected_namespaces=())
 
     vocab_size: Int = Field(ge=1)
     hidden_size: Int = Field(ge=1)
@@ -156,8 +126,11 @@ class _Config(BaseModel):
             raise ValueError("rope_parameters are not the default ones")
         return self
 
-    def arch(self) -> dict[str, Any]:
-        """Return the options of our architecture, but for the layers."""
+    def arch(self, names: Iterable[str]) -> Container:
+        """Return the options of our architecture, whose weights have these names."""
+        # The programs that write this file do not agree on what num_hidden_layers counts.
+        layers = [name.partition(".")[0] for name in names if name.endswith(".attn.o_proj.weight")]
+        H_layers, L_layers = layers.count("H_level"), layers.count("L_level")
         width = self.intermediate_size
         has_published_width = swiglu_width(self.hidden_size, 4.0, _PUBLISHED_MULTIPLE) == width
         is_lecun = math.isclose(self.initializer_range, 1 / math.sqrt(self.hidden_size), rel_tol=1e-6)
@@ -165,6 +138,9 @@ class _Config(BaseModel):
             "name": "hrm_text",
             "hidden_size": self.hidden_size,
             "num_heads": self.num_attention_heads,
+            "half_layers": True,
+            "num_layers": 2 * L_layers,
+            "H_override": {} if H_layers == L_layers else {"num_layers": H_layers},
             "expansion": 4.0 if has_published_width else 1.5 * width / self.hidden_size,
             "width_multiple": _PUBLISHED_MULTIPLE if width % _PUBLISHED_MULTIPLE == 0 else 1,
             "attention": "prefixlm" if self.prefix_lm else "causal",
@@ -185,8 +161,7 @@ def find_published(where: str) -> PublishedModel | None:
 
     Args:
         where: the folder of a training run, of one of its epochs, or of an export for transformers;
-            or the file model.safetensors of the latter, or the index of several files, also as
-            hf://owner/repo/model.safetensors, or hf://owner/repo alone.
+            or a file of weights of the latter, as for `open_weights`.
 
     Raises:
         UserError: It is such a model, but incomplete, or with options that no model here has.
@@ -197,16 +172,31 @@ def find_published(where: str) -> PublishedModel | None:
             return _of_epoch(folder)
         if epochs := {int(found[1]): path for path in folder.iterdir() if (found := _EPOCH.fullmatch(path.name))}:
             return _of_epoch(epochs[max(epochs)])
-        weights = folder / (INDEX if os.path.isfile(folder / INDEX) else FILE)
-        return _of_transformers(str(weights), folder / _TRANSFORMERS)
-    if not where.endswith((".safetensors", INDEX_ENDING)):
+        where = str(folder / (INDEX if os.path.isfile(folder / INDEX) else FILE))
+    elif not where.endswith((".safetensors", INDEX_ENDING)):
         return None
-    beside = f"{where.rpartition('/')[0]}/" if "/" in where else ""
+    beside = where[: where.rfind("/") + 1]
     try:
         file = path_of(f"{beside}{_TRANSFORMERS}")
-    except UserError:  # the repository has no config.json, or can't be reached
+        values = read_json(file, "copy or download it again")
+    except RepeatedKey:
+        raise
+    except (FileNotFoundError, UserError):  # none is there, or that of another program
         return None
-    return _of_transformers(where, file)
+    if not isinstance(values, dict) or values.get("model_type") != "hrm_text":
+        return None
+    try:
+        config = validate(_Config, values)
+    except UserError as error:
+        raise UserError(f"{file}: {error}; only an export of HRM-Text itself can be read") from error
+    opened = open_weights(where)
+    _, names = opened.header()
+    arch, read = config.arch(to_ours(dict.fromkeys(names), "hrm_text")), partial(read_ours, opened, "hrm_text")
+    return PublishedModel(arch, config.vocab_size, config.max_position_embeddings, read)
+
+
+def read_ours(file: WeightsFile, arch_of_text: str | None = None) -> Weights:
+    return to_ours(file.read(), arch_of_text)
 
 
 def _of_epoch(epoch: Path) -> PublishedModel:
@@ -217,41 +207,32 @@ def _of_epoch(epoch: Path) -> PublishedModel:
     if class_name not in _ARCHS:
         raise UserError(f"{file}: arch.name is {class_name!r}; known are {', '.join(_ARCHS)}")
     data = validate(_Data, read_yaml(epoch.parent / _DATA, "copy it again"))
-    known = _ARCHS[class_name].model_fields.keys() - _OURS
+    name, known = name_of(_ARCHS[class_name]), _ARCHS[class_name].model_fields.keys() - _OURS
     arch = {key: value for key, value in (_DEFAULTS | published).items() if key in known}
     if isinstance(arch.get("H_override"), dict):
         arch["H_override"] = _renamed(arch["H_override"])
     if arch.get("rope_theta") is None:  # without positions
         arch.pop("rope_theta", None)
-    arch |= {"name": name_of(_ARCHS[class_name]), "width_multiple": _PUBLISHED_MULTIPLE}
-    return PublishedModel("training", arch, data.vocab_size, data.max_seq_len, str(epoch))
+    arch |= {"name": name, "width_multiple": _PUBLISHED_MULTIPLE}
+    return PublishedModel(arch, data.vocab_size, data.max_seq_len, partial(_read_epoch, epoch, name))
 
 
-def _renamed(options: dict[str, Any]) -> dict[str, Any]:
+def _renamed(options: Container) -> Container:
     return {_RENAMED.get(key, key): value for key, value in options.items()}
 
 
-def _of_transformers(weights: str, file: Path) -> PublishedModel | None:
-    try:
-        values = read_json(file, "copy or download it again")
-    except RepeatedKey:
-        raise
-    except (FileNotFoundError, UserError):
-        return None
-    if not isinstance(values, dict) or values.get("model_type") != "hrm_text":
-        return None
-    try:
-        config = validate(_Config, values)
-    except UserError as error:
-        raise UserError(f"{file}: {error}; only an export of HRM-Text itself can be read") from error
-    # The programs that write this file do not agree on what num_hidden_layers counts.
-    layers = {"H_level": 0, "L_level": 0}
-    names = to_ours(dict.fromkeys(open_weights(weights).names()), "hrm_text")
-    for found in filter(None, map(_LAYER.fullmatch, names)):
-        layers[found[1]] = max(layers[found[1]], int(found[2]) + 1)
-    arch = config.arch() | {"half_layers": True, "num_layers": 2 * layers["L_level"]}
-    arch["H_override"] = {} if layers["H_level"] == layers["L_level"] else {"num_layers": layers["H_level"]}
-    return PublishedModel("transformers", arch, config.vocab_size, config.max_position_embeddings, weights)
+def _read_epoch(path: Path, arch: str) -> Weights:
+    """Return the moving average of the weights, or the weights if the training kept none."""
+    epoch, stored_as = DCPFolder(path), dict[str, str]()
+    for name in epoch.names:
+        if name.startswith("model."):
+            published = name.removeprefix("model.")
+            average = f"optim.state.{published}.param_ema"
+            stored_as[published] = average if average in epoch.names else name
+    if not stored_as:
+        raise UserError(f"{path} holds no weights of a model; give the folder of an epoch of HRM-Text")
+    tensors = epoch.read(stored_as.values())
+    return to_ours({name: tensors[stored] for name, stored in stored_as.items()}, arch)
 
 
 def write_for_transformers(
@@ -262,13 +243,7 @@ def write_for_transformers(
     special_tokens: dict[str, int],
     tokenizer: Path | None,
 ) -> None:
-    """Write config.json and the weights, bit for bit, into an empty folder.
-
-    Args:
-        weights: by our names.
-        max_len: the most tokens of a sample in the training.
-        special_tokens: by name; empty if nobody knows them.
-        tokenizer: a tokenizer.json to copy; None: there is none.
+    """Write config.json, weights by our names and a tokenizer.json into an empty folder.
 
     Raises:
         UserError: transformers has no such model.
@@ -276,24 +251,20 @@ def write_for_transformers(
     """
     if not isinstance(arch, HRMTextConfig):
         raise UserError(f"transformers has no model for arch={arch.name}; only hrm_text can be written for it")
-    H_stack, L_stack = arch.stacks["H_level"], arch.stacks["L_level"]
-    for option, suits in {
-        "norm_type": arch.norm_type == "pre",
-        "pos_encodings": arch.pos_encodings == "rope",
-        "H_override": {**vars(H_stack), "stds": None} == {**vars(L_stack), "stds": None},
-    }.items():
-        if not suits:
-            raise UserError(f"transformers has no model with arch.{option}={getattr(arch, option)}; leave --format out")
+    stack = arch.stacks["L_level"]
+    for option, value in {"norm_type": "pre", "pos_encodings": "rope", "H_override": {}}.items():
+        if (own := getattr(arch, option)) != value:
+            raise UserError(f"transformers has no model with arch.{option}={own}; leave --format out")
     config = {
         "architectures": ["HrmTextForCausalLM"],
         "model_type": "hrm_text",
         "vocab_size": len(weights["embed_tokens.weight"]),
         "hidden_size": arch.hidden_size,
-        "intermediate_size": L_stack.width,
-        "num_hidden_layers": L_stack.num_layers,  # of a stack: the library counts the calls itself
+        "intermediate_size": stack.width,
+        "num_hidden_layers": stack.num_layers,  # of a stack: the library counts the calls itself
         "num_attention_heads": arch.num_heads,
         "num_key_value_heads": arch.num_heads,
-        "head_dim": L_stack.head_dim,
+        "head_dim": stack.head_dim,
         "hidden_act": "silu",
         "H_cycles": arch.H_cycles,
         "L_cycles": arch.L_cycles,
@@ -301,13 +272,14 @@ def write_for_transformers(
         "rms_norm_eps": arch.norm_eps,
         "rope_theta": arch.rope_theta,
         "tie_word_embeddings": False,
-        "initializer_range": H_stack.stds.inner,
+        "initializer_range": stack.stds.inner,
         "embedding_scale": arch.embedding_scale,
         "prefix_lm": arch.attention == "prefixlm",
         "pad_token_id": 0,
     }
-    ids = {"bos_token_id": special_tokens.get("start"), "eos_token_id": special_tokens.get("end")}
-    config |= {key: token for key, token in ids.items() if token is not None}
+    for key, token in (("bos_token_id", "start"), ("eos_token_id", "end")):
+        if token in special_tokens:
+            config[key] = special_tokens[token]
     write_weights(folder / FILE, to_published(weights, "transformers", arch.name), {"format": "pt"})
     if tokenizer is not None:
         shutil.copyfile(tokenizer, folder / tokenizer.name)

@@ -16,11 +16,9 @@ from utils.overrides import as_override
 
 
 def recipe_text(comment: Iterable[str], groups: dict[str, str], values: Container) -> str:
-    """Return the text of the file.
+    """Return the text of the file: a comment, and what `differences_from_groups` returns.
 
-    Args:
-        comment: paragraphs for the top, which are wrapped unless they are indented.
-        groups, values: as `differences_from_groups` returns them.
+    Paragraphs of the comment are wrapped unless they are indented.
     """
     lines = ["# @package _global_"]
     for line in comment:
@@ -36,10 +34,9 @@ def recipe_text(comment: Iterable[str], groups: dict[str, str], values: Containe
 
 
 def differences_from_groups(wanted: Container) -> tuple[dict[str, str], Container]:
-    """Return the files of the groups that suit a config of pretrain.py best, and what else differs.
+    """Return the files of the groups that suit a config best, and the values that differ from them.
 
-    Returns:
-        {group: choice} where it is not the default, and the values that differ from those files.
+    Groups of which the default suits best are left out.
     """
     base, groups, changed = dict(flatten(read_config("pretrain", []))), dict[str, str](), Container()
     of_groups = {group: default for group, default in default_groups("pretrain") if isinstance(wanted.get(group), dict)}
@@ -62,13 +59,11 @@ def differences_from_groups(wanted: Container) -> tuple[dict[str, str], Containe
 def typed_options(group: str, options: Container) -> tuple[str, Container]:
     """Return the file of a group that suits its options best, and the options that differ from it.
 
-    Options that follow from others by interpolation are left out.
+    Options that follow from others by interpolation are left out. If no file has these keys, return
+    the name of the options, and all options.
 
     Args:
         options: {key: value}, dotted keys without the group.
-
-    Returns:
-        The name of the options instead, and all options, if no file has these keys.
     """
     differing = {
         choice: {key: value for key, value in options.items() if own[key] != value}

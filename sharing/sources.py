@@ -22,13 +22,7 @@ _FILE_OF_WEIGHTS = re.compile(r"step_\d+|checkpoint|.+\.(safetensors|bin|pt|pth|
 
 @file_errors()
 def kind_of(typed: str | Path) -> Kind:
-    """Tell what a text names, here or on the Hugging Face Hub.
-
-    Returns:
-        run: a folder with steps, or of a run that has none yet, or a step of it.
-        weights: a file, an address of the Hub, a folder with model.safetensors or the index of
-            several files, or a folder of HRM-Text's training.
-        other: anything else, which `no_checkpoint` names, or nothing.
+    """Tell what a text names: the folder of a run or a step, weights, also on the Hub, or neither.
 
     Raises:
         UserError: The path is <run>/best or <run>/latest, and there is no such step.

@@ -22,8 +22,7 @@ GONE = {
 def completed(stored: Container) -> Container:
     """Return a stored config with values for the keys that were added since it was stored.
 
-    These are the defaults, or what the run did before the key was there (_BEFORE). How ranks find
-    one another is a matter of each start, and gets its defaults. Keys that are GONE are left out.
+    How ranks find one another is a matter of each start, and gets its defaults.
 
     Raises:
         UserError: A value is an interpolation, which could read environment variables.

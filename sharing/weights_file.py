@@ -24,23 +24,16 @@ from utils.files import file_errors, write_atomically
 from utils.safetensors_files import INDEX_ENDING, joined, read_index, weights_in
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
-_STATE, _STEP = "model_state_dict", "step"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A file of weights, or the index of several, whose tensors were not read.
+    """A file of weights, or the index of several, whose tensors were not read."""
 
-    Attributes:
-        where: a path, or an address of the Hugging Face Hub.
-        path: of the file on this machine.
-        head: its first nine bytes.
-    """
-
-    where: str
-    path: Path
-    head: bytes
+    where: str  # a path, or an address of the Hugging Face Hub
+    path: Path  # of the file on this machine
+    head: bytes  # its first nine bytes
 
     @property
     def is_index(self) -> bool:
@@ -56,29 +49,23 @@ class WeightsFile:
         folder = self.where[: self.where.rfind("/") + 1]
         return {name: f"{folder}{file}" for name, file in read_index(self.path).items()}
 
-    def metadata(self) -> dict[str, str]:
-        """Return the texts in the header of safetensors. Files in torch's format have none."""
-        if self.is_index:  # all files of a model have the same texts
-            return open_weights(min(self.file_of().values())).metadata()
-        if not self.is_safetensors:
-            return {}
-        with self._safetensors() as file:
-            return file.metadata() or {}
+    def header(self) -> tuple[dict[str, str], list[str]]:
+        """Return the texts and the names of tensors in the header of safetensors.
 
-    def names(self) -> list[str]:
-        """Return the names of the tensors of safetensors, without reading them."""
-        if self.is_index:
-            return list(self.file_of())
+        Files in torch's format have none.
+        """
+        if self.is_index:  # all files of a model have the same texts
+            file_of = self.file_of()
+            return open_weights(min(file_of.values())).header()[0], list(file_of)
+        if not self.is_safetensors:
+            return {}, []
         with self._safetensors() as file:
-            return list(file.keys())
+            return file.metadata() or {}, list(file.keys())
 
     def read(self) -> dict[str, Tensor]:
-        """Read the tensors, by name, on the CPU.
+        """Read the tensors by name, on the CPU. Raise UserError if it holds anything else.
 
         They may lie under "model", "model_state_dict" (URM's program) or "state_dict" (Lightning).
-
-        Raises:
-            UserError: The file is damaged, or holds something else than tensors.
         """
         if self.is_index:
             return joined(self.where, self.file_of(), lambda file: open_weights(file).read())
@@ -88,7 +75,7 @@ class WeightsFile:
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
         else:
             weights = _read_torch(self.path, self.where, self.head)
-        for key in ("model", _STATE, "state_dict"):
+        for key in ("model", "model_state_dict", "state_dict"):
             if isinstance(weights, dict) and isinstance(weights.get(key), dict):
                 weights = weights[key]
         if not isinstance(weights, dict) or not weights:
@@ -97,21 +84,14 @@ class WeightsFile:
             _check(name, tensor, self.where)
         return {name: tensor.detach() for name, tensor in weights.items()}
 
-    def step(self) -> int | None:
-        """Return the step that URM's program stores in its checkpoints; None for any other file."""
-        found = None if self.is_index or self.is_safetensors else _read_torch(self.path, self.where, self.head)
-        step = found.get(_STEP) if isinstance(found, dict) and isinstance(found.get(_STATE), dict) else None
-        return step if type(step) is int and step >= 0 else None
-
     @contextmanager
     def _safetensors(self) -> Iterator[Any]:
         try:
             with safe_open(self.path, framework="pt") as file:
                 yield file
         except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch has no name for
-            raise UserError(
-                f"{self.where} is no whole safetensors file ({error}); copy or download it again"
-            ) from error
+            message = f"{self.where} is no whole safetensors file ({error}); copy or download it again"
+            raise UserError(message) from error
 
 
 @file_errors()
@@ -119,9 +99,9 @@ def open_weights(where: str) -> WeightsFile:
     """Find a file of weights. Its contents, not its name, tell safetensors from torch's format.
 
     Args:
-        where: a path, or hf://owner/repo[@revision]/path/in/repo. A name that ends in
-            .safetensors.index.json is that of an index of several files. A folder means the index
-            or the model.safetensors in it, and hf://owner/repo the model.safetensors there.
+        where: a path, or hf://owner/repo[@revision]/path/in/repo: of a file, or of the index of
+            several. A folder means the index or the model.safetensors in it, and hf://owner/repo
+            the model.safetensors there.
 
     Raises:
         UserError: The file is missing, or no file of weights.
@@ -140,16 +120,11 @@ def open_weights(where: str) -> WeightsFile:
 
 
 def read_weights(where: str) -> dict[str, Tensor]:
-    """Return the tensors of a file by name (see `open_weights` and `WeightsFile.read`)."""
     return open_weights(where).read()
 
 
 def read_tensor(saved: bytes, name: str, where: str) -> Tensor:
-    """Return the only tensor in the bytes of a file of torch.save.
-
-    Raises:
-        UserError: The bytes are damaged, or hold something else than a tensor.
-    """
+    """Return the only tensor in the bytes of a file of torch.save, or raise UserError."""
     tensor = _read_torch(io.BytesIO(saved), where, saved[:9])
     _check(name, tensor, where)
     assert isinstance(tensor, Tensor)
@@ -157,7 +132,6 @@ def read_tensor(saved: bytes, name: str, where: str) -> Tensor:
 
 
 def _check(name: Any, tensor: Any, where: str) -> None:
-    """Raise UserError unless this is a name and a whole, finite tensor."""
     if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
         raise UserError(
             f"{where} holds {name!r}, which is no plain tensor under a name; give a file that holds a model's "
@@ -178,15 +152,13 @@ def write_weights(
 ) -> None:
     """Write safetensors if the name ends in .safetensors, else a plain dict by torch.save.
 
-    The file appears under its name when it is whole.
-
     Args:
         metadata: texts for the header, which only safetensors have.
         step: torch.save writes {"step": step, "model_state_dict": weights}, as URM's program does;
             None: the weights alone.
 
     Raises:
-        OSError: The file can't be written.
+        OSError: The file can't be written. An earlier file stays as it was.
     """
     # A clone holds only its own elements. torch.save would write all the memory behind a view, and
     # safetensors refuses views.
@@ -196,7 +168,7 @@ def write_weights(
         contents = save(weights, metadata)
     else:
         buffer = io.BytesIO()
-        torch.save(weights if step is None else {_STEP: step, _STATE: weights}, buffer)
+        torch.save(weights if step is None else {"step": step, "model_state_dict": weights}, buffer)
         contents = buffer.getbuffer()
     write_atomically(path, contents)
 

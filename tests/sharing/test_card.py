@@ -13,11 +13,11 @@ import yaml
 from models import build_puzzle_arch
 from sharing.export import main
 from sharing.published import Weights
-from sharing.weights_file import read_weights
 from tests import runs
 from tests.hub_stand_in import Hub, hub
 from tests.runs import REPOSITORY
 from tests.sharing.test_export import mistake, save_step
+from tests.text_runs import write_data, write_run
 from training.config import PretrainConfig
 from training.trained import open_trained
 from utils.command_line import read_config, validate
@@ -45,7 +45,6 @@ def _save(run: Path, *typed: str) -> Weights:
 
 def _results(run: Path, name: str, data: str, exact: float) -> None:
     metrics = {"exact_accuracy": exact, "lm_loss": 0.5, "q_halt_accuracy": 0.9, "trajectories/exact_accuracy": 0.97}
-    compute = (("single pass of 4 steps", 2.5, exact), ("trajectories=2 noise=0.3", 5.25, 0.97))
     results = {
         "checkpoint": str(run),
         "data": f"/home/me/{data}/test",
@@ -55,10 +54,6 @@ def _results(run: Path, name: str, data: str, exact: float) -> None:
         "intervals": {
             f"eval/all/{key}": [value - 0.01, value + 0.01] for key, value in metrics.items() if "accuracy" in key
         },
-        "compute": [
-            {"set_name": "all", "method": method, "segments": segments, "exact_accuracy": value}
-            for method, segments, value in compute
-        ],
     }
     folder = run / "eval_outputs" / name
     folder.mkdir(parents=True)
@@ -72,30 +67,22 @@ def _card(folder: Path) -> tuple[dict[str, Any], str]:
     return yaml.safe_load(metadata), text
 
 
-def test_the_folder_is_a_checkpoint_for_every_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    weights = _save(tmp_path / "run")
+def test_a_folder_is_a_checkpoint_and_has_the_recipe_of_the_run(tmp_path: Path) -> None:
+    secret = ["wandb.entity=somebody", "init_from=/home/me/other", "freeze=blocks", "puzzle_table=mean"]
+    weights = _save(tmp_path / "run", "parallel=fsdp", "dist.num_threads=3", *secret)
     folder = tmp_path / "shared"
     assert main([str(tmp_path / "run"), "-o", str(folder)]) == 0
-    assert f"  python solve.py checkpoint={folder} puzzle=..." in capsys.readouterr().out.splitlines()
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "model.safetensors", "recipe.yaml"]
-    shared = read_weights(str(folder))
-    assert shared.keys() == weights.keys() and all(torch.equal(shared[name], weights[name]) for name in weights)
     model = open_trained(str(folder), World.single()).load_puzzle_model(World.single())
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
-
-
-def test_the_recipe_is_the_config_of_the_run_without_its_places(tmp_path: Path) -> None:
-    secret = ["wandb.entity=somebody", "init_from=/home/me/other", "freeze=blocks", "puzzle_table=mean"]
-    _save(tmp_path / "run", "parallel=fsdp", "dist.num_threads=3", *secret)
-    assert main([str(tmp_path / "run"), "-o", str(tmp_path / "shared")]) == 0
-    recipe = tmp_path / "shared" / "recipe.yaml"
+    recipe = folder / "recipe.yaml"
     assert "python pretrain.py experiment=shared/recipe.yaml" in recipe.read_text()
     again = read_config("pretrain", [f"experiment={recipe}"])
     expected = dict(flatten(read_config("pretrain", _TRAINING)))
     differing = {key for key, value in flatten(again) if expected.get(key) != value}
     # The recipe leaves out the demo's project name and its mode of Weights & Biases.
     assert differing == {"project_name", "wandb.mode"}
-    written = b"".join(file.read_bytes() for file in (tmp_path / "shared").iterdir()).decode(errors="replace")
+    written = b"".join(file.read_bytes() for file in folder.iterdir()).decode(errors="replace")
     for private in ("/home", "somebody", "secret", "me/other", str(tmp_path), "run:", "/run"):
         assert private not in written, f"the folder tells {private}"
     assert "It started from other weights." in written and "which this recipe" in recipe.read_text()
@@ -110,17 +97,23 @@ def test_the_card_has_every_evaluation_of_this_step(tmp_path: Path) -> None:
     assert main([str(run), "-o", str(tmp_path / "shared")]) == 0
     metadata, text = _card(tmp_path / "shared")
     assert metadata["tags"] == ["recursive-reasoning", "se_mixer", "sudoku"]
-    (entry,) = metadata["model-index"]
-    found = {result["dataset"]["name"]: result["metrics"][0]["value"] for result in entry["results"]}
-    assert found == {"sudoku-6x6": 0.9, "sudoku-9x9": 0.25}
     assert "| sudoku-6x6 | 500 | num_steps=16 | all/exact_accuracy | 0.9000 | 0.8900 to 0.9100 |" in text
     typed = "num_steps=16 trajectories=2 noise=0.3"
     assert f"| sudoku-6x6 | 500 | {typed} | all/trajectories/exact_accuracy | 0.9700 | 0.9600 to 0.9800 |" in text
-    names = [metric["name"] for metric in entry["results"][0]["metrics"]]
-    assert names == ["all/exact_accuracy num_steps=16", f"all/trajectories/exact_accuracy {typed}"]
-    assert "| sudoku-9x9 | all | single pass of 4 steps | 2.5 | 0.2500 |" in text
-    assert "0.1000" not in text and "q_halt" not in text
+    assert "| sudoku-9x9 | 500 | num_steps=16 | all/exact_accuracy | 0.2500 | 0.2400 to 0.2600 |" in text
+    assert "0.1000" not in text and "q_halt" not in text and "lm_loss" not in text
     assert "It has 3,440 parameters." in text
+
+
+def test_the_card_of_a_model_of_text_has_its_loss(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_data(tmp_path / "book", "text")
+    write_run(run, tmp_path / "book", "arch=hrm_text")
+    _results(run, "step_00000001", "book", 0.5)
+    assert main([str(run), "-o", str(tmp_path / "shared")]) == 0
+    _, text = _card(tmp_path / "shared")
+    assert "| book |  | num_steps=16 | all/lm_loss | 0.5000 |  |" in text
+    assert "checkpoint=shared prompt=..." in text and "1 steps of 768 tokens" in text
 
 
 def test_without_an_evaluation_the_card_has_what_training_logged(tmp_path: Path) -> None:
@@ -159,9 +152,9 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 # ---- the Hub -----------------------------------------------------------------------------------
 
 
-def _python(served: Hub, home: Path, *arguments: object, **environment: str) -> runs.Ended:
+def _python(served: Hub, home: Path, *arguments: object) -> runs.Ended:
     # A process of its own, because huggingface_hub reads its variables once.
-    variables = {"HF_HOME": str(home)} | served.environment | environment
+    variables = {"HF_HOME": str(home)} | served.environment
     words = [*(f"{name}={value}" for name, value in variables.items()), "python", *map(str, arguments)]
     return runs.command(shlex.join(words), REPOSITORY)
 
@@ -170,29 +163,24 @@ def test_a_pushed_model_is_found_on_the_hub(tmp_path: Path) -> None:
     run = tmp_path / "run"
     _save(run)
     with hub() as served:
-        push = ("-m", "sharing.export", run, "--push", "me/six")
-        pushed = _python(served, tmp_path, *push, "--private")
+        push = ("-m", "sharing.export", run, "--push")
+        pushed = _python(served, tmp_path, *push, "me/six", "--private", "-o", tmp_path / "kept")
         assert pushed.status == 0, pushed.stderr
         assert "  python solve.py checkpoint=hf://me/six puzzle=..." in pushed.stdout.splitlines()
         repository = served.repositories["me/six"]
-        assert repository.private
-        assert repository.files.keys() == {"README.md", "model.safetensors", "recipe.yaml"}
+        assert repository.private and repository.messages == ["Upload se_mixer on sudoku-6x6 after step 7"]
+        assert repository.files == {file.name: file.read_bytes() for file in (tmp_path / "kept").iterdir()}
         assert b"checkpoint=hf://me/six" in repository.files["README.md"]
-        again = _python(served, tmp_path, *push, "-o", tmp_path / "kept")
-        assert again.status == 0 and repository.messages == ["Upload se_mixer on sudoku-6x6 after step 7"] * 2
-        assert (tmp_path / "kept" / "model.safetensors").read_bytes() == repository.files["model.safetensors"]
         solved = _python(served, tmp_path, "solve.py", "checkpoint=hf://me/six", f"puzzle={'0' * 35}1", "device=cpu")
         assert "step 4" in solved.stdout, solved.stderr
+        refused = _python(served, tmp_path, *push, "you/six")
+        assert refused.status == 2 and served.repositories.keys() == {"me/six"} and refused.stdout == ""
+        assert refused.stderr.count("\n") == 1
+        assert refused.stderr.startswith("error: you/six can't be uploaded (403")
 
 
-def test_a_refused_upload_is_one_line(tmp_path: Path) -> None:
-    _save(tmp_path / "run")
-    for repo, environment, said in (
-        ("you/six", {}, "you/six can't be uploaded (403"),
-        ("me/six", {"HF_TOKEN": ""}, "nobody is logged in"),
-    ):
-        with hub() as served:
-            push = ("-m", "sharing.export", tmp_path / "run", "--push", repo)
-            refused = _python(served, tmp_path, *push, **environment)
-            assert refused.status == 2 and served.repositories == {} and refused.stdout == ""
-            assert refused.stderr.count("\n") == 1 and refused.stderr.startswith(f"error: {said}")
+def test_an_upload_needs_a_login(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    assert "nobody is logged in" in mistake(capsys, tmp_path / "run", "--push", "me/six")

@@ -26,12 +26,12 @@ from utils.ranks.world import World
 GENERATED = ("hrm", "trm", "trm_mlp", "urm")
 
 
-def _assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert ours[name].dtype == tensor.dtype and ours[name].shape == tensor.shape, name
         # Compare bits, also of NaN and -0.0.
-        assert torch.equal(ours[name].view(torch.uint8), tensor.view(torch.uint8)), name
+        assert torch.equal(ours[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), name
 
 
 def save_step(
@@ -100,22 +100,22 @@ def test_published_weights_survive_the_conversion_to_our_names_and_back(source: 
     save_file(to_ours(published), tmp_path / "ours.safetensors")
     flags = ["--compiled"] if compiled else []
     assert _export(tmp_path / "ours.safetensors", "-o", tmp_path / output, *flags, to=to) == 0
-    _assert_same(read_weights(str(tmp_path / output)), published)
+    assert_same(read_weights(str(tmp_path / output)), published)
     if not compiled:
         assert type(torch.load(tmp_path / output, map_location="cpu")) is dict, "the published code loads it so"
 
 
-def test_a_checkpoint_of_urm_is_read_and_written_back_with_its_step(tmp_path: Path) -> None:
+def test_a_checkpoint_of_urm_is_read_and_written_back(tmp_path: Path) -> None:
     published = {f"_orig_mod.{name}": tensor for name, tensor in reference("urm_adam").items()}
     states = [{"state": {0: {"step": 3.0, "exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 1e-4, "params": [0]}]}]
     whole = {"step": 518050, "model_state_dict": published, "optimizer_states": states}
     theirs = tmp_path / "step_518050.pt"
     torch.save(whole | {"rng_state": torch.get_rng_state(), "cuda_rng_state": [torch.get_rng_state()]}, theirs)
-    _assert_same(read_weights(str(theirs)), published)
+    assert_same(read_weights(str(theirs)), published)
     assert _export(theirs, "-o", tmp_path / "back.pt", "--compiled", to="urm") == 0
     back = torch.load(tmp_path / "back.pt", weights_only=True)
-    assert back.keys() == {"step", "model_state_dict"} and back["step"] == 518050
-    _assert_same(back["model_state_dict"], published)
+    assert back.keys() == {"step", "model_state_dict"}
+    assert_same(back["model_state_dict"], published)
 
 
 def test_a_run_of_urm_is_written_as_its_program_needs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,31 +126,15 @@ def test_a_run_of_urm_is_written_as_its_program_needs_it(tmp_path: Path, capsys:
     arch |= {"rope_theta": 5e4, "conv_bias": True}
     save_step(tmp_path / "run", 7, arch, model=weights)
     assert _export(tmp_path / "run", "-o", tmp_path / "out.pt", to="urm") == 0
-    assert (
-        capsys.readouterr()
-        .out.rstrip()
-        .endswith(
-            f"++load_checkpoint={tmp_path}/out.pt arch=urm ++arch.loops=8 ++arch.H_cycles=2 ++arch.L_cycles=6 "
-            "++arch.num_layers=4 ++arch.hidden_size=32 ++arch.puzzle_emb_ndim=32 ++arch.num_heads=2 "
-            "++arch.rope_theta=50000.0"
-        )
-    )
+    typed = "arch=urm loops=8 H_cycles=2 L_cycles=6 num_layers=4 hidden_size=32 puzzle_emb_ndim=32 num_heads=2"
+    expected = f"{typed} rope_theta=50000.0".replace(" ", " ++arch.")
+    assert capsys.readouterr().out.endswith(f"++load_checkpoint={tmp_path}/out.pt {expected}\n")
     written = torch.load(tmp_path / "out.pt", weights_only=True)
     assert written["step"] == 7
     for name, tensor in to_ours(written["model_state_dict"]).items():
         # In another dtype than the activations, the convolution would change theirs.
         dtype = torch.bfloat16 if ".conv_" in name or name == "z_init" else torch.float32
         assert tensor.dtype == dtype and torch.equal(tensor, weights[name].to(dtype)), name
-
-
-def test_a_convolution_without_a_bias_is_written_with_zeros(tmp_path: Path) -> None:
-    weights = {name: tensor.detach().clone() for name, tensor in build("urm", "conv_bias=false").state_dict().items()}
-    save_file(weights, tmp_path / "ours")
-    assert _export(tmp_path / "ours", "-o", tmp_path / "out.pt", to="urm") == 0
-    written = to_ours(read_weights(str(tmp_path / "out.pt")))
-    biases = {name: written.pop(name) for name in list(written) if name.endswith("conv_bias_W")}
-    assert len(biases) == 4 and not any(bias.any() for bias in biases.values())
-    _assert_same(written, weights)
 
 
 # ---- checkpoints of runs -----------------------------------------------------------------------
@@ -170,7 +154,7 @@ def test_a_run_or_a_step_can_be_exported(tmp_path: Path, capsys: pytest.CaptureF
         (first, [], zeros),
     ):
         assert _export(checkpoint, "-o", tmp_path / "out", *flags) == 0
-        _assert_same(to_ours(read_weights(str(tmp_path / "out"))), expected)
+        assert_same(to_ours(read_weights(str(tmp_path / "out"))), expected)
     assert capsys.readouterr().err == ""
     (newest / "model.safetensors").write_bytes(b"")
     assert _export(run, "-o", tmp_path / "out") == 0
@@ -206,7 +190,7 @@ def test_a_file_describes_its_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     save_step(run, 7, {"name": "hrm", "mlp": "normalized_swiglu", "hidden_size": 32, "num_heads": 2}, model=weights)
     file, again = tmp_path / "a, model.safetensors", tmp_path / "again.safetensors"
     assert main([str(run), "-o", str(file)]) == 0
-    _assert_same(read_weights(str(file)), weights)
+    assert_same(read_weights(str(file)), weights)
     described = open_model(str(file)).described
     assert described is not None and isinstance(described.arch, TokenConfig)
     assert described.arch.mlp == "normalized_swiglu" and described.arch.hidden_size == 32

@@ -67,7 +67,6 @@ MODELS = [
     "published, ours",
     [
         ("_orig_mod.model.inner.H_init", "H_init"),
-        ("model.inner.embed_pos.embedding_weight", "embed_pos.weight"),
         ("model.inner.L_level.layers.11.mlp_t.gate_up_proj.weight", "L_level.layers.11.mlp_t.gate_up_proj.weight"),
         ("model.model.inner.lm_head.weight", "lm_head.weight"),
         ("_orig_mod.module.L_level.layers.0.module._orig_mod.mlp.w", "L_level.layers.0.mlp.w"),
@@ -163,6 +162,8 @@ def test_a_convolution_that_comes_without_a_bias_gets_zeros() -> None:
     old = {name: tensor for name, tensor in own.items() if not name.endswith("conv_bias_W")}
     for name, tensor in _fit(old, model).items():
         assert torch.equal(tensor, torch.zeros_like(tensor) if name.endswith("conv_bias_W") else own[name]), name
+    written = to_ours(to_published(old, "puzzles", "urm"))
+    assert written.keys() == own.keys() and not any(written[name].any() for name in own.keys() - old.keys())
     del old["level.layers.1.mlp.conv_weight_W12"]
     assert "missing level.layers.1.mlp.conv_weight_W12" in _refusal(old, model)
 

@@ -16,6 +16,7 @@ from safetensors.torch import save, save_file
 from torch import Tensor
 
 from sharing.weights_file import read_weights, write_weights
+from tests.sharing.test_export import assert_same
 
 
 def _weights() -> dict[str, Tensor]:
@@ -38,12 +39,6 @@ def _legacy(contents: object, **options: Any) -> bytes:
     return _saved(contents, _use_new_zipfile_serialization=False, **options)
 
 
-def _assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    assert list(ours) == list(theirs) or sorted(ours) == sorted(theirs)  # safetensors sorts the names
-    for name, tensor in theirs.items():
-        assert ours[name].dtype == tensor.dtype and torch.equal(ours[name], tensor), name
-
-
 def _one_line(path: Path | str, match: str) -> str:
     # A warning would be a second line.
     with warnings.catch_warnings(action="error"), pytest.raises(ValueError, match=match) as caught:
@@ -62,13 +57,13 @@ def _one_line(path: Path | str, match: str) -> str:
 def test_the_contents_decide_the_format_not_the_name(kind: Callable[..., bytes], name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(kind(_weights()))
-    _assert_same(read_weights(str(path)), _weights())
+    assert_same(read_weights(str(path)), _weights())
 
 
 def test_nested_weights_are_unwrapped(tmp_path: Path) -> None:
     path = tmp_path / "step_5"
     torch.save({"model": OrderedDict(_weights()), "step": 5, "optimizers": [{"lr": 0.1}]}, path)
-    _assert_same(read_weights(str(path)), _weights())
+    assert_same(read_weights(str(path)), _weights())
 
 
 # ---- what is refused ---------------------------------------------------------------------------
@@ -174,7 +169,7 @@ def test_a_file_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "hf://owner/repo@v1.0/": ("owner/repo", "model.safetensors", "v1.0"),
     }
     for address in expected:
-        _assert_same(read_weights(address), _weights())
+        assert_same(read_weights(address), _weights())
     assert asked == list(expected.values())
     _one_line("hf://owner/gone/file", r"can't be downloaded \(no network\)")
     for address in ("hf://owner", "hf://owner/repo@/x"):
@@ -190,9 +185,9 @@ def test_weights_are_written_unchanged(name: str, tmp_path: Path) -> None:
     base = torch.arange(1000.0)
     weights = {**_weights(), "part": base[:3], "transposed": base[:6].view(2, 3).T, "again": base[:3]}
     write_weights(path, weights)
-    _assert_same(read_weights(str(path)), weights)
+    assert_same(read_weights(str(path)), weights)
     assert (path.read_bytes()[8:9] == b"{") == (name == "model.safetensors")
     assert path.stat().st_size < 3500, "the file holds the whole memory of a view"
     write_weights(path, read_weights(str(path)))  # those that were read may be mapped to the old file
-    _assert_same(read_weights(str(path)), weights)
+    assert_same(read_weights(str(path)), weights)
     assert list(tmp_path.iterdir()) == [path]
