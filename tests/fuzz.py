@@ -154,7 +154,7 @@ def _read_dataset(folder: Path, rng: Random) -> None:
     elif reader == 1:
         validate_dataset(Path(data))
     elif reader == 2:
-        show.describe(show.parse_settings([data]))
+        show.describe([data])
     else:
         view([data, "-o", str(folder / "page.html")])
 
