@@ -1,7 +1,4 @@
-"""What the builders of boards share: sources of puzzles, and splits that hold images of boards.
-
-An image of a board is the board itself or a symmetry of it. Each board is a group of its images.
-"""
+"""What the builders of boards share: sources of puzzles, and splits that hold images of boards."""
 # N = boards, S = cells of a board
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Augment on the fly: every visit of an example draws one of the symmetries of its task.
 
-A visit may show answers as further clues, too (`augment_clues`).
-
 The draw is a pure function of (seed, step, slot of the global batch). Each rank draws the random
 numbers of the whole global batch on the host, and keeps the numbers of its slots. The tokens are
 transformed on the device that trains.
@@ -34,10 +32,6 @@ class OnlineAugmentation:
         most_clues: the largest share of the blank cells that a visit shows as further clues. Every
             blank cell of a visit is shown with the same probability, which is 0 in half of the
             visits, and in the others uniform between 0 and `most_clues`.
-
-    Raises:
-        UserError: The symmetries of the split's task are not known, or its boards have no blank
-            cells to show clues in.
     """
 
     def __init__(

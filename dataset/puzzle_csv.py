@@ -1,18 +1,17 @@
 """Find, read and check CSV files of puzzles, such as the published ones and Kaggle's."""
 # N = rows, S = cells of a puzzle
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from dataset.boards import Boards
-from dataset.builder import SPLITS, progress, what_was_left_out
+from dataset.builder import SPLITS, progress
 from dataset.schema import SplitName
+from dataset.tables import read_table
+from dataset.tasks.base import TextTask
 from utils.errors import UserError
 from utils.files import opened
 from utils.terminal import tell
@@ -27,7 +26,6 @@ COLUMNS: dict[Column, tuple[str, ...]] = {
     "rating": ("rating",),
 }
 CHUNK_ROWS = 4096
-MOST_CHARACTERS = 1 << 20
 # Keeps the random numbers that draw a subsample independent of those of the builders.
 _SUBSAMPLE = 0
 # The token of characters that have none.
@@ -37,7 +35,7 @@ _NO_TOKEN = 255
 class Row(NamedTuple):
     """One puzzle."""
 
-    line: int  # the last of its lines in the file, counted from 1
+    line: int  # the first of its lines in the file, counted from 1
     question: str
     answer: str
     rating: int | None  # None: the file has no such column
@@ -89,19 +87,11 @@ def source_files(source_dir: Path | None, source_repo: str | None) -> dict[Split
     csvs = sorted(file for file in source_dir.glob("*") if file.name.lower().endswith((".csv", ".csv.gz")))
     files: dict[SplitName, Path] = {}
     for split in SPLITS:
-        names = f"{split}.csv", f"{split}.csv.gz"
-        found = [file for file in csvs if file.name in names and file.is_file()]
+        found = [file for file in csvs if file.name in (f"{split}.csv", f"{split}.csv.gz") and file.is_file()]
         if len(found) != 1:
-            held, others = ("both", []) if found else ("neither", csvs)
-            raise UserError(
-                f"{source_dir}: holds {held} of {split}.csv and {split}.csv.gz"
-                f"{what_was_left_out(source_dir, {'other CSV files': others})}; give a folder with one of them"
-            )
+            held = ", ".join(file.name for file in csvs[:5]) or "no CSV files"
+            raise UserError(f"{source_dir}: holds {held}; give a folder with one {split}.csv or {split}.csv.gz")
         files[split] = found[0]
-    if left_out := what_was_left_out(
-        source_dir, {"other CSV files": [file for file in csvs if file not in files.values()]}
-    ):
-        tell(f"note: {source_dir}{left_out}")
     return files
 
 
@@ -128,41 +118,20 @@ def download(repo: str) -> dict[SplitName, Path]:
     return files
 
 
-def lines_of(stream: TextIO) -> Iterator[str]:
-    """Yield the lines of a CSV file, and overlong lines in pieces.
-
-    A gzipped file of a MB can hold a line of a GB. The CSV reader refuses a field as long as one
-    piece, so such a line never fills the memory.
-    """
-    return iter(partial(stream.readline, MOST_CHARACTERS), "")
-
-
 def read_fields(file: Path, needed: Sequence[Column]) -> Iterator[tuple[int, dict[Column, str]]]:
     """Yield each row of a .csv or .csv.gz file: its line, and the fields that `COLUMNS` lists.
 
     Blanks are kept, because they are cells of some puzzles. Empty lines and other columns are
     ignored. A file without the columns that are needed is refused.
     """
-    line, num_rows = 1, 0
-    with opened(file) as binary:
-        # Undecodable bytes become characters that no puzzle has. The codec "utf-8-sig" drops the
-        # byte order mark that spreadsheets write.
-        stream = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline="")
-        reader = csv.reader(lines_of(stream))
-        try:
-            header = next(reader, [])
-            index_of = _columns(file, header, needed)
-            for fields in reader:
-                line = reader.line_num
-                if not fields:
-                    continue
-                if len(fields) != len(header):
-                    raise UserError(f"{file}:{line}: {len(fields)} fields instead of {len(header)}; correct the row")
-                num_rows += 1
-                yield line, {column: fields[index] for column, index in index_of.items()}
-        except csv.Error as error:
-            raise UserError(f"{file}:{line}: cannot be read on ({one_line(error)}); get the file again") from None
-    if not num_rows:
+    with opened(file) as stream:
+        rows = read_table(file, stream)
+        _, header = next(rows)
+        index_of = _columns(file, header, needed)
+        line = 1
+        for line, fields in rows:
+            yield line, {column: fields[index] for column, index in index_of.items()}
+    if line == 1:
         raise UserError(f"{file}:2: no puzzles after the header; give a file with rows")
 
 
@@ -204,8 +173,8 @@ def to_tokens(
     rows: list[Row],
     column: Literal["question", "answer"],
     tokens: dict[str, int],
-    num_cells: int,
     only: str,
+    num_cells: int,
 ) -> np.ndarray:
     """Convert a column of text to tokens, (N, S) uint8.
 
@@ -226,3 +195,18 @@ def to_tokens(
         what = f"the {column} has {texts[n][cell]!r} in cell {cell + 1}, where only {only} can be"
         raise wrong_row(file, rows[n], what)
     return tokens_NS
+
+
+def to_boards(file: Path, rows: list[Row], task: TextTask, question_tokens: dict[str, int], only: str) -> Boards:
+    """Convert rows to tokens, and check each answer by the rules of the task.
+
+    `question_tokens` and `only` are as for `to_tokens`.
+    """
+    num_cells = task.rows * task.columns
+    questions_NS = to_tokens(file, rows, "question", question_tokens, only, num_cells)
+    answers_NS = to_tokens(file, rows, "answer", *task.symbols_of_solutions(), num_cells)
+    for (array, what), wrong_N in task.faults(questions_NS, answers_NS, np.ones(answers_NS.shape, bool)).items():
+        for n in np.flatnonzero(wrong_N)[:1]:
+            name = "question" if array == "inputs" else "answer"
+            raise wrong_row(file, rows[n], f"the {name} {what.replace('its input', 'its question')}")
+    return Boards(questions_NS, answers_NS)

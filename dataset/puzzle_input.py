@@ -1,12 +1,10 @@
 """Read the puzzles that a model is to solve: from texts, files, standard input and ARC tasks."""
 # S = cells of a board
 
-import gzip
 import os
 import re
 import sys
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +15,9 @@ from dataset.arc import Task, parse_tasks, read_tasks, to_tokens
 from dataset.puzzle_csv import read_fields
 from dataset.schema import read_names
 from dataset.tasks.base import BoardTask, TextTask, joined
-from dataset.tasks.sizes import split_sizes
 from utils.errors import UserError
-from utils.files import plain
+from utils.files import opened
 from utils.json_files import parse_json
-from utils.text import one_line
 
 # In the published datasets, puzzles without a row of their own in the puzzle table have this
 # number.
@@ -184,29 +180,58 @@ class PuzzleReader:
         return own  # which says how many cells it has
 
 
+def split_sizes(
+    text: str, where: str, own: TextTask, board_of: Callable[[int], TextTask | None]
+) -> Iterator[tuple[str, str]]:
+    """Split a text into puzzles of the sizes that `board_of` knows, as `TextTask.split` does."""
+    lines = own.lines_in(text)
+    first = 0
+    while first < len(lines):
+        number, line = lines[first]
+        length = len(line)
+        board = board_of(length * length) if length else None
+        rows = [row for _, row in lines[first : first + length]]
+        if board is not None and _are_rows(rows, own, board, board_of(length)):
+            yield from board.split(lines[first : first + board.rows], where)
+            first += board.rows
+            continue
+        if length:
+            yield f"{where}:{number}", line
+        first += 1
+
+
+def _are_rows(lines: Sequence[str], own: TextTask, board: TextTask, whole: TextTask | None) -> bool:
+    """Return whether lines are the rows of a board, and not each a whole board.
+
+    A line of 16 characters may be a Sudoku of 4x4, or a row of one of 16x16. It is a row if it has
+    a digit above 4, or if the lines are a board.
+    """
+    if whole is None:
+        return True
+    if len(lines) < board.rows or any(len(line) != board.columns for line in lines):
+        return False
+    if set(board.symbols) == set(whole.symbols):
+        return board.rows == own.rows
+    try:
+        board.parse("".join(lines), "")
+    except UserError:
+        return not set(lines[0].upper()) <= {*whole.symbols, "0", "X"}
+    return True
+
+
 def _is_json(text: str) -> bool:
     return text.lstrip().startswith("{")  # no board of text begins so
 
 
 def _read_text(file: Path) -> str:
-    try:
-        with gzip.open(file) if file.suffix.lower() == ".gz" else plain(file).open("rb") as stream:
-            contents = stream.read(_MOST_CHARACTERS + 1)
-    except FileNotFoundError:
-        raise UserError(f"there is no file {file}; correct the name") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{file}: cannot be read ({one_line(error)}); get the file again") from None
+    with opened(file) as stream:
+        contents = stream.read(_MOST_CHARACTERS + 1)
     if len(contents) > _MOST_CHARACTERS:
         raise UserError(f"{file}: holds more than {_MOST_CHARACTERS:,} characters; give a smaller file")
     return contents.decode("utf-8-sig", errors="replace")
 
 
 def read_stdin() -> str:
-    """Return the text of standard input.
-
-    Raises:
-        UserError: Standard input is empty, or can't be read.
-    """
     advice = "pipe puzzles into it, or give puzzle=<its cells>"
     try:
         # A closed standard input is None.

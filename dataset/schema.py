@@ -187,11 +187,7 @@ def locate(splits: Sequence[Split], example: int) -> tuple[Split, str, int]:
 
 @file_errors()
 def open_split(data_path: str | Path, split: SplitName) -> Split:
-    """Open a split, and check its files, types, shapes and indices without reading the examples.
-
-    Raises:
-        UserError: Something is missing or wrong; the message names the file and what to do.
-    """
+    """Open a split, and check its files, types, shapes and indices without reading the examples."""
     folder = Path(data_path) / split
     metadata = read_metadata(folder)
     sets = {name: _open_set(folder, name, metadata.seq_len) for name in metadata.sets}
@@ -320,10 +316,6 @@ def open_datasets(
             identifiers come after those of the datasets before it.
         any_size: whether boards of several sides share a canvas, that of the largest of `paths` and
             `numbered_by`.
-
-    Raises:
-        UserError: A dataset is wrong, the datasets don't fit together, or a dataset has puzzle
-            identifiers of its own but is not trained on.
     """
     offsets: dict[Path, int] = {}
     shapes: set[tuple[int, int]] = set()
@@ -355,9 +347,6 @@ def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int], can
         canvas_side: the side of the largest boards, whose shape the merged split has. The arrays of
             smaller boards stay as they are: whoever reads them places the boards on the canvas
             (`Corner`). None: all splits have one shape.
-
-    Raises:
-        UserError: The datasets differ in shape or tokens, or two sets would have the same name.
     """
     first = splits[0]
     alike = ["pad_id", "ignore_label_id"] if canvas_side is not None else []
@@ -413,9 +402,6 @@ def check_contents(split: Split) -> str:
 
     That is the sha256 of metadata and arrays. The fingerprint of a merged split covers those of its
     parts, which are checked on their own, and the offsets of the identifiers.
-
-    Raises:
-        UserError: A value is out of range, or fingerprint.json holds another fingerprint.
     """
     metadata = split.metadata
     digest = hashlib.sha256(json.dumps(metadata.model_dump(), sort_keys=True).encode())

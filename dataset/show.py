@@ -43,12 +43,7 @@ Other puzzles are shown as token numbers, and text as text. Labels that do not c
 
 
 def describe(argv: list[str] | None) -> str:
-    """Return the whole page about a dataset.
-
-    Raises:
-        UserError: An option is wrong, or the dataset is missing, damaged, or changed since it was
-            built.
-    """
+    """Return the whole page about a dataset."""
     parser = Parser(
         "python -m dataset.show",
         "Show a dataset: counts, fingerprints, how it was built, and some examples.",
@@ -213,10 +208,7 @@ def _side_by_side(left: list[str], right: list[str]) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the program and return its exit status.
-
-    The status is 0, 2 after a mistake of the user or for a damaged dataset, or 130 after Ctrl-C.
-    """
+    """Run the program. Return 0, 2 after a mistake of the user, or 130 after Ctrl-C."""
     return run_command(describe, argv)
 
 

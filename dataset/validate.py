@@ -100,17 +100,7 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
 
     A stage checks both splits, and names the first wrong file or value of each. The next stage
     checks the splits without errors. Leaks, duplicates and second answers are looked for if no
-    split has any.
-
-    Args:
-        allow_leak: report leaks as warnings.
-        any_task: leave out the checks of known tasks.
-
-    Returns:
-        The findings, and some lines that describe the dataset.
-
-    Raises:
-        UserError: There is no dataset at `path`.
+    split has any. Return the findings, and some lines that describe the dataset.
     """
     findings, most_leaks = Findings(), 1.0 if allow_leak else MAX_LEAK
     kind = kind_of_data(path)
@@ -382,11 +372,7 @@ def _check_answers(splits: Sequence[Split], answers: Answers, findings: Findings
 
 
 def _check_duplicates(test: Split, keys_N: np.ndarray, findings: Findings) -> None:
-    """Warn of test examples that occur twice.
-
-    The same example with another identifier is not a duplicate, because each augmentation has its
-    own vote.
-    """
+    """Warn of test examples that occur twice with one identifier."""
     identifiers_N = np.concatenate(
         [np.repeat(each.puzzle_identifiers, np.diff(each.puzzle_indices)) for each in test.sets.values()]
     )
@@ -423,11 +409,7 @@ def _program(argv: list[str] | None) -> tuple[str, int]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the program and return its exit status.
-
-    The status is 0 for a correct dataset, 1 for a wrong dataset, 2 after a mistake of the user, and
-    130 after Ctrl-C.
-    """
+    """Run the program. Return 0, 1 for a wrong dataset, 2 after a mistake, or 130 after Ctrl-C."""
     return run_command(_program, argv, interrupted="interrupted; not all was checked")
 
 

@@ -1,6 +1,5 @@
 """Generate reasoning problems in words with the package reasoning-gym."""
 
-import difflib
 import hashlib
 from collections.abc import Iterator, Sequence
 
@@ -24,10 +23,8 @@ def generate(tasks: Sequence[str], num: int, seed: int) -> Iterator[Document]:
         ) from None
     for task in tasks:
         if task not in DATASETS or task == _NO_TASK:
-            near = difflib.get_close_matches(task, DATASETS, n=3, cutoff=0.4) or sorted(DATASETS)[:3]
-            raise UserError(
-                f"--generate {task}: reasoning-gym has no such task; give others, such as {', '.join(near)}"
-            )
+            others = ", ".join(sorted(DATASETS)[:3])
+            raise UserError(f"--generate {task}: reasoning-gym has no such task; give others, such as {others}")
     for task in tasks:
         # reasoning-gym makes problem n from the seed plus n. So neighbouring seeds would share all
         # problems but one. NumPy takes seeds of 32 bits, also for the last problem.

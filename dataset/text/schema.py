@@ -47,9 +47,6 @@ SET_NAME = "all"
 Form = Literal["instruction", "text"]
 """A sample with an instruction asks for the response; a text is continued."""
 
-# Of a split with more samples, so many are looked at, evenly spread.
-_MOST_LOOKED_AT = 10_000
-
 
 class SpecialTokens(BaseModel):
     """The tokens that no text contains.
@@ -142,9 +139,8 @@ class TextSplit:
     def form(self) -> Form:
         """Whether most samples have an instruction, or are text."""
         samples = self.samples(0)
-        rows = np.linspace(0, len(samples) - 1, min(len(samples), _MOST_LOOKED_AT), dtype=np.int64)
-        num_instructions = int(np.count_nonzero(samples.instruction_len[rows] > 1))
-        return "instruction" if 2 * num_instructions >= len(rows) else "text"
+        num_instructions = int(np.count_nonzero(samples.instruction_len > 1))
+        return "instruction" if 2 * num_instructions >= len(samples) else "text"
 
     def num_examples(self, most: int | None) -> dict[str, int]:
         """Return how many samples an evaluation of at most `most` of them has, under SET_NAME."""
@@ -296,11 +292,7 @@ def _published_special_tokens(tokenizer: Path, info: dict[str, Any]) -> SpecialT
 
 
 def check_text_contents(split: TextSplit) -> str:
-    """Read everything once, in chunks, check every token and sample, and return the fingerprint.
-
-    Raises:
-        UserError: A value is out of range, or fingerprint.json holds another fingerprint.
-    """
+    """Read everything once, in chunks, check every token and sample, and return the fingerprint."""
     digest = hashlib.sha256(json.dumps(split.metadata.model_dump(), sort_keys=True).encode())
     scan(digest, split.tokens, split.path / "tokens.npy", "token", split.metadata.vocab_size)
     for samples in split.epochs:

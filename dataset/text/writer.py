@@ -15,14 +15,9 @@ _ROWS_IN_MEMORY = 4096
 class TextSplitWriter(FolderWriter):
     """Writes the tokens and the samples of one split into a new folder.
 
-        with TextSplitWriter(folder / "train", tokenizer, 1024, ["text", "sorting"]) as writer:
-            writer.add_text(tokens, task=0)
-            writer.add_problem(instruction, response, task=1)
-
-    Args:
-        max_len: the most tokens that a model reads of a sample.
-        tasks: the name of each task number. More may be added until the block ends.
-    """
+    with TextSplitWriter(folder / "train", tokenizer, 1024, ["text", "sorting"]) as writer:
+        writer.add_text(tokens, task=0)
+        writer.add_problem(instruction, response, task=1)"""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, max_len: int, tasks: Iterable[str]) -> None:
         super().__init__(folder)

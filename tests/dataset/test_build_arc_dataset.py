@@ -280,7 +280,7 @@ def test_wrong_tasks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert expected in _error(capsys, tmp_path / "data", "--dataset-dirs", tasks, "--num-aug", 0, *options)
 
 
-def test_every_file_of_a_folder_is_read_or_named(
+def test_the_files_of_subfolders_and_links_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks_dir: Path
 ) -> None:
     tasks = tasks_dir / "training"
@@ -293,9 +293,8 @@ def test_every_file_of_a_folder_is_read_or_named(
         path.write_text("not read")
     _build(tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 0)
     assert sorted(_names(tmp_path / "data")) == ["<blank>", "UPPER", "a", "b", "c", "d", "linked"]
-    assert "left out: 3 that are no .json file in a subfolder (top.json)" in capsys.readouterr().err
     message = _error(capsys, tmp_path / "other", "--dataset-dirs", tmp_path / "elsewhere")
-    assert "no subfolder of it holds a .json file; left out: 1 " in message
+    assert "no subfolder of it holds a .json file" in message
 
 
 def test_a_small_canvas_holds_the_tasks_with_small_grids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

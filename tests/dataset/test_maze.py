@@ -179,15 +179,6 @@ def test_new_mazes_are_hard_and_labelled(side: int, num: int) -> None:
     assert all(one.isdisjoint(other) for one, other in itertools.combinations(keys, 2))
 
 
-def test_a_longer_stream_begins_with_the_shorter_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maze, "_CANDIDATES", 500)
-    one, other, third = (
-        [question_S.tobytes() for question_S, _ in generate(num, 8, np.random.default_rng(seed))]
-        for num, seed in ((10, 1), (25, 1), (10, 2))
-    )
-    assert one == other[:10] and one != third
-
-
 def test_symmetries_of_earlier_mazes_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def hard_mazes(side: int, rng: np.random.Generator) -> np.ndarray:
         return np.stack([turned(drawn[i], t) for i, t in next(order)])
