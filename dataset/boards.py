@@ -47,16 +47,12 @@ def complete_sources(typed: Typed, settings: type[Any], default_repo: str) -> No
     if typed.generate is not None:
         for name in given(typed, *options_of(settings, FILES)):
             raise UserError(f"{name} is for puzzles from files, not for --generate; leave it out")
-        complete_generate(typed)
+        typed.generate_test = typed.generate_test or max(1, typed.generate // 10)
         return
     for name in given(typed, *options_of(settings, GENERATE)):
         raise UserError(f"{name} needs --generate; add --generate N or leave {name} out")
     if typed.source_dir is None:
         typed.source_repo = typed.source_repo or default_repo
-
-
-def complete_generate(typed: Typed) -> None:
-    typed.generate_test = typed.generate_test or max(1, typed.generate // 10)
 
 
 Pairs = Iterator[tuple[np.ndarray, np.ndarray]]

@@ -285,9 +285,6 @@ def write(folder: Path, settings: Settings) -> Written:
             bar.update()
         for writer in writers.values():
             writer.num_puzzle_identifiers = next_identifier
-    fewer = [name for name, found in versions.items() if len(found.transforms_A) <= settings.num_aug]
-    if fewer:
-        tell(f"note: fewer than {settings.num_aug} different versions were found of {some(fewer)}")
     of_test = {task.name: task.as_json() for source in sources if source.is_test for task in source.tasks}
     (folder / "test_puzzles.json").write_text(json.dumps(of_test) + "\n", encoding="utf-8")
     lines = [
@@ -380,7 +377,6 @@ BUILDER = Builder(
     Settings,
     complete,
     write,
-    "fewer puzzles need less memory: lower --num-aug",
 )
 main = BUILDER.main
 

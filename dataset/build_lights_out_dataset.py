@@ -58,7 +58,7 @@ def complete(typed: Typed) -> None:
         raise UserError(f"--num-aug is {typed.num_aug}; it must be at most {NUM_TRANSFORMS - 1}")
     if typed.max_presses is not None and typed.max_presses > typed.side**2:
         raise UserError(f"--max-presses is {typed.max_presses}, but a board has {typed.side**2} cells; lower it")
-    boards.complete_generate(typed)
+    typed.generate_test = typed.generate_test or max(1, typed.generate // 10)
 
 
 def generate(num: int, side: int, max_presses: int | None, rng: np.random.Generator) -> boards.Pairs:
@@ -135,7 +135,6 @@ BUILDER = Builder(
     Settings,
     complete,
     write,
-    "fewer puzzles need less memory: lower --generate",
 )
 main = BUILDER.main
 

@@ -170,7 +170,6 @@ BUILDER = Builder(
     Settings,
     complete,
     write,
-    "fewer puzzles need less memory: lower --generate or --subsample-size",
 )
 main = BUILDER.main
 

@@ -85,7 +85,7 @@ class Builder:
     settings: type[Any]
     complete: Callable[[Typed], None]
     write: Callable[[Path, Any], Written]
-    less_memory: str
+    less_memory: str = "fewer puzzles need less memory: lower --generate, --subsample-size or --num-aug"
 
     def main(self, argv: list[str] | None = None) -> int:
         """Run the program. Return 0, 2 after a user's mistake, or 130 after Ctrl-C."""

@@ -98,13 +98,13 @@ class PuzzleReader:
 
     def of_text(self, text: str, where: str) -> list[Puzzle]:
         """Return one board or, for ARC, the test inputs of ARC tasks as JSON."""
-        if _is_json(text):
+        if text.lstrip().startswith("{"):  # no board of text begins so
             return self.of_tasks(parse_tasks(parse_json(text, where, "correct the task"), where, where), where)
         return [Puzzle(Path(where).name, self._board_of(text, where).parse(text, where))]
 
     def of_lines(self, text: str, where: str) -> list[Puzzle]:
         """Return boards, each on one line or in rows, or the test inputs of ARC tasks as JSON."""
-        if _is_json(text):
+        if text.lstrip().startswith("{"):
             return self.of_text(text, where)
         board = self._text_board(where)
         boards = board.split(board.lines_in(text), where)
@@ -217,10 +217,6 @@ def _are_rows(lines: Sequence[str], own: TextTask, board: TextTask, whole: TextT
     except UserError:
         return not set(lines[0].upper()) <= {*whole.symbols, "0", "X"}
     return True
-
-
-def _is_json(text: str) -> bool:
-    return text.lstrip().startswith("{")  # no board of text begins so
 
 
 def _read_text(file: Path) -> str:

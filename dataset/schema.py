@@ -27,7 +27,7 @@ from utils.errors import UserError
 from utils.files import file_errors, plain
 from utils.json_files import read_json
 from utils.programs import command_words
-from utils.text import for_shell
+from utils.text import for_shell, one_line
 
 SplitName = Literal["train", "test"]
 
@@ -106,7 +106,7 @@ class MappedFile:
         try:
             now = MappedFile.of(self.path)
         except OSError as error:
-            what = f"can't be found any more ({_one_line(error)})"
+            what = f"can't be found any more ({error.strerror})"
         else:
             if now == self:
                 return
@@ -239,10 +239,8 @@ def read_described(file: Path, kind: type[Described]) -> Described:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        problems = ", ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'the file'}: {problem['msg']}" for problem in error.errors()
-        )
-        raise UserError(f"{file}: {problems}; correct it or rebuild the dataset") from None
+        place, what = ".".join(map(str, error.errors()[0]["loc"])), error.errors()[0]["msg"]
+        raise UserError(f"{file}: {place or 'the file'}: {what}; correct it or rebuild the dataset") from None
 
 
 def read_names(data_path: Path) -> list[str]:
@@ -289,18 +287,13 @@ def open_array(file: Path, num_axes: int) -> np.ndarray:
     except _DAMAGED_ARRAY as error:
         # Arrays of objects end here as well: reading them takes unpickling, which can run any code.
         raise UserError(
-            f"{file}: cannot be mapped as a plain array ({_one_line(error)}), so it is damaged or a pickle; {REBUILD}"
+            f"{file}: cannot be mapped as a plain array ({one_line(error)[:200]}): damaged, or a pickle; {REBUILD}"
         ) from None
     if array.dtype.kind not in "iu" or array.ndim != num_axes or array.size == 0:
         raise UserError(
             f"{file}: holds {array.dtype} of shape {array.shape}, not integers with {num_axes} axes; {REBUILD}"
         )
     return array
-
-
-def _one_line(error: Exception) -> str:
-    reason = " ".join((getattr(error, "strerror", None) or str(error)).split()) or type(error).__name__
-    return reason if len(reason) <= 200 else f"{reason[:200]}..."  # numpy quotes the whole header
 
 
 # ---- several datasets as one ---------------------------------------------------------------------

@@ -9,8 +9,6 @@ from dataset.builder import FolderWriter
 from dataset.text.schema import TextMetadata
 from dataset.text.tokenizer import Tokenizer
 
-_ROWS_IN_MEMORY = 4096
-
 
 class TextSplitWriter(FolderWriter):
     """Writes the tokens and the samples of one split into a new folder.
@@ -23,7 +21,6 @@ class TextSplitWriter(FolderWriter):
         super().__init__(folder)
         self._tokenizer, self._max_len, self._tasks = tokenizer, max_len, tasks
         self.num_documents = self.num_samples = self.num_tokens = self.longest = 0
-        self._rows: list[tuple[int, int, int, int]] = []
 
     def _open_arrays(self) -> None:
         self._tokens = self._array("tokens", self._tokenizer.dtype)
@@ -56,18 +53,11 @@ class TextSplitWriter(FolderWriter):
         return first
 
     def _add_sample(self, start: int, prefix_len: int, response_len: int, task: int) -> None:
-        self._rows.append((start, prefix_len, response_len, task))
+        self._samples.append(np.array([[start, prefix_len, response_len, task]]))
         self.num_samples += 1
         self.longest = max(self.longest, prefix_len + response_len - 1)
-        if len(self._rows) == _ROWS_IN_MEMORY:
-            self._write_rows()
-
-    def _write_rows(self) -> None:
-        self._samples.append(np.array(self._rows, np.int64).reshape(-1, 4))
-        self._rows = []
 
     def _finish(self) -> TextMetadata:
-        self._write_rows()
         return TextMetadata(
             kind="text",
             vocab_size=self._tokenizer.vocab_size,
