@@ -14,7 +14,7 @@ import torch
 from dataset.canvas import Corner
 from dataset.schema import Split
 from dataset.tasks import TASKS, task_of_set, task_of_shape
-from dataset.tasks.base import BoardTask, Symmetries, joined
+from dataset.tasks.base import Symmetries, joined
 from utils.batch import Batch
 from utils.errors import UserError
 
@@ -45,7 +45,11 @@ class OnlineAugmentation:
                 f"{split.path} has {split.metadata.seq_len} tokens of {split.metadata.vocab_size} kinds, a task whose "
                 f"symmetries are not known ({'; '.join(task.shapes for task in TASKS)}); set augment=none"
             )
-        self._symmetries, self._blank = _symmetries_of(split, task), task.blank
+        on_canvas = any(puzzle_set.corner is not None for puzzle_set in split.sets.values())
+        symmetries = _SymmetriesOnCanvas(split) if on_canvas else task.symmetries(list(split.sets.values()))
+        if symmetries is None:
+            raise UserError(f"{split.path} holds {task.title}, a task without symmetries; set augment=none")
+        self._symmetries, self._blank = symmetries, task.blank
         # A phrase for the first lines of a run's log, such as "symmetries of Sudoku 3x3".
         self.description = self._symmetries.description
         if most_clues > 0:
@@ -77,16 +81,6 @@ class OnlineAugmentation:
         inputs_BS, labels_BS = moved["inputs"], moved["labels"]
         is_clue_BS = drawn["shown"] & (inputs_BS == self._blank) & (labels_BS >= 0)  # < 0: an ignored label
         return {**moved, "inputs": labels_BS.to(inputs_BS.dtype).where(is_clue_BS, inputs_BS)}
-
-
-def _symmetries_of(split: Split, task: BoardTask) -> Symmetries:
-    """Return the symmetries of a split, or of each of its sets if their boards differ in size."""
-    if any(puzzle_set.corner is not None for puzzle_set in split.sets.values()):
-        return _SymmetriesOnCanvas(split)
-    symmetries = task.symmetries(list(split.sets.values()))
-    if symmetries is None:
-        raise UserError(f"{split.path} holds {task.title}, a task without symmetries; set augment=none")
-    return symmetries
 
 
 class _SymmetriesOnCanvas(Symmetries):

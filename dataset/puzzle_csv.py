@@ -26,6 +26,7 @@ COLUMNS: dict[Column, tuple[str, ...]] = {
     "rating": ("rating",),
 }
 CHUNK_ROWS = 4096
+MOST_CHARACTERS = 1 << 20  # of a line
 # Keeps the random numbers that draw a subsample independent of those of the builders.
 _SUBSAMPLE = 0
 # The token of characters that have none.
@@ -125,29 +126,23 @@ def read_fields(file: Path, needed: Sequence[Column]) -> Iterator[tuple[int, dic
     ignored. A file without the columns that are needed is refused.
     """
     with opened(file) as stream:
-        rows = read_table(file, stream)
+        rows = read_table(file, stream, most=MOST_CHARACTERS)
         _, header = next(rows)
-        index_of = _columns(file, header, needed)
+        index_of: dict[Column, int] = {}
+        for column, names in COLUMNS.items():
+            found = [index for index, name in enumerate(header) if name.strip().lower() in names]
+            if len(found) > 1 or (column in needed and not found):
+                raise UserError(
+                    f"{file}:1: the header is {','.join(header)[:80]!r}, with {len(found)} columns for the {column}; "
+                    f"give it one called {' or '.join(names)}"
+                )
+            if found:
+                index_of[column] = found[0]
         line = 1
         for line, fields in rows:
             yield line, {column: fields[index] for column, index in index_of.items()}
     if line == 1:
         raise UserError(f"{file}:2: no puzzles after the header; give a file with rows")
-
-
-def _columns(file: Path, header: Sequence[str], needed: Sequence[Column]) -> dict[Column, int]:
-    """Return the places of the columns. Raise UserError if one is missing or there twice."""
-    index_of: dict[Column, int] = {}
-    for column, names in COLUMNS.items():
-        found = [index for index, name in enumerate(header) if name.strip().lower() in names]
-        if len(found) > 1 or (column in needed and not found):
-            raise UserError(
-                f"{file}:1: the header is {','.join(header)[:80]!r}, with {len(found)} columns for the {column}; give "
-                f"it one called {' or '.join(names)}"
-            )
-        if found:
-            index_of[column] = found[0]
-    return index_of
 
 
 def read_rows(file: Path) -> Iterator[list[Row]]:

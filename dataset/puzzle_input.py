@@ -123,7 +123,13 @@ class PuzzleReader:
         name = file.name.lower().removesuffix(".gz")
         if name.endswith(".json"):
             return self.of_tasks(read_tasks(file), str(file))
-        return self.of_csv(file) if name.endswith(".csv") else self.of_lines(_read_text(file), str(file))
+        if name.endswith(".csv"):
+            return self.of_csv(file)
+        with opened(file) as stream:
+            contents = stream.read(_MOST_CHARACTERS + 1)
+        if len(contents) > _MOST_CHARACTERS:
+            raise UserError(f"{file}: holds more than {_MOST_CHARACTERS:,} characters; give a smaller file")
+        return self.of_lines(contents.decode("utf-8-sig", errors="replace"), str(file))
 
     def of_csv(self, file: Path) -> list[Puzzle]:
         """Return the puzzles of a CSV file with a question and, if they are known, an answer."""
@@ -217,14 +223,6 @@ def _are_rows(lines: Sequence[str], own: TextTask, board: TextTask, whole: TextT
     except UserError:
         return not set(lines[0].upper()) <= {*whole.symbols, "0", "X"}
     return True
-
-
-def _read_text(file: Path) -> str:
-    with opened(file) as stream:
-        contents = stream.read(_MOST_CHARACTERS + 1)
-    if len(contents) > _MOST_CHARACTERS:
-        raise UserError(f"{file}: holds more than {_MOST_CHARACTERS:,} characters; give a smaller file")
-    return contents.decode("utf-8-sig", errors="replace")
 
 
 def read_stdin() -> str:

@@ -205,28 +205,24 @@ def read_metadata(folder: Path) -> DatasetMetadata:
     try:
         metadata = read_described(file, DatasetMetadata)
     except FileNotFoundError:
-        raise UserError(f"no dataset at {folder.parent}: {_why_none(folder)}") from None
+        path = folder.parent
+        below = sorted(each.parents[1] for each in path.glob("*/train/dataset.json"))
+        builders = {"maze": "maze", "lights": "lights-out", "arc": "arc"}
+        named = [builders[word] for word in re.split("[-_]", path.name.lower()) if word in builders]
+        command = for_shell([*command_words(f"hrm-build-{[*named, 'sudoku'][0]}"), "--output-dir", str(path)])
+        near = f"give {below[0]}, or " if below else ""
+        why = f"{file} is missing; {near}build one: {command} (--help shows all options)"
+        if is_run(path):
+            why = f"it is a run; resume={path} goes on with it, and checkpoint={path} evaluates it"
+        elif (path / "dataset.json").is_file():
+            why = f"it is one split of a dataset; give the folder above it, {path.parent}"
+        raise UserError(f"no dataset at {path}: {why}") from None
     # The published trainers fill their last batch with these two values, so they must be in range.
     for key, limit_key in (("pad_id", "vocab_size"), ("blank_identifier_id", "num_puzzle_identifiers")):
         value, limit = getattr(metadata, key), getattr(metadata, limit_key)
         if value >= limit:
             raise UserError(f"{file}: {key} is {value}, but {limit_key} is {limit}; correct it or rebuild the dataset")
     return metadata
-
-
-def _why_none(folder: Path) -> str:
-    """Say what is in the place of a split without dataset.json, and what to do."""
-    path = folder.parent
-    if is_run(path):
-        return f"it is a run; resume={path} goes on with it, and checkpoint={path} evaluates it"
-    if (path / "dataset.json").is_file():
-        return f"it is one split of a dataset; give the folder above it, {path.parent}"
-    below = sorted(file.parents[1] for file in path.glob("*/train/dataset.json"))
-    builders = {"maze": "maze", "lights": "lights-out", "arc": "arc"}
-    named = [builders[word] for word in re.split("[-_]", path.name.lower()) if word in builders]
-    command = [*command_words(f"hrm-build-{[*named, 'sudoku'][0]}"), "--output-dir", str(path)]
-    near = f"give {below[0]}, or " if below else ""
-    return f"{folder / 'dataset.json'} is missing; {near}build one: {for_shell(command)} (--help shows all options)"
 
 
 def read_described(file: Path, kind: type[Described]) -> Described:

@@ -14,21 +14,24 @@ from utils.text import one_line
 MOST_BYTES = 1 << 26
 
 
-def read_lines(file: Path, stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield each line with its number, from 1. No line is longer than MOST_BYTES."""
-    for number, line in enumerate(iter(partial(stream.readline, MOST_BYTES), b""), 1):
-        if len(line) == MOST_BYTES:
-            raise UserError(f"{file}:{number}: the line has {MOST_BYTES:,} bytes or more; split it")
+def read_lines(file: Path, stream: IO[bytes], most: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield each line with its number, from 1. A longer line than `most` bytes is an error."""
+    most = most or MOST_BYTES
+    for number, line in enumerate(iter(partial(stream.readline, most), b""), 1):
+        if len(line) == most:
+            raise UserError(f"{file}:{number}: the line has {most:,} bytes or more; split it")
         yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
-def read_table(file: Path, stream: IO[bytes], delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+def read_table(
+    file: Path, stream: IO[bytes], delimiter: str = ",", most: int | None = None
+) -> Iterator[tuple[int, list[str]]]:
     """Yield the header and every row that is not empty, with the line where they begin."""
     num_read, first = 0, 1  # lines, and the line of the row under way
 
     def lines() -> Iterator[str]:
         nonlocal num_read
-        for num_read, line in read_lines(file, stream):  # noqa: B007 - read below
+        for num_read, line in read_lines(file, stream, most):  # noqa: B007 - read below
             yield line.decode()
 
     limit = csv.field_size_limit(MOST_BYTES)
