@@ -193,18 +193,15 @@ def _examples(typed: Namespace, split: Split) -> list[str]:
                     "python -m dataset.validate says where"
                 )
         label = task.show(labels_S, question_S=inputs_S, color=color) if labelled_S.any() else "(no label counts)"
-        lines += _side_by_side(task.show(inputs_S, color=color).splitlines(), label.splitlines())
+        left, right = task.show(inputs_S, color=color).splitlines(), label.splitlines()
+        # The codes of colours take no width on the terminal.
+        width, other_width = (max(len(_ANSI.sub("", line)) for line in board) for board in (left, right))
+        if width + 3 + other_width > shutil.get_terminal_size().columns:
+            lines += [line.rstrip() for line in (*left, "", *right)]
+            continue
+        padded = [line + " " * (width - len(_ANSI.sub("", line))) for line in left]
+        lines += [f"{a}   {b}".rstrip() for a, b in zip_longest(padded, right, fillvalue=" " * width)]
     return lines
-
-
-def _side_by_side(left: list[str], right: list[str]) -> list[str]:
-    """Join two boards side by side, or one below the other if the terminal is too narrow."""
-    width, other_width = (max(len(_ANSI.sub("", line)) for line in board) for board in (left, right))
-    if width + 3 + other_width > shutil.get_terminal_size().columns:
-        return [line.rstrip() for line in (*left, "", *right)]
-    # The codes of colours take no width on the terminal.
-    padded = [line + " " * (width - len(_ANSI.sub("", line))) for line in left]
-    return [f"{a}   {b}".rstrip() for a, b in zip_longest(padded, right, fillvalue=" " * width)]
 
 
 def main(argv: list[str] | None = None) -> int:

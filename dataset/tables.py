@@ -34,7 +34,7 @@ def read_table(
         for num_read, line in read_lines(file, stream, most):  # noqa: B007 - read below
             yield line.decode()
 
-    limit = csv.field_size_limit(MOST_BYTES)
+    limit = csv.field_size_limit(most or MOST_BYTES)
     try:
         # strict: a quote that is not closed would else swallow all rows behind it.
         rows = csv.reader(lines(), strict=True, delimiter=delimiter)

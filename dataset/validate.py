@@ -209,7 +209,11 @@ def _validate_puzzles(path: Path, most_leaks: float, any_task: bool, findings: F
     with progress("checking", sum(_sizes(split)[0] for split in splits.values()), "examples") as bar:
         for name, split in splits.items():
             task = None if any_task else task_of_shape(*split.metadata.shape)
-            lines.append(_description(split, task))
+            metadata, nouns = split.metadata, ("example", "puzzle", "group", "identifier")
+            numbers = (*_sizes(split), metadata.total_groups, metadata.num_puzzle_identifiers)
+            known = f" ({task.title})" if task is not None else ""
+            sizes = ", ".join(map(count, numbers, nouns))
+            lines.append(f"{name:<6} {sizes}, {metadata.seq_len} tokens of {metadata.vocab_size} kinds{known}")
             with findings.collecting():
                 lines.append(f"       sha256 {check_contents(split)}")
                 answers = answers or Answers(task)
@@ -228,15 +232,6 @@ def _validate_puzzles(path: Path, most_leaks: float, any_task: bool, findings: F
 def _sizes(split: Split) -> tuple[int, int]:
     """Return the numbers of examples and of puzzles."""
     return sum(split.num_examples(None).values()), sum(len(each.puzzle_identifiers) for each in split.sets.values())
-
-
-def _description(split: Split, task: BoardTask | None) -> str:
-    metadata = split.metadata
-    nouns = ("example", "puzzle", "group", "identifier")
-    numbers = (*_sizes(split), metadata.total_groups, metadata.num_puzzle_identifiers)
-    sizes = ", ".join(map(count, numbers, nouns))
-    known = f" ({task.title})" if task is not None else ""
-    return f"{split.path.name:<6} {sizes}, {metadata.seq_len} tokens of {metadata.vocab_size} kinds{known}"
 
 
 def _check_groups(split: Split, findings: Findings) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dataset import puzzle_csv
-from dataset.puzzle_csv import Row, read_rows, source_files, to_tokens
+from dataset.puzzle_csv import Row, read_rows, source_files
 
 HEADER = "source,question,answer,rating"
 
@@ -61,14 +61,3 @@ def test_a_folder_has_one_file_for_a_split(tmp_path: Path) -> None:
     _file(tmp_path, HEADER, "test.csv")
     with pytest.raises(ValueError, match=r"test\.csv, test\.csv\.gz, train\.csv; give a folder with one test"):
         source_files(tmp_path, None)
-
-
-def test_characters_become_tokens(tmp_path: Path) -> None:
-    tokens = {"a": 4, " ": 5}
-    rows = [Row(2, "a a", "aaa", 0), Row(7, "  a", "a\u0664a", 0)]
-    file = Path("f.csv")
-    assert to_tokens(file, rows, "question", tokens, "a", 3).tolist() == [[4, 5, 4], [5, 5, 4]]
-    with pytest.raises(ValueError, match="f\\.csv:7: the answer has '\u0664' in cell 2, where only a or blank can be"):
-        to_tokens(file, rows, "answer", tokens, "a or blank", 3)
-    with pytest.raises(ValueError, match=r"f\.csv:2: the question has 3 characters, not 4"):
-        to_tokens(file, rows, "question", tokens, "a", 4)
