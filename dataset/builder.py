@@ -248,22 +248,17 @@ class FolderWriter(ABC):
     split.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._arrays: list[ArrayFile] = []
+    def __init__(self, folder: Path, **arrays: tuple[Any, ...]) -> None:
+        """Take the type and the shape of a row of each array, by the name of its file."""
+        self._folder, self._described = folder, arrays
 
     def __enter__(self) -> Self:
         self._folder.mkdir()
-        self._open_arrays()
+        self._arrays = {
+            name: ArrayFile(self._folder / f"{name}.npy", np.dtype(dtype), *row_shape)
+            for name, (dtype, *row_shape) in self._described.items()
+        }
         return self
-
-    def _array(self, name: str, dtype: np.dtype[Any], *row_shape: int) -> ArrayFile:
-        self._arrays.append(ArrayFile(self._folder / f"{name}.npy", dtype, *row_shape))
-        return self._arrays[-1]
-
-    @abstractmethod
-    def _open_arrays(self) -> None:
-        """Open the files, with `_array`."""
 
     @abstractmethod
     def _finish(self) -> DatasetDescription:
@@ -273,12 +268,12 @@ class FolderWriter(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None
     ) -> None:
         with contextlib.ExitStack() as files:
-            for array in self._arrays:
+            for array in self._arrays.values():
                 files.enter_context(array.stream)
             if error is not None:
                 return
             metadata = self._finish()
-            for array in self._arrays:
+            for array in self._arrays.values():
                 array.write_header()
         (self._folder / "dataset.json").write_text(metadata.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
@@ -296,35 +291,33 @@ class SplitWriter(FolderWriter):
     """
 
     def __init__(self, folder: Path, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> None:
-        super().__init__(folder)
+        tokens, index = (np.uint8, seq_len), (np.int32,)
+        indices = {f"all__{name}": index for name in ("puzzle_identifiers", "puzzle_indices", "group_indices")}
+        super().__init__(folder, all__inputs=tokens, all__labels=tokens, **indices)
         self._seq_len, self._vocab_size = seq_len, vocab_size
         self.num_puzzle_identifiers = num_puzzle_identifiers
         self.num_examples = self.num_puzzles = self.num_groups = self._num_grouped = 0
 
-    def _open_arrays(self) -> None:
-        tokens, indices = np.dtype(np.uint8), np.dtype(np.int32)
-        self._inputs = self._array("all__inputs", tokens, self._seq_len)
-        self._labels = self._array("all__labels", tokens, self._seq_len)
-        self._identifiers = self._array("all__puzzle_identifiers", indices)
-        self._puzzle_indices = self._array("all__puzzle_indices", indices)
-        self._group_indices = self._array("all__group_indices", indices)
-        self._puzzle_indices.append(np.zeros(1))
-        self._group_indices.append(np.zeros(1))
+    def __enter__(self) -> Self:
+        super().__enter__()
+        for name in ("puzzle", "group"):
+            self._arrays[f"all__{name}_indices"].append(np.zeros(1))
+        return self
 
     def add(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, sizes_P: np.ndarray, identifiers_P: np.ndarray) -> None:
         """Append the examples of P puzzles. The first puzzle has the first sizes_P[0] rows."""
         assert inputs_NS.dtype == labels_NS.dtype == np.uint8 and inputs_NS.shape == labels_NS.shape
         assert len(sizes_P) == len(identifiers_P) and sizes_P.sum() == len(inputs_NS)
-        self._inputs.append(inputs_NS)
-        self._labels.append(labels_NS)
-        self._identifiers.append(identifiers_P)
-        self._puzzle_indices.append(self.num_examples + np.cumsum(sizes_P, dtype=np.int64))
+        self._arrays["all__inputs"].append(inputs_NS)
+        self._arrays["all__labels"].append(labels_NS)
+        self._arrays["all__puzzle_identifiers"].append(identifiers_P)
+        self._arrays["all__puzzle_indices"].append(self.num_examples + np.cumsum(sizes_P, dtype=np.int64))
         self.num_examples += len(inputs_NS)
         self.num_puzzles += len(sizes_P)
 
     def end_groups(self, sizes_G: np.ndarray) -> None:
         """Put the puzzles that are not in a group yet into groups of these sizes, in order."""
-        self._group_indices.append(self._num_grouped + np.cumsum(sizes_G, dtype=np.int64))
+        self._arrays["all__group_indices"].append(self._num_grouped + np.cumsum(sizes_G, dtype=np.int64))
         self._num_grouped += int(sizes_G.sum())
         self.num_groups += len(sizes_G)
 

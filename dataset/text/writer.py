@@ -18,13 +18,9 @@ class TextSplitWriter(FolderWriter):
         writer.add_problem(instruction, response, task=1)"""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, max_len: int, tasks: Iterable[str]) -> None:
-        super().__init__(folder)
+        super().__init__(folder, tokens=(tokenizer.dtype,), samples=(np.int64, 4))
         self._tokenizer, self._max_len, self._tasks = tokenizer, max_len, tasks
         self.num_documents = self.num_samples = self.num_tokens = self.longest = 0
-
-    def _open_arrays(self) -> None:
-        self._tokens = self._array("tokens", self._tokenizer.dtype)
-        self._samples = self._array("samples", np.dtype(np.int64), 4)
 
     def add_text(self, text: np.ndarray, task: int) -> None:
         """Append a text, cut into samples of at most `max_len` tokens to read.
@@ -47,13 +43,13 @@ class TextSplitWriter(FolderWriter):
         """Append the tokens of a document, and return the place of the first one."""
         first = self.num_tokens
         document = np.concatenate([np.asarray(part, self._tokenizer.dtype) for part in parts])
-        self._tokens.append(document)
+        self._arrays["tokens"].append(document)
         self.num_tokens += len(document)
         self.num_documents += 1
         return first
 
     def _add_sample(self, start: int, prefix_len: int, response_len: int, task: int) -> None:
-        self._samples.append(np.array([[start, prefix_len, response_len, task]]))
+        self._arrays["samples"].append(np.array([[start, prefix_len, response_len, task]]))
         self.num_samples += 1
         self.longest = max(self.longest, prefix_len + response_len - 1)
 
