@@ -2,6 +2,7 @@
 # N = mazes, L = side, S = cells of a maze (L * L), T = transforms
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,13 +14,12 @@ if not __package__:
 
 import numpy as np
 
-from dataset import boards, maze, puzzle_csv
-from dataset.boards import Boards
+from dataset import boards, maze
+from dataset.boards import Boards, Row, wrong_row
 from dataset.builder import OUTPUT_DIR, Builder, Typed, Written, option, seed_option
-from dataset.puzzle_csv import Row, wrong_row
 from dataset.tasks import task_of_shape
 from dataset.tasks.maze import MazeTask
-from dataset.transforms import NUM_TRANSFORMS, transformed
+from dataset.transforms import NUM_TRANSFORMS, transform_sources
 from utils.errors import UserError
 
 DEFAULT_REPO = "sapientinc/maze-30x30-hard-1k"
@@ -97,23 +97,21 @@ def to_mazes(file: Path, rows: list[Row]) -> Boards:
         squares = "a maze is a square, of 4, 9, 25, ... (16 would be taken for a Sudoku)"
         raise wrong_row(file, rows[0], f"the question has {num_cells} characters; {squares}")
     questions = {symbol: maze.SYMBOLS.index(symbol, 1) for symbol in "# SG"}
-    return puzzle_csv.to_boards(file, rows, task, questions, "'#', blank, S and G")
+    return boards.to_boards(file, rows, task, questions, "'#', blank, S and G")
 
 
 def images(mazes: Boards, num_aug: int, rng: np.random.Generator) -> Iterator[Boards]:
     """Yield each maze, followed by its first `num_aug` transforms."""
-    side = maze.side_of(mazes.questions_NS.shape[1])
-    assert side is not None
+    num_cells = mazes.questions_NS.shape[1]
+    sources_TS = transform_sources(math.isqrt(num_cells))[: 1 + num_aug]
     for chunk in mazes.chunks():
-        grids = [each_NS.reshape(-1, side, side) for each_NS in chunk]
-        turned = [np.stack([transformed(each_NLL, t) for t in range(1 + num_aug)], axis=1) for each_NLL in grids]
-        yield Boards(*(each_NTLL.reshape(-1, side * side) for each_NTLL in turned))
+        yield Boards(*(each_NS[:, sources_TS].reshape(-1, num_cells) for each_NS in chunk))
 
 
 def write(folder: Path, settings: Settings) -> Written:
     """Write both splits. Raise UserError if the input is bad."""
     if settings.generate is None:
-        mazes = puzzle_csv.load_boards(settings, to_mazes)
+        mazes = boards.load_boards(settings, to_mazes)
     else:
         size = settings.size
         assert size is not None

@@ -13,11 +13,10 @@ if not __package__:
 
 import numpy as np
 
-from dataset import boards, puzzle_csv
+from dataset import boards
 from dataset.augment import BOXES, Box, draw_symmetries
-from dataset.boards import Boards
+from dataset.boards import Boards, Row, wrong_row
 from dataset.builder import OUTPUT_DIR, Builder, Typed, Written, option, progress, seed_option
-from dataset.puzzle_csv import Row, wrong_row
 from dataset.sudoku import DIGITS, count_solutions, generate
 from dataset.tasks.base import joined
 from dataset.tasks.sudoku import SudokuTask
@@ -97,7 +96,7 @@ def to_boards(
     task, blanks = SudokuTask(box), {".": 1, "0": 1}
     digits, allowed = task.symbols_of_solutions()
     with_blanks = f"{allowed}, and . or 0 for a blank,"
-    tokens = puzzle_csv.to_boards(file, rows, task, digits | blanks, with_blanks)
+    tokens = boards.to_boards(file, rows, task, digits | blanks, with_blanks)
     found = Boards(*(tokens_NS - np.uint8(1) for tokens_NS in tokens))
     if min_difficulty is None:
         return found
@@ -141,7 +140,7 @@ def write(folder: Path, settings: Settings) -> Written:
     """Write both splits. Raise UserError if the input is bad."""
     if settings.generate is None:
         check = partial(to_boards, box_of_files=settings.box, min_difficulty=settings.min_difficulty)
-        puzzles = puzzle_csv.load_boards(settings, check)
+        puzzles = boards.load_boards(settings, check)
     else:
         assert settings.box is not None
         made_for = BOXES[settings.box]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dataset.arc import Task, parse_tasks, read_tasks, to_tokens
-from dataset.puzzle_csv import read_fields
+from dataset.boards import read_fields
 from dataset.schema import read_names
 from dataset.tasks.base import BoardTask, TextTask, joined
 from utils.errors import UserError

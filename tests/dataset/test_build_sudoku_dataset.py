@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset import build_sudoku_dataset, puzzle_csv
+from dataset import boards, build_sudoku_dataset
 from dataset.augment import BOXES
 from dataset.build_sudoku_dataset import main
 from dataset.schema import Split, open_split
@@ -55,7 +55,7 @@ def test_a_build_subsamples_train_alone_as_the_seed_says(
     assert len(drawn) == 6 and drawn <= {question_S.tobytes() for question_S in whole}
     _build(tmp_path / "c", *options, "--seed", 2)
     monkeypatch.setattr(build_sudoku_dataset, "AUGMENT_CHUNK_BOARDS", 7)
-    monkeypatch.setattr(puzzle_csv, "CHUNK_ROWS", 5)
+    monkeypatch.setattr(boards, "CHUNK_ROWS", 5)
     _build(tmp_path / "b", *options, "--seed", 1)
     one, same, other = (fingerprints(tmp_path / name) for name in "abc")
     assert one == same and one[0] != other[0] and one[1] == other[1] == fingerprints(tmp_path / "whole")[1]

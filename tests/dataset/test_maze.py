@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dataset import maze
+from dataset.boards import read_boards
 from dataset.build_maze_dataset import to_mazes
 from dataset.maze import (
     BLANK,
@@ -21,7 +22,6 @@ from dataset.maze import (
     least_distance,
     shortest_path,
 )
-from dataset.puzzle_csv import read_boards
 from tests.dataset.mazes import Cell, any_maze, random_maze, search, solved, to_tokens, turned, turned_row
 
 REAL_MAZES = Path(__file__).resolve().parents[3] / "shared" / "data" / "maze-30x30-hard-1k"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dataset import puzzle_csv
-from dataset.puzzle_csv import Row, read_rows, source_files
+from dataset import boards
+from dataset.boards import Row, read_rows, source_files
 
 HEADER = "source,question,answer,rating"
 
@@ -22,7 +22,7 @@ def _file(folder: Path, text: str, name: str = "train.csv") -> Path:
 def test_rows_keep_their_blanks_and_their_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, chunk: int
 ) -> None:
-    monkeypatch.setattr(puzzle_csv, "CHUNK_ROWS", chunk)
+    monkeypatch.setattr(boards, "CHUNK_ROWS", chunk)
     text = f'\ufeff{HEADER}\r\nx, a ,b  ,1\r\n\r\n"two\r\nlines",c,d,-2\r\n,,,0\r\n'
     lists = list(read_rows(_file(tmp_path, text, name)))
     assert [row for rows in lists for row in rows] == [
