@@ -31,14 +31,7 @@ _NO_GRID = grid_key(np.empty((0, 0)))
 
 
 class ArcVotes:
-    """Votes on the ARC tasks of one dataset's test split.
-
-    votes = ArcVotes(split)
-    for each batch of this rank's share:
-        votes.add(identifiers_N, inputs_NS, predictions_NS, confidence_N)
-    scores = votes.result(world, save_to=folder)  # {"pass@1": ..., ...}, on every rank
-    votes.clear()                                 # before another checkpoint votes
-    """
+    """Votes on the ARC tasks of one dataset's test split."""
 
     def __init__(self, split: Split) -> None:
         if split.parts or len(split.sets) > 1:

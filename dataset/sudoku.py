@@ -325,7 +325,8 @@ def generate(num: int, box: Box, rng: np.random.Generator) -> Iterator[tuple[np.
     """Yield `num` puzzles (S,) uint8 that have one solution, each with its solution (S,).
 
     No two puzzles have the same `symmetry_class`. If there are few classes (4x4 puzzles have about
-    4,000), rare classes come late: shuffle the puzzles before splitting them."""
+    4,000), rare classes come late: shuffle the puzzles before splitting them.
+    """
     random_puzzle = _random_puzzle if box.side <= LARGEST_SEARCHED_SIDE else _random_puzzle_by_singles
     seen: set[bytes] = set()
     duplicates = 0

@@ -11,11 +11,7 @@ from dataset.text.tokenizer import Tokenizer
 
 
 class TextSplitWriter(FolderWriter):
-    """Writes the tokens and the samples of one split into a new folder.
-
-    with TextSplitWriter(folder / "train", tokenizer, 1024, ["text", "sorting"]) as writer:
-        writer.add_text(tokens, task=0)
-        writer.add_problem(instruction, response, task=1)"""
+    """Writes the tokens and the samples of one split into a new folder."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, max_len: int, tasks: Iterable[str]) -> None:
         super().__init__(folder, tokens=(tokenizer.dtype,), samples=(np.int64, 4))
