@@ -1,4 +1,4 @@
-"""Check a dataset of any task, and list everything that is wrong, with its place.
+"""Check a dataset of any task, and list what is wrong, with its place.
 
 Examples are read in chunks. Only the index arrays and the keys of examples grow with the data. By
 the keys, test examples are found in the training split, and two answers to one question.
