@@ -14,7 +14,7 @@ import numpy as np
 from dataset.arc import Task, parse_tasks, read_tasks, to_tokens
 from dataset.boards import read_fields
 from dataset.schema import read_names
-from dataset.tasks.base import BoardTask, TextTask
+from dataset.tasks.base import BoardTask, TextTask, joined
 from utils.errors import UserError
 from utils.files import opened
 from utils.json_files import parse_json
@@ -23,6 +23,8 @@ from utils.json_files import parse_json
 # number.
 BLANK_IDENTIFIER = 0
 STDIN = "-"
+# No board has more cells.
+_MOST_CELLS = 1600
 # Far more than a list of a million Sudokus has.
 _MOST_CHARACTERS = 1 << 28
 
@@ -172,7 +174,16 @@ class PuzzleReader:
     def _board_of(self, text: str, where: str) -> TextTask:
         """Return the board that a text shows."""
         own = self._text_board(where)
-        return self.other_board(len(own.cells_in(text))) or own  # which says how many cells it has
+        num_cells = len(own.cells_in(text))
+        if board := self.other_board(num_cells):
+            return board
+        sizes = [str(num) for num in range(1, _MOST_CELLS + 1) if self.other_board(num)]
+        if len(sizes) > 1:
+            raise UserError(
+                f"{where} has {num_cells} characters, this model's puzzles have {joined(sizes, 'or')}; give one for "
+                "every cell, row by row"
+            )
+        return own  # which says how many cells it has
 
 
 def split_sizes(
