@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dataset.transforms import NUM_TRANSFORMS, transformed
 from utils.errors import UserError
 from utils.files import opened
 from utils.json_files import parse_json
@@ -25,8 +26,8 @@ SEQ_LEN = SIDE * SIDE
 NUM_COLOURS = 10
 PADDING, END, FIRST_COLOUR = 0, 1, 2
 VOCAB_SIZE = FIRST_COLOUR + NUM_COLOURS
-NUM_TRANSFORMS = 8
-# The number of the transform that undoes each transform.
+# The number in dataset/transforms.py of each published transform, and the transform that undoes it.
+_TRANSFORM_OF = (0, 6, 3, 5, 1, 2, 4, 7)
 INVERSE = (0, 3, 2, 1, 4, 5, 6, 7)
 IDENTITY_C = np.arange(NUM_COLOURS, dtype=np.uint8)
 
@@ -89,9 +90,6 @@ def read_tasks(file: Path, solutions_file: Path | None = None) -> list[Task]:
 
     The file holds one ARC task, which gets the name of the file, or many as {name: task}. The file
     of solutions has {name: [output of each test pair]}, which replace the outputs in `file`.
-
-    Raises:
-        UserError: Something is wrong; the message names the file, the ARC task and the place.
     """
     tasks = parse_tasks(_read_json(file), str(file), _ENDING.sub("", file.name))
     if solutions_file is None:
@@ -110,10 +108,7 @@ def read_tasks(file: Path, solutions_file: Path | None = None) -> list[Task]:
 
 
 def parse_tasks(value: Any, where: str, name: str) -> list[Task]:
-    """Return the ARC tasks in parsed JSON, as `read_tasks`.
-
-    Messages begin with `where`. If there is only one ARC task, it gets this name.
-    """
+    """Return the ARC tasks in parsed JSON, as `read_tasks`."""
     if not isinstance(value, dict) or not value:
         raise UserError(f"{where}: holds no ARC task ({_FORM}); {_FIX}")
     # One of many ARC tasks may be called "train" or "test". Its value is then not a list of pairs.
@@ -174,10 +169,7 @@ def side_of(seq_len: int) -> int | None:
 
 
 def framed(grid_hw: np.ndarray) -> np.ndarray:
-    """Return the tokens of a grid with end markers below it and to its right, (h + 1, w + 1) uint8.
-
-    The corner between the two rows of end markers is padding.
-    """
+    """Return the tokens of a grid with end markers below and to the right, (h + 1, w + 1) uint8."""
     height, width = grid_hw.shape
     tokens = np.full((height + 1, width + 1), END, dtype=np.uint8)
     tokens[:height, :width] = grid_hw + np.uint8(FIRST_COLOUR)
@@ -186,13 +178,7 @@ def framed(grid_hw: np.ndarray) -> np.ndarray:
 
 
 def to_tokens(grid_hw: np.ndarray, top: int = 0, left: int = 0, *, side: int = SIDE) -> np.ndarray:
-    """Return the canvas with a grid whose first cell is at (top, left), (S,) uint8.
-
-    End markers beyond the edge of the canvas are left out.
-
-    Raises:
-        UserError: The grid goes over the edge of the canvas.
-    """
+    """Return the canvas with a grid whose first cell is at (top, left), (S,) uint8."""
     height, width = grid_hw.shape
     if min(top, left) < 0 or max(top + height, left + width) > side:
         raise UserError(
@@ -240,13 +226,7 @@ def transform(grid_hw: np.ndarray, number: int) -> np.ndarray:
     The published numbers are: 0 to 3 quarter turns counterclockwise, 4 mirrored left to right, 5
     mirrored top to bottom, 6 mirrored at the main diagonal, 7 mirrored at the other diagonal.
     """
-    if number < 4:
-        return np.rot90(grid_hw, number)
-    if number == 4:
-        return np.fliplr(grid_hw)
-    if number == 5:
-        return np.flipud(grid_hw)
-    return grid_hw.T if number == 6 else np.fliplr(np.rot90(grid_hw))
+    return transformed(grid_hw[None], _TRANSFORM_OF[number])[0]
 
 
 def undo(grid_hw: np.ndarray, number: int, permutation_C: np.ndarray) -> np.ndarray:

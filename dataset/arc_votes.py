@@ -1,8 +1,4 @@
-"""Score ARC by votes: each version of an ARC task predicts an answer, and the answers vote.
-
-The augmentation of a prediction is undone before it votes. Each rank counts the votes of its own
-predictions, and sends the counts to rank 0 for a few ARC tasks at a time.
-"""
+"""Score ARC by votes: each version of an ARC task predicts an answer, and the answers vote."""
 # N = examples, S = cells of the canvas, U = identifiers in the split, C = the ten colours
 
 import json
@@ -35,18 +31,7 @@ _NO_GRID = grid_key(np.empty((0, 0)))
 
 
 class ArcVotes:
-    """Votes on the ARC tasks of one dataset's test split.
-
-        votes = ArcVotes(split)
-        for each batch of this rank's share:
-            votes.add(identifiers_N, inputs_NS, predictions_NS, confidence_N)
-        scores = votes.result(world, save_to=folder)  # {"pass@1": ..., ...}, on every rank
-        votes.clear()                                 # before another checkpoint votes
-
-    Attributes:
-        metrics: the names in the result; none if the dataset holds no solutions.
-        num_tasks: the number of ARC tasks with known solutions, over which the metrics are means.
-    """
+    """Votes on the ARC tasks of one dataset's test split."""
 
     def __init__(self, split: Split) -> None:
         if split.parts or len(split.sets) > 1:
@@ -119,9 +104,6 @@ class ArcVotes:
         answers. TRM's evaluator counts in the same way. An ARC task without votes counts as well.
         Into `save_to` rank 0 writes submission.json (two attempts for each test input, in Kaggle's
         format) and arc_votes.json (the best candidates).
-
-        Raises:
-            UserError: A vote was invalid (see `add`), or a file can't be written.
         """
         with world.shared_errors():
             if self._mistake:

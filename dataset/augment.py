@@ -66,10 +66,7 @@ def num_row_orders(box: Box) -> int:
 
 
 def row_orders(numbers_N: np.ndarray, box: Box) -> np.ndarray:
-    """Return the orders of the rows with these numbers in [0, K), (N, L).
-
-    Boards of side 16 have 8 million orders of rows, so the orders are computed, and not looked up.
-    """
+    """Return the orders of the rows with these numbers in [0, K), (N, L)."""
     inside = _permutations(box.rows)
     # From the last digit to the first: an order for each place of a band, and one of the bands.
     digits = []

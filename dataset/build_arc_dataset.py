@@ -2,7 +2,7 @@
 
 Every ARC task is a group: a puzzle and up to --num-aug augmented versions. A version may turn or
 mirror the grids and permute all colours but black. In the training split grids also move on the
-canvas. A smaller canvas holds only the ARC tasks whose grids fit on it. The files and the settings,
+canvas. The files and the settings,
 with the seed, decide every byte of the dataset.
 """
 # A = versions of an ARC task, E = examples in one version, S = cells of the canvas,
@@ -10,6 +10,7 @@ with the seed, decide every byte of the dataset.
 
 import contextlib
 import hashlib
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,10 +36,10 @@ from dataset.builder import (
     progress,
     require_index,
     seed_option,
-    what_was_left_out,
 )
 from dataset.schema import SplitName
 from dataset.tasks.base import some
+from dataset.transforms import NUM_TRANSFORMS
 from utils.arguments import check_exclusive, given
 from utils.errors import UserError
 from utils.files import files_below
@@ -70,8 +71,7 @@ examples:
 
 Files may be .json or .json.gz. All pairs of a training task are trained on. The demonstrations of a
 test task are trained on too, and its test pairs are the test split. From a test set without
-solutions you get a dataset for a submission. An old dataset in the output folder is replaced once
-the new dataset is whole.
+solutions you get a dataset for a submission.
 """
 
 _FOLDERS, _COMBINED = "ARC tasks in folders", "ARC tasks in combined files"
@@ -114,7 +114,7 @@ def complete(typed: Typed) -> None:
     check_exclusive(typed, "dataset_dirs", "input_file_prefix")
     typed.keep_colours = bool(typed.keep_colours)
     if typed.num_aug is None:
-        typed.num_aug = arc.NUM_TRANSFORMS - 1 if typed.keep_colours else DEFAULT_NUM_AUG
+        typed.num_aug = NUM_TRANSFORMS - 1 if typed.keep_colours else DEFAULT_NUM_AUG
     if arc.side_of(typed.side**2) is None:
         raise UserError(
             f"--side is {typed.side}, but a canvas has a side from {arc.MIN_SIDE} to {arc.SIDE}, and not 10 (the shape "
@@ -188,15 +188,11 @@ def _in_folders(dataset_dirs: Sequence[Path]) -> Iterator[Source]:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}; get the ARC tasks or correct --dataset-dirs")
         files_of: dict[Path, list[Path]] = {}
-        left_out: list[Path] = []
         for file in files_below(folder):
-            is_task = file.name.lower().endswith((".json", ".json.gz")) and file.parent.parent == folder
-            (files_of.setdefault(file.parent, []) if is_task else left_out).append(file)
-        others = what_was_left_out(folder, {"that are no .json file in a subfolder": left_out})
+            if file.name.lower().endswith((".json", ".json.gz")) and file.parent.parent == folder:
+                files_of.setdefault(file.parent, []).append(file)
         if not files_of:
-            raise UserError(f"{folder}: no subfolder of it holds a .json file{others}; correct --dataset-dirs")
-        if others:
-            tell(f"note: {folder}{others}")
+            raise UserError(f"{folder}: no subfolder of it holds a .json file; correct --dataset-dirs")
         for subfolder, files in files_of.items():
             tasks = [task for file in files for task in arc.read_tasks(file)]
             yield Source(str(subfolder), subfolder.name == TEST_FOLDER, tasks)
@@ -289,9 +285,6 @@ def write(folder: Path, settings: Settings) -> Written:
             bar.update()
         for writer in writers.values():
             writer.num_puzzle_identifiers = next_identifier
-    fewer = [name for name, found in versions.items() if len(found.transforms_A) <= settings.num_aug]
-    if fewer:
-        tell(f"note: fewer than {settings.num_aug} different versions were found of {some(fewer)}")
     of_test = {task.name: task.as_json() for source in sources if source.is_test for task in source.tasks}
     (folder / "test_puzzles.json").write_text(json.dumps(of_test) + "\n", encoding="utf-8")
     lines = [
@@ -299,7 +292,12 @@ def write(folder: Path, settings: Settings) -> Written:
         for split, each in writers.items()
     ]
     tokens = f"tokens padding 0, end 1, colours from 2: vocab_size {arc.VOCAB_SIZE}, seq_len {settings.side**2}"
-    return _identifier_names(versions), [*lines, tokens]
+    names = (
+        arc.augmented_name(task, number, permutation_C)
+        for task, found in versions.items()
+        for number, permutation_C in zip(found.transforms_A.tolist(), found.permutations_AC, strict=True)
+    )
+    return itertools.chain(["<blank>"], names), [*lines, tokens]
 
 
 def _rng(settings: Settings, name: str, stream: int) -> np.random.Generator:
@@ -339,7 +337,7 @@ def draw_places(pairs: Sequence[arc.Pair], transforms_A: np.ndarray, rng: np.ran
     begins at (0, 0), as published.
     """
     sizes_E2 = np.array([np.max([grid.shape for grid in pair.grids], axis=0) for pair in pairs])
-    is_transposed_8 = [arc.transform(np.empty((1, 2)), number).shape == (2, 1) for number in range(arc.NUM_TRANSFORMS)]
+    is_transposed_8 = [arc.transform(np.empty((1, 2)), number).shape == (2, 1) for number in range(NUM_TRANSFORMS)]
     is_transposed_A11 = np.array(is_transposed_8)[transforms_A][:, None, None]
     places_AE2 = rng.integers(side + 1 - np.where(is_transposed_A11, sizes_E2[:, ::-1], sizes_E2))
     stays_A = rng.integers(len(pairs), size=len(transforms_A))
@@ -350,10 +348,7 @@ def draw_places(pairs: Sequence[arc.Pair], transforms_A: np.ndarray, rng: np.ran
 def rows_of(
     pairs: Sequence[arc.Pair], versions: arc.Augmentations, places_AE2: np.ndarray, side: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the inputs and the labels of all examples, (A * E, S) uint8 each.
-
-    The label of an unknown output is padding, which is ignored.
-    """
+    """Return the inputs and the labels of all examples, (A * E, S) uint8 each."""
     num_versions, num_examples = places_AE2.shape[:2]
     # The canvases have room for end markers beyond the edge, which are cut off at the end.
     canvases = np.full((2, num_versions, num_examples, side + 1, side + 1), arc.PADDING, dtype=np.uint8)
@@ -374,13 +369,6 @@ def rows_of(
     return inputs_NS, labels_NS
 
 
-def _identifier_names(versions: dict[str, arc.Augmentations]) -> Iterator[str]:
-    yield "<blank>"
-    for task, found in versions.items():
-        for number, permutation_C in zip(found.transforms_A.tolist(), found.permutations_AC, strict=True):
-            yield arc.augmented_name(task, number, permutation_C)
-
-
 BUILDER = Builder(
     "build_arc_dataset",
     "Build an ARC dataset. Inputs and labels are grids on a canvas of 30 x 30 cells, or fewer.",
@@ -389,7 +377,6 @@ BUILDER = Builder(
     Settings,
     complete,
     write,
-    "fewer puzzles need less memory: lower --num-aug",
 )
 main = BUILDER.main
 

@@ -1,8 +1,4 @@
-"""Build a Lights Out dataset: boards that have a solution, and the fewest presses as labels.
-
-No test board is a symmetry of a training board. The settings, with the seed, decide every byte of
-the dataset.
-"""
+"""Build a Lights Out dataset: boards that have a solution, and the fewest presses as labels."""
 # N = boards, S = cells of a board, T = 8 transforms, A = images (transformed copies) of a board
 
 import sys
@@ -38,10 +34,7 @@ examples:
   python dataset/build_lights_out_dataset.py --output-dir data/lights-out-easy \\
       --generate 1000 --max-presses 4
 
-A press toggles a lamp and its neighbours above, below, left and right. The goal is to turn every
-lamp off. The label is the solution with the fewest presses. If several solutions have equally few,
-the label is the solution that presses the first cell in which they differ. An old dataset in the
-output folder is replaced once the new dataset is whole.
+The label is the solution with the fewest presses (docs/datasets.md).
 """
 
 
@@ -65,7 +58,7 @@ def complete(typed: Typed) -> None:
         raise UserError(f"--num-aug is {typed.num_aug}; it must be at most {NUM_TRANSFORMS - 1}")
     if typed.max_presses is not None and typed.max_presses > typed.side**2:
         raise UserError(f"--max-presses is {typed.max_presses}, but a board has {typed.side**2} cells; lower it")
-    boards.complete_generate(typed)
+    typed.generate_test = typed.generate_test or max(1, typed.generate // 10)
 
 
 def generate(num: int, side: int, max_presses: int | None, rng: np.random.Generator) -> boards.Pairs:
@@ -142,7 +135,6 @@ BUILDER = Builder(
     Settings,
     complete,
     write,
-    "fewer puzzles need less memory: lower --generate",
 )
 main = BUILDER.main
 

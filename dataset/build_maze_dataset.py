@@ -1,10 +1,8 @@
-"""Build a maze dataset from a download, from local CSV files, or from mazes generated here.
-
-The mazes and the settings, with the seed, decide every byte of the dataset.
-"""
+"""Build a maze dataset from a download, from local CSV files, or from mazes generated here."""
 # N = mazes, L = side, S = cells of a maze (L * L), T = transforms
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,13 +14,12 @@ if not __package__:
 
 import numpy as np
 
-from dataset import boards, maze, puzzle_csv
-from dataset.boards import Boards
+from dataset import boards, maze
+from dataset.boards import Boards, Row, wrong_row
 from dataset.builder import OUTPUT_DIR, Builder, Typed, Written, option, seed_option
-from dataset.puzzle_csv import Row, wrong_row
 from dataset.tasks import task_of_shape
 from dataset.tasks.maze import MazeTask
-from dataset.transforms import NUM_TRANSFORMS, transformed
+from dataset.transforms import NUM_TRANSFORMS, transform_sources
 from utils.errors import UserError
 
 DEFAULT_REPO = "sapientinc/maze-30x30-hard-1k"
@@ -46,8 +43,7 @@ stays right.
 
 The CSV files have the columns question and answer. A maze is a text of L x L characters,
 row by row: # is a wall, a blank is free (also at the ends of a row), S the start, G the goal, and o
-in the answer the path. There is no wall around the maze unless the text has one. An old dataset in
-the output folder is replaced once the new dataset is whole.
+in the answer the path. There is no wall around the maze unless the text has one.
 """
 
 
@@ -94,50 +90,28 @@ def complete(typed: Typed) -> None:
 
 
 def to_mazes(file: Path, rows: list[Row]) -> Boards:
-    """Convert rows to tokens, and check that each answer is a shortest path through its maze.
-
-    The path need not be the one that the search of this project finds, because other people's files
-    may choose another shortest path.
-    """
+    """Convert rows to tokens, and check that each answer is a shortest path through its maze."""
     num_cells = len(rows[0].question)
-    if num_cells < 4 or not isinstance(task_of_shape(num_cells, maze.VOCAB_SIZE), MazeTask):
+    task = task_of_shape(num_cells, maze.VOCAB_SIZE)
+    if num_cells < 4 or not isinstance(task, MazeTask):
         squares = "a maze is a square, of 4, 9, 25, ... (16 would be taken for a Sudoku)"
         raise wrong_row(file, rows[0], f"the question has {num_cells} characters; {squares}")
-    tokens = {symbol: token for token, symbol in enumerate(maze.SYMBOLS) if token}
-    of_questions = {symbol: tokens[symbol] for symbol in "# SG"}
-    questions_NS = puzzle_csv.to_tokens(file, rows, "question", of_questions, num_cells, "'#', blank, S and G")
-    answers_NS = puzzle_csv.to_tokens(file, rows, "answer", tokens, num_cells, "'#', blank, S, G and o")
-    for token in (maze.START, maze.GOAL):
-        count_N = (questions_NS == token).sum(axis=1)
-        for n in np.flatnonzero(count_N != 1)[:1]:
-            raise wrong_row(file, rows[n], f"the question has {count_N[n]} {maze.SYMBOLS[token]}, not one")
-    is_drawn_NS = (questions_NS == maze.BLANK) & (answers_NS == maze.PATH)
-    for n, cell in np.argwhere((questions_NS != answers_NS) & ~is_drawn_NS)[:1]:
-        answered, given = rows[n].answer[cell], rows[n].question[cell]
-        raise wrong_row(
-            file, rows[n], f"the answer has {answered!r} in cell {cell + 1}, but the question has {given!r}"
-        )
-    judged = maze.judge_paths(questions_NS, answers_NS)
-    for n in np.flatnonzero(~judged["path_optimal"])[:1]:
-        wrong = "no shortest path" if judged["path_valid"][n] else "not one path"
-        raise wrong_row(file, rows[n], f"the answer is {wrong} from S to G")
-    return Boards(questions_NS, answers_NS)
+    questions = {symbol: maze.SYMBOLS.index(symbol, 1) for symbol in "# SG"}
+    return boards.to_boards(file, rows, task, questions, "'#', blank, S and G")
 
 
 def images(mazes: Boards, num_aug: int, rng: np.random.Generator) -> Iterator[Boards]:
     """Yield each maze, followed by its first `num_aug` transforms."""
-    side = maze.side_of(mazes.questions_NS.shape[1])
-    assert side is not None
+    num_cells = mazes.questions_NS.shape[1]
+    sources_TS = transform_sources(math.isqrt(num_cells))[: 1 + num_aug]
     for chunk in mazes.chunks():
-        grids = [each_NS.reshape(-1, side, side) for each_NS in chunk]
-        turned = [np.stack([transformed(each_NLL, t) for t in range(1 + num_aug)], axis=1) for each_NLL in grids]
-        yield Boards(*(each_NTLL.reshape(-1, side * side) for each_NTLL in turned))
+        yield Boards(*(each_NS[:, sources_TS].reshape(-1, num_cells) for each_NS in chunk))
 
 
 def write(folder: Path, settings: Settings) -> Written:
     """Write both splits. Raise UserError if the input is bad."""
     if settings.generate is None:
-        mazes = puzzle_csv.load_boards(settings, to_mazes)
+        mazes = boards.load_boards(settings, to_mazes)
     else:
         size = settings.size
         assert size is not None
@@ -161,7 +135,6 @@ BUILDER = Builder(
     Settings,
     complete,
     write,
-    "fewer puzzles need less memory: lower --generate or --subsample-size",
 )
 main = BUILDER.main
 

@@ -1,8 +1,4 @@
-"""Build a Sudoku dataset from a download, from local CSV files, or from puzzles generated here.
-
-The training puzzles are augmented by random symmetries. The puzzles and the settings, with the
-seed, decide every byte of the dataset.
-"""
+"""Build a Sudoku dataset from a download, from local CSV files, or from puzzles generated here."""
 # N = puzzles, B = boards (puzzles and their augmentations), S = cells of a board
 
 import sys
@@ -17,13 +13,13 @@ if not __package__:
 
 import numpy as np
 
-from dataset import boards, puzzle_csv
+from dataset import boards
 from dataset.augment import BOXES, Box, draw_symmetries
-from dataset.boards import Boards
+from dataset.boards import Boards, Row, wrong_row
 from dataset.builder import OUTPUT_DIR, Builder, Typed, Written, option, progress, seed_option
-from dataset.puzzle_csv import Row, wrong_row
-from dataset.sudoku import DIGITS, count_solutions, digits_in_words, generate, valid_solutions
+from dataset.sudoku import DIGITS, count_solutions, generate
 from dataset.tasks.base import joined
+from dataset.tasks.sudoku import SudokuTask
 from utils.errors import UserError
 
 DEFAULT_REPO = "sapientinc/sudoku-extreme"
@@ -52,12 +48,7 @@ solution or quizzes and solutions, are read too. A board is a text of 16, 36, 64
 or 256 digits, row by row, with . or 0 for a blank. Digits above 9 are the letters A to G, in upper
 or lower case. The boxes of sides 6, 8 and 12 have 2 rows and 3 columns, 2 and 4, and 3 and 4.
 
-Every generated puzzle has one solution. Up to side 9, a search makes sure of it, and puzzles range
-from minimal to easy ones. For sides 12 and 16 the search could take minutes, so a clue is removed
-only if naked and hidden singles (a cell with one candidate; a digit with one place in a row, column
-or box) still derive the whole board. Such puzzles need no guesses; at least 0.4 of the cells are clues.
-
-An old dataset in the output folder is replaced once the new dataset is whole.
+docs/datasets.md says how puzzles are generated.
 """
 
 
@@ -102,17 +93,11 @@ def to_boards(
         raise wrong_row(file, rows[0], f"the question has {num_cells} characters; boards have {sizes}")
     if box_of_files not in (None, str(box)):
         raise UserError(f"{file}: boxes have {box} cells, not --box {box_of_files}; correct it or leave it out")
-    digits = {written: digit for digit, each in enumerate(DIGITS[: box.side], 1) for written in (each, each.lower())}
-    allowed = digits_in_words(box.side)
+    task, blanks = SudokuTask(box), {".": 1, "0": 1}
+    digits, allowed = task.symbols_of_solutions()
     with_blanks = f"{allowed}, and . or 0 for a blank,"
-    questions_NS = puzzle_csv.to_tokens(file, rows, "question", digits | {".": 0, "0": 0}, box.num_cells, with_blanks)
-    solutions_NS = puzzle_csv.to_tokens(file, rows, "answer", digits, box.num_cells, allowed)
-    for n in np.flatnonzero(~valid_solutions(solutions_NS, box))[:1]:
-        raise wrong_row(file, rows[n], f"the answer is no valid Sudoku with boxes of {box} (rows x columns)")
-    for n, cell in np.argwhere((questions_NS != 0) & (questions_NS != solutions_NS))[:1]:
-        given, answered = (DIGITS[boards_NS[n, cell] - 1] for boards_NS in (questions_NS, solutions_NS))
-        raise wrong_row(file, rows[n], f"the answer has {answered} in cell {cell + 1}, but the question has {given}")
-    found = Boards(questions_NS, solutions_NS)
+    tokens = boards.to_boards(file, rows, task, digits | blanks, with_blanks)
+    found = Boards(*(tokens_NS - np.uint8(1) for tokens_NS in tokens))
     if min_difficulty is None:
         return found
     if rows[0].rating is None:
@@ -155,7 +140,7 @@ def write(folder: Path, settings: Settings) -> Written:
     """Write both splits. Raise UserError if the input is bad."""
     if settings.generate is None:
         check = partial(to_boards, box_of_files=settings.box, min_difficulty=settings.min_difficulty)
-        puzzles = puzzle_csv.load_boards(settings, check)
+        puzzles = boards.load_boards(settings, check)
     else:
         assert settings.box is not None
         made_for = BOXES[settings.box]
@@ -184,7 +169,6 @@ BUILDER = Builder(
     Settings,
     complete,
     write,
-    "fewer puzzles need less memory: lower --generate or --subsample-size",
 )
 main = BUILDER.main
 

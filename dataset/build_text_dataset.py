@@ -1,8 +1,4 @@
-"""Build a dataset of text from plain text, JSONL, CSV, TSV and problems that are generated here.
-
-Files are read as a stream, so a file of GBs needs little memory. The documents and the settings,
-with the seed, decide every byte of the dataset.
-"""
+"""Build a dataset of text from plain text, JSONL, CSV, TSV and problems that are generated here."""
 
 import dataclasses
 import hashlib
@@ -28,7 +24,6 @@ from dataset.text.tokenizer import LEAST_BPE, ByteTokenizer, FileTokenizer, Toke
 from dataset.text.writer import TextSplitWriter
 from utils.errors import UserError
 from utils.out_of_memory import LESS_AT_A_TIME
-from utils.terminal import tell
 from utils.text import one_line
 
 DEFAULT_TEST_SHARE, DEFAULT_NUM = 0.05, 1000
@@ -37,8 +32,6 @@ BATCH_BYTES = 1 << 20
 # If all documents have fewer bytes than this, the test share is exact.
 FEW_BYTES = 1 << 21
 MOST_TASKS = 1000
-# Published files of text have this between their documents.
-END_OF_TEXT = "<|endoftext|>"
 
 EXAMPLES = """
 examples:
@@ -210,7 +203,6 @@ def write(folder: Path, settings: Settings) -> Written:
     tokenizer = make_tokenizer(folder, settings)
     left_out: Counter[str] = Counter()
     tasks: dict[str, int] = {}
-    first_marked = ""
     with ExitStack() as stack:
         writers: dict[SplitName, TextSplitWriter] = {
             split: stack.enter_context(TextSplitWriter(folder / split, tokenizer, settings.max_len, tasks))
@@ -218,8 +210,6 @@ def write(folder: Path, settings: Settings) -> Written:
         }
         bar = stack.enter_context(progress("writing", None, "documents"))
         for batch in _batches(split_documents(settings, left_out)):
-            marked = (document.place for _, document in batch if END_OF_TEXT.encode() in document.text)
-            first_marked = first_marked or next(marked, "")
             instructions = tokenizer.encode([document.instruction or b"" for _, document in batch])
             texts = tokenizer.encode([document.text for _, document in batch])
             for (split, document), instruction, text in zip(batch, instructions, texts, strict=True):
@@ -250,11 +240,6 @@ def write(folder: Path, settings: Settings) -> Written:
                 raise UserError(
                     f"no document is for {split}ing{others}; give more documents that differ, or --test-source"
                 )
-    if first_marked and settings.separator != END_OF_TEXT:
-        tell(
-            f"note: {END_OF_TEXT} is read as text, first in {first_marked}; --separator '{END_OF_TEXT}' divides plain "
-            "text there"
-        )
     special = tokenizer.special_tokens
     kinds = "bytes" if isinstance(tokenizer, ByteTokenizer) else "tokenizer.json"
     return None, [

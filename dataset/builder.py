@@ -11,11 +11,10 @@ import fcntl
 import json
 import os
 import shutil
-import sys
 import time
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self, get_args, get_origin, get_type_hints
@@ -24,13 +23,11 @@ import numpy as np
 from tqdm import tqdm
 
 from dataset.schema import DatasetDescription, DatasetMetadata, SplitName, check_contents, open_split
-from dataset.tasks.base import joined
 from dataset.text.schema import check_text_contents, open_text_split
 from utils.arguments import Parser, check_at_least, check_exclusive, typed_path
 from utils.errors import UserError
 from utils.files import remove_replaced
 from utils.shell import run_command
-from utils.terminal import tell
 from utils.text import one_line
 
 SPLITS: tuple[SplitName, ...] = ("train", "test")
@@ -42,6 +39,7 @@ _PARTS = {*SPLITS, "identifiers.json", "fingerprint.json", "test_puzzles.json", 
 # --------------------------------------------------------------------------------------------------
 # The program
 
+_REPLACES = "An old dataset in the output folder is replaced once the new dataset is whole.\n"
 # In a group of options with this in its title the options exclude one another.
 ONE_OF_THESE = "(one of these"
 Typed = argparse.Namespace
@@ -87,7 +85,7 @@ class Builder:
     settings: type[Any]
     complete: Callable[[Typed], None]
     write: Callable[[Path, Any], Written]
-    less_memory: str
+    less_memory: str = "fewer puzzles need less memory: lower --generate, --subsample-size or --num-aug"
 
     def main(self, argv: list[str] | None = None) -> int:
         """Run the program. Return 0, 2 after a user's mistake, or 130 after Ctrl-C."""
@@ -95,7 +93,7 @@ class Builder:
 
     def parse(self, argv: list[str] | None) -> Any:
         """Return the settings. Raise UserError if an option is malformed or in conflict."""
-        parser = Parser(f"{self.program}.py", description=self.description, epilog=self.examples)
+        parser = Parser(f"{self.program}.py", description=self.description, epilog=self.examples + _REPLACES)
         groups: dict[str, argparse._ActionsContainer] = {"": parser}
         types_of, fields = get_type_hints(self.settings), dataclasses.fields(self.settings)
         for field in fields:
@@ -134,35 +132,10 @@ class Builder:
         return "\n  ".join([first, *lines, *(f"sha256 {fingerprints[split]} ({split})" for split in SPLITS)])
 
 
-class _Lines:
-    """Prints each update of tqdm on a line of its own. Lines are lost if their reader has left."""
-
-    def write(self, text: str) -> None:
-        if line := text.strip():
-            tell(line)
-
-    def flush(self) -> None:
-        """Do nothing: each line is flushed."""
-
-
-# Files and pipes get a line so often. A stage that takes less time prints none.
-_LINE_EVERY_S = 10.0
-
-
 def progress(what: str, total: int | None, unit: str) -> "tqdm[NoReturn]":
-    """Return a progress bar. On a file or pipe it prints plain lines, and none in a short time."""
-    options: dict[str, Any] = {"desc": what, "total": total, "unit": f" {unit}"}
-    if not sys.stderr.isatty():
-        of_total = " of {total_fmt}" if total is not None else ""
-        options |= {"file": _Lines(), "bar_format": f"{{desc}}: {{n_fmt}}{of_total}{{unit}} after {{elapsed}}"}
-        options |= {"delay": _LINE_EVERY_S, "mininterval": _LINE_EVERY_S}
-    return tqdm(**options, unit_scale=total is None or total >= 10_000)
-
-
-def what_was_left_out(folder: Path, left_out: Mapping[str, Sequence[Path]]) -> str:
-    """Return a phrase with the number and the first of the files that were not read, by reason."""
-    reasons = [f"{len(files):,} {why} ({files[0].relative_to(folder)})" for why, files in left_out.items() if files]
-    return f"; left out: {joined(reasons)}" if reasons else ""
+    """Return a progress bar. Files and pipes get none."""
+    many = total is None or total >= 10_000
+    return tqdm(desc=what, total=total, unit=f" {unit}", unit_scale=many, disable=None)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -174,8 +147,7 @@ def new_dataset(output_dir: Path) -> Iterator[Path]:
     """Provide a folder beside `output_dir` in which a dataset is built.
 
     The folder takes the place of `output_dir` if the block ends without an error, and is removed
-    otherwise. It is locked while the build runs. So the rest of a killed build can be told from a
-    running build.
+    otherwise. It is locked while the build runs.
 
     Raises:
         UserError: `output_dir` holds something else than a dataset, another process builds the same
@@ -247,14 +219,11 @@ def size_mb(folder: Path) -> float:
 
 
 class ArrayFile:
-    """A .npy file to which rows are appended. At the end their number is written into the header.
-
-    The rows are written without a memory map, because on a full disk a map kills the process
-    without an error.
-    """
+    """A .npy file to which rows are appended. Their number is written into the header last."""
 
     def __init__(self, file: Path, dtype: np.dtype[Any], *row_shape: int) -> None:
         self._dtype, self._row_shape = dtype, row_shape
+        # No memory map: on a full disk a map kills the process without an error.
         self.stream = file.open("wb")
         self._num_rows = 0
         self.write_header()
@@ -279,22 +248,17 @@ class FolderWriter(ABC):
     split.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._arrays: list[ArrayFile] = []
+    def __init__(self, folder: Path, **arrays: tuple[Any, ...]) -> None:
+        """Take the type and the shape of a row of each array, by the name of its file."""
+        self._folder, self._described = folder, arrays
 
     def __enter__(self) -> Self:
         self._folder.mkdir()
-        self._open_arrays()
+        self._arrays = {
+            name: ArrayFile(self._folder / f"{name}.npy", np.dtype(dtype), *row_shape)
+            for name, (dtype, *row_shape) in self._described.items()
+        }
         return self
-
-    def _array(self, name: str, dtype: np.dtype[Any], *row_shape: int) -> ArrayFile:
-        self._arrays.append(ArrayFile(self._folder / f"{name}.npy", dtype, *row_shape))
-        return self._arrays[-1]
-
-    @abstractmethod
-    def _open_arrays(self) -> None:
-        """Open the files, with `_array`."""
 
     @abstractmethod
     def _finish(self) -> DatasetDescription:
@@ -304,12 +268,12 @@ class FolderWriter(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None
     ) -> None:
         with contextlib.ExitStack() as files:
-            for array in self._arrays:
+            for array in self._arrays.values():
                 files.enter_context(array.stream)
             if error is not None:
                 return
             metadata = self._finish()
-            for array in self._arrays:
+            for array in self._arrays.values():
                 array.write_header()
         (self._folder / "dataset.json").write_text(metadata.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
@@ -327,35 +291,33 @@ class SplitWriter(FolderWriter):
     """
 
     def __init__(self, folder: Path, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> None:
-        super().__init__(folder)
+        tokens, index = (np.uint8, seq_len), (np.int32,)
+        indices = {f"all__{name}": index for name in ("puzzle_identifiers", "puzzle_indices", "group_indices")}
+        super().__init__(folder, all__inputs=tokens, all__labels=tokens, **indices)
         self._seq_len, self._vocab_size = seq_len, vocab_size
         self.num_puzzle_identifiers = num_puzzle_identifiers
         self.num_examples = self.num_puzzles = self.num_groups = self._num_grouped = 0
 
-    def _open_arrays(self) -> None:
-        tokens, indices = np.dtype(np.uint8), np.dtype(np.int32)
-        self._inputs = self._array("all__inputs", tokens, self._seq_len)
-        self._labels = self._array("all__labels", tokens, self._seq_len)
-        self._identifiers = self._array("all__puzzle_identifiers", indices)
-        self._puzzle_indices = self._array("all__puzzle_indices", indices)
-        self._group_indices = self._array("all__group_indices", indices)
-        self._puzzle_indices.append(np.zeros(1))
-        self._group_indices.append(np.zeros(1))
+    def __enter__(self) -> Self:
+        super().__enter__()
+        for name in ("puzzle", "group"):
+            self._arrays[f"all__{name}_indices"].append(np.zeros(1))
+        return self
 
     def add(self, inputs_NS: np.ndarray, labels_NS: np.ndarray, sizes_P: np.ndarray, identifiers_P: np.ndarray) -> None:
         """Append the examples of P puzzles. The first puzzle has the first sizes_P[0] rows."""
         assert inputs_NS.dtype == labels_NS.dtype == np.uint8 and inputs_NS.shape == labels_NS.shape
         assert len(sizes_P) == len(identifiers_P) and sizes_P.sum() == len(inputs_NS)
-        self._inputs.append(inputs_NS)
-        self._labels.append(labels_NS)
-        self._identifiers.append(identifiers_P)
-        self._puzzle_indices.append(self.num_examples + np.cumsum(sizes_P, dtype=np.int64))
+        self._arrays["all__inputs"].append(inputs_NS)
+        self._arrays["all__labels"].append(labels_NS)
+        self._arrays["all__puzzle_identifiers"].append(identifiers_P)
+        self._arrays["all__puzzle_indices"].append(self.num_examples + np.cumsum(sizes_P, dtype=np.int64))
         self.num_examples += len(inputs_NS)
         self.num_puzzles += len(sizes_P)
 
     def end_groups(self, sizes_G: np.ndarray) -> None:
         """Put the puzzles that are not in a group yet into groups of these sizes, in order."""
-        self._group_indices.append(self._num_grouped + np.cumsum(sizes_G, dtype=np.int64))
+        self._arrays["all__group_indices"].append(self._num_grouped + np.cumsum(sizes_G, dtype=np.int64))
         self._num_grouped += int(sizes_G.sum())
         self.num_groups += len(sizes_G)
 
@@ -383,13 +345,8 @@ def require_index(num_rows: int) -> None:
 def finish(folder: Path, identifiers: Iterable[str] | None, builder: dict[str, Any]) -> dict[SplitName, str]:
     """Check both splits, write identifiers.json and fingerprint.json, and return the fingerprints.
 
-    Args:
-        identifiers: the names of the puzzle identifiers, from number 0; None: the dataset is text.
-            They are read one by one, because there can be a million.
-        builder: the program's name and its settings, for fingerprint.json.
-
-    Raises:
-        UserError: A split does not agree with its metadata.
+    `identifiers` are the names of the puzzle identifiers, from number 0; None: the dataset is text.
+    `builder` is the program's name and its settings, for fingerprint.json.
     """
     # This is the code with which training reads the dataset.
     if identifiers is None:

@@ -1,8 +1,4 @@
-"""Place boards of several sides in the upper left corner of one canvas, and crop them again.
-
-The cells outside of a small board are padding, and have no label. A board of side L has L * L cells
-and L + 2 tokens: padding, a blank, and the digits 1 to L, as Sudokus and Latin squares have.
-"""
+"""Place boards of several sides in the upper left corner of one canvas, and crop them again."""
 # N = boards, L = side of a board, S = cells of a board, C = cells of the canvas,
 # V = vocabulary of the canvas
 
@@ -55,11 +51,7 @@ class Corner:
         return boards_S.where(boards_S < self.shape[1], PADDING)
 
     def widen(self, chosen: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return symmetries of boards as symmetries of canvases: "cells" (N, C), "names" (N, V).
-
-        Those of the boards are "cells" (N, S) and perhaps "names", as in `move` of
-        dataset/tasks/base.py.
-        """
+        """Return symmetries of boards as symmetries of canvases: "cells" (N, C), "names" (N, V)."""
         num = len(chosen["cells"])
         num_cells, vocab_size = shape_of(self.canvas_side)
         row, column = np.divmod(np.arange(self.side**2), self.side)

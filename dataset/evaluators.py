@@ -25,13 +25,7 @@ else:  # the config checks the names, and lists the possible names in its error 
 
 
 class Evaluators:
-    """Judges each answer by itself, or lets answers vote, or does neither.
-
-    Args:
-        judge: the task that judges answers; None: answers are not judged.
-        votes: the object that counts answers as votes; None: answers don't vote.
-        of_sets: the judges of sets whose boards may be smaller than those of the split.
-    """
+    """Judges each answer by itself, or lets answers vote, or does neither."""
 
     def __init__(
         self,
@@ -73,12 +67,7 @@ NO_EVALUATORS = Evaluators()
 
 
 def build_evaluators(names: Sequence[EvaluatorName], split: Split) -> Evaluators:
-    """Return the evaluators with these names.
-
-    Raises:
-        UserError: An evaluator can't judge the split.
-    """
-    shapes = {task.kind: task.shapes for task in TASKS}
+    """Return the evaluators with these names. Raise UserError if one can't judge the split."""
     own = task_of_shape(*split.metadata.shape)
     tasks = {set_name: task_of_set(split, set_name) for set_name in split.sets}
     for name in names:
@@ -86,8 +75,8 @@ def build_evaluators(names: Sequence[EvaluatorName], split: Split) -> Evaluators
             if task is None or task.kind != name:
                 num_tokens, num_kinds = split.metadata.shape if task is own else split.shape_of(where)
                 raise UserError(
-                    f"{where} has {num_tokens} tokens of {num_kinds} kinds, but the evaluator {name} judges "
-                    f"{shapes[name]}; leave it out"
+                    f"{where} has {num_tokens} tokens of {num_kinds} kinds, which the evaluator {name} can't judge; "
+                    "leave it out"
                 )
     if own is None or not names:
         return NO_EVALUATORS

@@ -84,7 +84,8 @@ class TrainLoader:
         examples = self._sampler.examples(step, self._slots)
         read = {"examples": examples} if self._resident else self._read(examples)
         drawn = self._augmentation.draw(step, examples) if self._augmentation else {}
-        return _pinned(_as_tensors(read), self._device), _pinned(drawn, self._device)
+        tensors = {name: torch.from_numpy(array) for name, array in read.items()}
+        return _pinned(tensors, self._device), _pinned(drawn, self._device)
 
     def _read(self, examples: np.ndarray) -> dict[str, np.ndarray]:
         set_index, rows = self._sampler.locate(examples)
@@ -192,7 +193,8 @@ class EvalLoader:
             except UserError as mistake:
                 self._mistake = mistake
                 return
-            yield rows, _to_device(_pinned(_as_tensors(arrays), world.device), world.device)
+            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            yield rows, _to_device(_pinned(tensors, world.device), world.device)
 
     def shares(self, world: World) -> Iterator[np.ndarray]:
         """Yield the row numbers of this rank's share of each batch. Empty shares are left out."""
@@ -223,10 +225,6 @@ def _read(puzzle_set: PuzzleSet, rows: np.ndarray, ignore_label_id: int | None) 
         "labels": labels,
         "puzzle_identifiers": puzzle_set.puzzle_identifiers[puzzles].astype(np.int32),
     }
-
-
-def _as_tensors(arrays: dict[str, np.ndarray]) -> Batch:
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _pinned(batch: Batch, device: torch.device) -> Batch:

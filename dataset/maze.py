@@ -1,9 +1,8 @@
 """Mazes: their tokens, the path of the label, the judge of other paths, transforms, and generation.
 
 A maze is a square grid without a wall around it, with one start S and one goal G. Steps go up,
-down, left and right. A maze can have millions of shortest paths. The label is the path that
-breadth-first search from S finds if it tries the directions in the order down, left, right, up and
-keeps the first way to each cell.
+down, left and right. The label is the path that breadth-first search from S finds if it
+tries the directions in the order down, left, right, up and keeps the first way to each cell.
 """
 # N = mazes, L = side, S = cells (L * L), T = 8 transforms, V = mazes whose answer has a
 # line from S to G, K = candidates for a new maze
@@ -167,10 +166,7 @@ def allowed_transforms(inputs_NS: np.ndarray, labels_NS: np.ndarray) -> np.ndarr
 
 
 def _direction_orders() -> list[list[int]]:
-    """Return for each transform the order of directions in a search of the transformed maze.
-
-    The directions are those of the original maze, read from the middle of a transformed 3x3 grid.
-    """
+    """Return for each transform the order of directions in a search of the transformed maze."""
     orders = []
     for transform in range(NUM_TRANSFORMS):
         cells = transformed(np.arange(9).reshape(1, 3, 3), transform).ravel().tolist()
@@ -213,10 +209,7 @@ def generate(num: int, side: int, rng: np.random.Generator) -> Iterator[tuple[np
 
 
 def _hard_mazes(side: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw the next candidates and return the hard mazes among them, (N, L, L) uint8.
-
-    Two searches per candidate find most hard mazes, but not all of them.
-    """
+    """Draw the next candidates and return the hard mazes among them, (N, L, L) uint8."""
     least = least_distance(side)
     share_K11 = rng.uniform(_LEAST_WALLS, _MOST_WALLS, (_CANDIDATES, 1, 1))
     open_KLL = rng.random((_CANDIDATES, side, side), dtype=np.float32) >= share_K11

@@ -1,7 +1,5 @@
 """Augment on the fly: every visit of an example draws one of the symmetries of its task.
 
-A visit may show answers as further clues, too (`augment_clues`).
-
 The draw is a pure function of (seed, step, slot of the global batch). Each rank draws the random
 numbers of the whole global batch on the host, and keeps the numbers of its slots. The tokens are
 transformed on the device that trains.
@@ -16,7 +14,7 @@ import torch
 from dataset.canvas import Corner
 from dataset.schema import Split
 from dataset.tasks import TASKS, task_of_set, task_of_shape
-from dataset.tasks.base import BoardTask, Symmetries, joined
+from dataset.tasks.base import Symmetries, joined
 from utils.batch import Batch
 from utils.errors import UserError
 
@@ -34,10 +32,6 @@ class OnlineAugmentation:
         most_clues: the largest share of the blank cells that a visit shows as further clues. Every
             blank cell of a visit is shown with the same probability, which is 0 in half of the
             visits, and in the others uniform between 0 and `most_clues`.
-
-    Raises:
-        UserError: The symmetries of the split's task are not known, or its boards have no blank
-            cells to show clues in.
     """
 
     def __init__(
@@ -51,7 +45,11 @@ class OnlineAugmentation:
                 f"{split.path} has {split.metadata.seq_len} tokens of {split.metadata.vocab_size} kinds, a task whose "
                 f"symmetries are not known ({'; '.join(task.shapes for task in TASKS)}); set augment=none"
             )
-        self._symmetries, self._blank = _symmetries_of(split, task), task.blank
+        on_canvas = any(puzzle_set.corner is not None for puzzle_set in split.sets.values())
+        symmetries = _SymmetriesOnCanvas(split) if on_canvas else task.symmetries(list(split.sets.values()))
+        if symmetries is None:
+            raise UserError(f"{split.path} holds {task.title}, a task without symmetries; set augment=none")
+        self._symmetries, self._blank = symmetries, task.blank
         # A phrase for the first lines of a run's log, such as "symmetries of Sudoku 3x3".
         self.description = self._symmetries.description
         if most_clues > 0:
@@ -83,16 +81,6 @@ class OnlineAugmentation:
         inputs_BS, labels_BS = moved["inputs"], moved["labels"]
         is_clue_BS = drawn["shown"] & (inputs_BS == self._blank) & (labels_BS >= 0)  # < 0: an ignored label
         return {**moved, "inputs": labels_BS.to(inputs_BS.dtype).where(is_clue_BS, inputs_BS)}
-
-
-def _symmetries_of(split: Split, task: BoardTask) -> Symmetries:
-    """Return the symmetries of a split, or of each of its sets if their boards differ in size."""
-    if any(puzzle_set.corner is not None for puzzle_set in split.sets.values()):
-        return _SymmetriesOnCanvas(split)
-    symmetries = task.symmetries(list(split.sets.values()))
-    if symmetries is None:
-        raise UserError(f"{split.path} holds {task.title}, a task without symmetries; set augment=none")
-    return symmetries
 
 
 class _SymmetriesOnCanvas(Symmetries):

@@ -120,11 +120,6 @@ def names_of_tokens(drawing: Drawing) -> str:
     return ", ".join(f"{token}: {name}" for token, name in enumerate(drawing["tokens"]))
 
 
-def _inside(cells: list[Cell]) -> np.ndarray:
-    """Return which cells belong to the board, bool (S,)."""
-    return np.array([not cell.is_outside for cell in cells])
-
-
 def _board(
     drawing: Drawing, title: str, cells: list[Cell], shown_S: np.ndarray, wrong_S: np.ndarray | None = None
 ) -> Board:
@@ -145,15 +140,11 @@ def _board(
 def whole_board(drawing: Drawing, title: str, tokens_S: np.ndarray, question_S: np.ndarray) -> Board:
     """Return a board that is no answer, cropped to the cells that belong to it."""
     cells = _cells_of(drawing, tokens_S, question_S)
-    return _board(drawing, title, cells, _inside(cells))
+    return _board(drawing, title, cells, np.array([not cell.is_outside for cell in cells]))
 
 
 def _draw_board(axis: Any, drawing: Drawing, board: Board, has_text: bool, cell_points: float) -> None:
-    """Draw a board from the axis' origin, with lines, texts and marks.
-
-    Args:
-        cell_points: the side of a cell in points.
-    """
+    """Draw a board, with cells of so many points, from the axis' origin."""
     rows, columns = board.cells_RC.shape
     wrong_RC = board.wrong_RC if board.wrong_RC is not None else np.zeros((rows, columns), bool)
     grounds_RC3 = np.full((rows, columns, 3), 255, dtype=np.uint8)
@@ -234,15 +225,13 @@ def draw_answers(
         label_S: the solution, negative where none is known.
         answers_TS: the model's answers, such as those after each reasoning step.
         confidence_T: for each answer, the probability with which the model would halt.
-
-    Raises:
-        UserError: matplotlib is not installed, or the file cannot be written.
     """
     wrong_TS = np.stack([wrong_cells(answer_S, label_S) for answer_S in answers_TS])
     cells_T = [_cells_of(drawing, answer_S, question_S) for answer_S in answers_TS]
     solution, is_scored_S = _cells_of(drawing, label_S, question_S), label_S >= 0
     # Cells without a label are not scored, so the window may leave their colours out.
-    inside_S = _inside(solution) if is_scored_S.any() else np.any([_inside(cells) for cells in cells_T], axis=0)
+    outside_of = [solution] if is_scored_S.any() else cells_T
+    inside_S = ~np.all([[cell.is_outside for cell in cells] for cells in outside_of], axis=0)
     shown_S = inside_S | wrong_TS.any(0)
     num_scored = int((is_scored_S & shown_S).sum())  # the end of an ARC grid is scored too, but not shown
     boards = [whole_board(drawing, "puzzle", question_S, question_S)]

@@ -1,12 +1,10 @@
 """Read the puzzles that a model is to solve: from texts, files, standard input and ARC tasks."""
 # S = cells of a board
 
-import gzip
 import os
 import re
 import sys
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from dataset.arc import Task, parse_tasks, read_tasks, to_tokens
-from dataset.puzzle_csv import read_fields
+from dataset.boards import read_fields
 from dataset.schema import read_names
 from dataset.tasks.base import BoardTask, TextTask, joined
-from dataset.tasks.sizes import split_sizes
 from utils.errors import UserError
-from utils.files import plain
+from utils.files import opened
 from utils.json_files import parse_json
-from utils.text import one_line
 
 # In the published datasets, puzzles without a row of their own in the puzzle table have this
 # number.
@@ -102,13 +98,13 @@ class PuzzleReader:
 
     def of_text(self, text: str, where: str) -> list[Puzzle]:
         """Return one board or, for ARC, the test inputs of ARC tasks as JSON."""
-        if _is_json(text):
+        if text.lstrip().startswith("{"):  # no board of text begins so
             return self.of_tasks(parse_tasks(parse_json(text, where, "correct the task"), where, where), where)
         return [Puzzle(Path(where).name, self._board_of(text, where).parse(text, where))]
 
     def of_lines(self, text: str, where: str) -> list[Puzzle]:
         """Return boards, each on one line or in rows, or the test inputs of ARC tasks as JSON."""
-        if _is_json(text):
+        if text.lstrip().startswith("{"):
             return self.of_text(text, where)
         board = self._text_board(where)
         boards = board.split(board.lines_in(text), where)
@@ -127,7 +123,13 @@ class PuzzleReader:
         name = file.name.lower().removesuffix(".gz")
         if name.endswith(".json"):
             return self.of_tasks(read_tasks(file), str(file))
-        return self.of_csv(file) if name.endswith(".csv") else self.of_lines(_read_text(file), str(file))
+        if name.endswith(".csv"):
+            return self.of_csv(file)
+        with opened(file) as stream:
+            contents = stream.read(_MOST_CHARACTERS + 1)
+        if len(contents) > _MOST_CHARACTERS:
+            raise UserError(f"{file}: holds more than {_MOST_CHARACTERS:,} characters; give a smaller file")
+        return self.of_lines(contents.decode("utf-8-sig", errors="replace"), str(file))
 
     def of_csv(self, file: Path) -> list[Puzzle]:
         """Return the puzzles of a CSV file with a question and, if they are known, an answer."""
@@ -184,29 +186,46 @@ class PuzzleReader:
         return own  # which says how many cells it has
 
 
-def _is_json(text: str) -> bool:
-    return text.lstrip().startswith("{")  # no board of text begins so
+def split_sizes(
+    text: str, where: str, own: TextTask, board_of: Callable[[int], TextTask | None]
+) -> Iterator[tuple[str, str]]:
+    """Split a text into puzzles of the sizes that `board_of` knows, as `TextTask.split` does."""
+    lines = own.lines_in(text)
+    first = 0
+    while first < len(lines):
+        number, line = lines[first]
+        length = len(line)
+        board = board_of(length * length) if length else None
+        rows = [row for _, row in lines[first : first + length]]
+        if board is not None and _are_rows(rows, own, board, board_of(length)):
+            yield from board.split(lines[first : first + board.rows], where)
+            first += board.rows
+            continue
+        if length:
+            yield f"{where}:{number}", line
+        first += 1
 
 
-def _read_text(file: Path) -> str:
+def _are_rows(lines: Sequence[str], own: TextTask, board: TextTask, whole: TextTask | None) -> bool:
+    """Return whether lines are the rows of a board, and not each a whole board.
+
+    A line of 16 characters may be a Sudoku of 4x4, or a row of one of 16x16. It is a row if it has
+    a digit above 4, or if the lines are a board.
+    """
+    if whole is None:
+        return True
+    if len(lines) < board.rows or any(len(line) != board.columns for line in lines):
+        return False
+    if set(board.symbols) == set(whole.symbols):
+        return board.rows == own.rows
     try:
-        with gzip.open(file) if file.suffix.lower() == ".gz" else plain(file).open("rb") as stream:
-            contents = stream.read(_MOST_CHARACTERS + 1)
-    except FileNotFoundError:
-        raise UserError(f"there is no file {file}; correct the name") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{file}: cannot be read ({one_line(error)}); get the file again") from None
-    if len(contents) > _MOST_CHARACTERS:
-        raise UserError(f"{file}: holds more than {_MOST_CHARACTERS:,} characters; give a smaller file")
-    return contents.decode("utf-8-sig", errors="replace")
+        board.parse("".join(lines), "")
+    except UserError:
+        return not set(lines[0].upper()) <= {*whole.symbols, "0", "X"}
+    return True
 
 
 def read_stdin() -> str:
-    """Return the text of standard input.
-
-    Raises:
-        UserError: Standard input is empty, or can't be read.
-    """
     advice = "pipe puzzles into it, or give puzzle=<its cells>"
     try:
         # A closed standard input is None.

@@ -24,15 +24,9 @@ class Sampler:
 
     An epoch offers each group once, in random order. It draws one puzzle of the group, and puts the
     puzzle's examples into the stream in random order. The examples of all sets are numbered
-    consecutively.
-
-    Args:
-        epochs: the length of the stream.
-        global_batch_size: examples per step.
-        first_step: the next step of a resumed run.
-        first_draw: the number of draws before that step. The step does not determine it, because
-            the global batch size may have changed.
-        repeat_first_batch: give the first batch of the stream at each step, also after a resume.
+    consecutively. A resumed run goes on at `first_step`, before which there were `first_draw`
+    draws: the global batch size may have changed. `repeat_first_batch` gives the first batch of the
+    stream at each step.
     """
 
     def __init__(

@@ -6,7 +6,6 @@ examples. Index arrays say where each of them begins.
 """
 # N = examples, S = sequence length, P = puzzles, G = groups
 
-import difflib
 import hashlib
 import json
 import mmap
@@ -40,42 +39,11 @@ _DAMAGED_ARRAY = (
 
 # A label of this value does not count, in every batch.
 IGNORE_LABEL = -100
+REBUILD = "rebuild the dataset"
 # How many bytes of an array are read at a time, so that memory does not grow with the dataset.
 CHUNK_BYTES = 4 << 20
 # The arrays of a set, with their numbers of axes.
 _ARRAYS = {"inputs": 2, "labels": 2, "puzzle_identifiers": 1, "puzzle_indices": 1, "group_indices": 1}
-
-
-class DatasetError(UserError):
-    """A dataset has faults. `faults` has a line for each, and the message is the first line."""
-
-    def __init__(self, *faults: str) -> None:
-        super().__init__(faults[0])
-        self.faults = faults
-
-
-class Findings:
-    """Collects errors and warnings about a dataset: a line for each, in the order of the checks."""
-
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-        self.warnings: list[str] = []
-
-    @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Note the faults of a UserError inside as errors, and go on behind the block."""
-        try:
-            yield
-        except DatasetError as error:
-            self.errors += error.faults
-        except UserError as error:
-            self.errors.append(one_line(error))
-
-    def add_leak(self, line: str, is_error: bool) -> None:
-        if is_error:
-            self.errors.append(f"{line}; leave them out of train or test, or add --allow-leak")
-        else:
-            self.warnings.append(line)
 
 
 class DatasetDescription(BaseModel):
@@ -137,7 +105,7 @@ class MappedFile:
         try:
             now = MappedFile.of(self.path)
         except OSError as error:
-            what = f"can't be found any more ({_one_line(error)})"
+            what = f"can't be found any more ({error.strerror})"
         else:
             if now == self:
                 return
@@ -197,7 +165,7 @@ class Split:
 
     def file(self, set_name: str, array: str) -> Path:
         assert not self.parts, "the files are those of the parts"
-        return _array_file(self.path, set_name, array)
+        return self.path / f"{set_name}__{array}.npy"
 
     def num_examples(self, most: int | None) -> dict[str, int]:
         """Return how many examples of each set an evaluation of at most `most` of them has."""
@@ -213,39 +181,20 @@ def locate(splits: Sequence[Split], example: int) -> tuple[Split, str, int]:
     return *sets[number], example - int(ends[number - 1] if number else 0)
 
 
-def _array_file(folder: Path, set_name: str, array: str) -> Path:
-    return folder / f"{set_name}__{array}.npy"
-
-
 # ---- opening a split -----------------------------------------------------------------------------
 
 
 @file_errors()
 def open_split(data_path: str | Path, split: SplitName) -> Split:
-    """Open a split, and check its files, types, shapes and indices without reading the examples.
-
-    Raises:
-        UserError: Something is missing or wrong; the message names the file and what to do.
-    """
+    """Open a split, and check its files, types, shapes and indices without reading the examples."""
     folder = Path(data_path) / split
     metadata = read_metadata(folder)
-    faults: list[str] = []
-    sets: dict[str, PuzzleSet] = {}
-    for name in metadata.sets:
-        try:
-            sets[name] = _open_set(folder, name, metadata.seq_len)
-        except DatasetError as error:
-            faults += error.faults
-    num_groups = sum(len(puzzle_set.group_indices) - 1 for puzzle_set in sets.values())
-    if not faults and len(sets) < len(metadata.sets):
-        faults.append(f"{folder / 'dataset.json'}: sets names a set twice: {metadata.sets}; name each once")
-    elif not faults and num_groups != metadata.total_groups:
-        faults.append(
-            f"{folder / 'dataset.json'}: total_groups is {metadata.total_groups}, but the sets hold {num_groups}; "
-            "rebuild the dataset"
-        )
-    if faults:
-        raise DatasetError(*faults)
+    sets = {name: _open_set(folder, name, metadata.seq_len) for name in metadata.sets}
+    num_groups, file = sum(len(puzzle_set.group_indices) - 1 for puzzle_set in sets.values()), folder / "dataset.json"
+    if len(sets) < len(metadata.sets):
+        raise UserError(f"{file}: sets names a set twice: {metadata.sets}; name each once")
+    if num_groups != metadata.total_groups:
+        raise UserError(f"{file}: total_groups is {metadata.total_groups}, but the sets hold {num_groups}; {REBUILD}")
     return Split(folder, metadata, sets)
 
 
@@ -255,7 +204,18 @@ def read_metadata(folder: Path) -> DatasetMetadata:
     try:
         metadata = read_described(file, DatasetMetadata)
     except FileNotFoundError:
-        raise UserError(f"no dataset at {folder.parent}: {_why_none(folder)}") from None
+        path = folder.parent
+        below = sorted(each.parents[1] for each in path.glob("*/train/dataset.json"))
+        builders = {"maze": "maze", "lights": "lights-out", "arc": "arc"}
+        named = [builders[word] for word in re.split("[-_]", path.name.lower()) if word in builders]
+        command = for_shell([*command_words(f"hrm-build-{[*named, 'sudoku'][0]}"), "--output-dir", str(path)])
+        near = f"give {below[0]}, or " if below else ""
+        why = f"{file} is missing; {near}build one: {command} (--help shows all options)"
+        if is_run(path):
+            why = f"it is a run; resume={path} goes on with it, and checkpoint={path} evaluates it"
+        elif (path / "dataset.json").is_file():
+            why = f"it is one split of a dataset; give the folder above it, {path.parent}"
+        raise UserError(f"no dataset at {path}: {why}") from None
     # The published trainers fill their last batch with these two values, so they must be in range.
     for key, limit_key in (("pad_id", "vocab_size"), ("blank_identifier_id", "num_puzzle_identifiers")):
         value, limit = getattr(metadata, key), getattr(metadata, limit_key)
@@ -264,6 +224,7 @@ def read_metadata(folder: Path) -> DatasetMetadata:
     return metadata
 
 
+<<<<<<< HEAD
 def _why_none(folder: Path) -> str:
     """Say what is in the place of a split without dataset.json, and what to do."""
     path = folder.parent
@@ -296,9 +257,11 @@ def _how_to_build(path: Path) -> str:
     return f"build one: {builder} {for_shell(options)} (--help shows all options)"
 
 
+=======
+>>>>>>> h/dataset
 def read_described(file: Path, kind: type[Described]) -> Described:
     """Read the JSON file that describes a split. FileNotFoundError: there is none."""
-    values = read_json(file, "rebuild the dataset")
+    values = read_json(file, REBUILD)
     if isinstance(values, dict) and values.get("kind", kind.kind_of_data) != kind.kind_of_data:
         raise UserError(
             f"{file}: holds {values['kind']!r}, not {kind.kind_of_data}; give a dataset of {kind.kind_of_data} instead"
@@ -306,47 +269,37 @@ def read_described(file: Path, kind: type[Described]) -> Described:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        problems = ", ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'the file'}: {problem['msg']}" for problem in error.errors()
-        )
-        raise UserError(f"{file}: {problems}; correct it or rebuild the dataset") from None
+        place, what = ".".join(map(str, error.errors()[0]["loc"])), error.errors()[0]["msg"]
+        raise UserError(f"{file}: {place or 'the file'}: {what}; correct it or rebuild the dataset") from None
 
 
 def read_names(data_path: Path) -> list[str]:
     """Return the names in identifiers.json. FileNotFoundError: there is no such file."""
     file = data_path / "identifiers.json"
-    names = read_json(file, "rebuild the dataset")
+    names = read_json(file, REBUILD)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{file}: is no list of names; rebuild the dataset")
+        raise UserError(f"{file}: is no list of names; {REBUILD}")
     return names
 
 
 def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
-    files = {array: _array_file(folder, name, array) for array in _ARRAYS}
-    faults: list[str] = []
-    arrays: list[np.ndarray] = []
-    for array, num_axes in _ARRAYS.items():
-        try:
-            opened = open_array(files[array], num_axes)
-            # As int64, because differences of unsigned integers wrap around.
-            arrays.append(opened if num_axes == 2 else opened.astype(np.int64))
-        except UserError as error:
-            faults.append(str(error))
-    if faults:
-        raise DatasetError(*faults)
-    inputs, labels, identifiers, puzzle_indices, group_indices = arrays
+    files = [folder / f"{name}__{array}.npy" for array in _ARRAYS]
+    arrays = [open_array(file, num_axes) for file, num_axes in zip(files, _ARRAYS.values(), strict=True)]
+    inputs, labels = arrays[:2]
+    # As int64, because differences of unsigned integers wrap around.
+    identifiers, puzzle_indices, group_indices = (array.astype(np.int64) for array in arrays[2:])
     num_rows, num_puzzles = len(inputs), len(puzzle_indices) - 1
-    wrong = {
-        "inputs": inputs.shape[1] != seq_len and f"rows have {inputs.shape[1]} tokens, but seq_len is {seq_len}",
-        "labels": labels.shape != inputs.shape and f"has shape {labels.shape}, but inputs {inputs.shape}",
-        "puzzle_indices": not _rise(puzzle_indices, num_rows) and f"does not rise from 0 to {num_rows} rows",
-        "puzzle_identifiers": len(identifiers) != num_puzzles
-        and f"{len(identifiers)} entries, but puzzle_indices has {num_puzzles} puzzles",
-        "group_indices": not _rise(group_indices, num_puzzles) and f"does not rise from 0 to {num_puzzles} puzzles",
-    }
-    if found := [f"{files[array]}: {what}; rebuild the dataset" for array, what in wrong.items() if what]:
-        raise DatasetError(*found)
-    mapped = tuple(MappedFile.of(files[array]) for array in ("inputs", "labels"))
+    wrong = (
+        inputs.shape[1] != seq_len and f"rows have {inputs.shape[1]} tokens, but seq_len is {seq_len}",
+        labels.shape != inputs.shape and f"has shape {labels.shape}, but inputs {inputs.shape}",
+        len(identifiers) != num_puzzles and f"{len(identifiers)} entries, but puzzle_indices has {num_puzzles} puzzles",
+        not _rise(puzzle_indices, num_rows) and f"does not rise from 0 to {num_rows} rows",
+        not _rise(group_indices, num_puzzles) and f"does not rise from 0 to {num_puzzles} puzzles",
+    )
+    for file, what in zip(files, wrong, strict=True):
+        if what:
+            raise UserError(f"{file}: {what}; {REBUILD}")
+    mapped = tuple(map(MappedFile.of, files[:2]))
     return PuzzleSet(name, inputs, labels, identifiers, puzzle_indices, group_indices, mapped)
 
 
@@ -360,24 +313,17 @@ def open_array(file: Path, num_axes: int) -> np.ndarray:
     try:
         array = np.lib.format.open_memmap(plain(file), mode="r")
     except FileNotFoundError:
-        raise UserError(f"{file} is missing; rebuild the dataset, or correct sets in dataset.json") from None
+        raise UserError(f"{file} is missing; {REBUILD}, or correct sets in dataset.json") from None
     except _DAMAGED_ARRAY as error:
         # Arrays of objects end here as well: reading them takes unpickling, which can run any code.
         raise UserError(
-            f"{file}: cannot be mapped as a plain array ({_one_line(error)}); "
-            "it is truncated, damaged or needs pickle: rebuild the dataset"
+            f"{file}: cannot be mapped as a plain array ({one_line(error)[:200]}): damaged, or a pickle; {REBUILD}"
         ) from None
     if array.dtype.kind not in "iu" or array.ndim != num_axes or array.size == 0:
         raise UserError(
-            f"{file}: holds {array.dtype} of shape {array.shape}, not integers with {num_axes} axes; rebuild the "
-            "dataset"
+            f"{file}: holds {array.dtype} of shape {array.shape}, not integers with {num_axes} axes; {REBUILD}"
         )
     return array
-
-
-def _one_line(error: Exception) -> str:
-    reason = " ".join((getattr(error, "strerror", None) or str(error)).split()) or type(error).__name__
-    return reason if len(reason) <= 200 else f"{reason[:200]}..."  # numpy quotes the whole header
 
 
 # ---- several datasets as one ---------------------------------------------------------------------
@@ -393,10 +339,6 @@ def open_datasets(
             identifiers come after those of the datasets before it.
         any_size: whether boards of several sides share a canvas, that of the largest of `paths` and
             `numbered_by`.
-
-    Raises:
-        UserError: A dataset is wrong, the datasets don't fit together, or a dataset has puzzle
-            identifiers of its own but is not trained on.
     """
     offsets: dict[Path, int] = {}
     shapes: set[tuple[int, int]] = set()
@@ -428,9 +370,6 @@ def merge_splits(splits: Sequence[Split], identifier_offsets: Sequence[int], can
         canvas_side: the side of the largest boards, whose shape the merged split has. The arrays of
             smaller boards stay as they are: whoever reads them places the boards on the canvas
             (`Corner`). None: all splits have one shape.
-
-    Raises:
-        UserError: The datasets differ in shape or tokens, or two sets would have the same name.
     """
     first = splits[0]
     alike = ["pad_id", "ignore_label_id"] if canvas_side is not None else []
@@ -486,11 +425,8 @@ def check_contents(split: Split) -> str:
 
     That is the sha256 of metadata and arrays. The fingerprint of a merged split covers those of its
     parts, which are checked on their own, and the offsets of the identifiers.
-
-    Raises:
-        UserError: A value is out of range, or fingerprint.json holds another fingerprint.
     """
-    metadata, faults = split.metadata, list[str]()
+    metadata = split.metadata
     digest = hashlib.sha256(json.dumps(metadata.model_dump(), sort_keys=True).encode())
     if split.parts:
         for part in split.parts:
@@ -504,20 +440,19 @@ def check_contents(split: Split) -> str:
             ("labels", "label", metadata.vocab_size, metadata.ignore_label_id),
             ("puzzle_identifiers", "puzzle identifier", metadata.num_puzzle_identifiers, None),
         ):
-            if fault := _scan(digest, getattr(puzzle_set, array), limit, what, ignored):
-                faults.append(f"{split.file(name, array)}: {fault}; rebuild the dataset or correct dataset.json")
+            scan(digest, getattr(puzzle_set, array), split.file(name, array), what, limit, ignored)
         # The indices need no scan: they were checked when the split was opened.
         for indices in (puzzle_set.puzzle_indices, puzzle_set.group_indices):
             digest.update(f"{indices.shape}".encode())
             digest.update(indices.data)
-    if faults:
-        raise DatasetError(*faults)
     compare_with_builder(split.path, digest.hexdigest())
     return digest.hexdigest()
 
 
-def _scan(digest: "hashlib._Hash", array: np.ndarray, limit: int, what: str, ignored: int | None) -> str:
-    """Add an array to the digest, and name the first value not in [0, limit) and not `ignored`."""
+def scan(
+    digest: "hashlib._Hash", array: np.ndarray, file: Path, what: str, limit: int, ignored: int | None = None
+) -> None:
+    """Add an array to the digest. Raise UserError if a value is not in [0, limit) or `ignored`."""
     digest.update(f"{array.dtype.str}{array.shape}".encode())
     num_rows = max(1, CHUNK_BYTES // (array.nbytes // len(array)))
     fault, num_wrong = "", 0
@@ -531,7 +466,9 @@ def _scan(digest: "hashlib._Hash", array: np.ndarray, limit: int, what: str, ign
                 first = np.unravel_index(int(wrong.argmax()), wrong.shape)
                 fault = f"row {start + first[0]} has {what} {chunk[first]}, but 0 to {limit - 1} are possible"
         let_go(array)
-    return f"{fault} ({num_wrong:,} rows of {len(array):,} in all)" if num_wrong > 1 else fault
+    if fault:
+        others = f" ({num_wrong:,} rows of {len(array):,} in all)" if num_wrong > 1 else ""
+        raise UserError(f"{file}: {fault}{others}; {REBUILD} or correct dataset.json")
 
 
 def let_go(array: np.ndarray) -> None:

@@ -4,9 +4,9 @@
 import re
 import shutil
 import sys
+from argparse import Namespace
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -21,13 +21,15 @@ from dataset.schema import Split, SplitName, check_contents, locate, open_split,
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import joined
 from dataset.tasks.tokens import TokensTask
-from dataset.text.schema import check_text_contents, has_split, kind_of_data, open_text_split
-from dataset.text.show import describe_text, show_samples
+from dataset.text.schema import BYTES, UNKNOWN, TextSplit, check_text_contents, has_split, kind_of_data, open_text_split
+from dataset.text.tokenizer import open_tokenizer
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.errors import UserError
 from utils.shell import run_command
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+# A sample of text is cut to so many characters.
+_MOST_CHARACTERS = 600
 
 EXAMPLES = f"""
 examples:
@@ -40,25 +42,8 @@ Other puzzles are shown as token numbers, and text as text. Labels that do not c
 """
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The options of the command line."""
-
-    path: Path
-    num: int
-    split: SplitName
-    seed: int
-    row: int | None  # None: rows are drawn at random
-    fingerprint: bool
-    color: bool
-
-
-def parse_settings(argv: list[str] | None) -> Settings:
-    """Parse the command line.
-
-    Raises:
-        UserError: An option is unknown, malformed or in conflict with another.
-    """
+def describe(argv: list[str] | None) -> str:
+    """Return the whole page about a dataset."""
     parser = Parser(
         "python -m dataset.show",
         "Show a dataset: counts, fingerprints, how it was built, and some examples.",
@@ -73,46 +58,80 @@ def parse_settings(argv: list[str] | None) -> Settings:
     add("--row", type=int, metavar="R", help="show N rows from row R on instead, counted from 0 over all sets")
     add("--fingerprint", action="store_true", help="read everything and compute the fingerprints")
     add("--color", action="store_true", help="use ANSI colours even if the output is not a terminal")
-    settings = Settings(**vars(parser.parse_args(argv)))
-    check_at_least(settings, num=0, seed=0, row=0)
-    return settings
-
-
-def describe(settings: Settings) -> str:
-    """Return the whole page about a dataset.
-
-    Raises:
-        UserError: The dataset is missing, damaged, or changed since it was built.
-    """
-    path = settings.path
+    typed = parser.parse_args(argv)
+    check_at_least(typed, num=0, seed=0, row=0)
+    path: Path = typed.path
+    # The split to show is opened in any case: that raises an error that names what is missing.
+    names = [name for name in SPLITS if name == typed.split or has_split(path, name)]
+    computed: dict[str, str] = {}
     if kind_of_data(path) == "text":
-        names = [name for name in SPLITS if has_split(path, name)]
-        contents = {name: partial(check_text_contents, open_text_split(path, name)) for name in names}
-        about, examples = describe_text(path), list[str]()
-        if settings.num:
-            text = open_text_split(path, settings.split)
-            examples = show_samples(text, settings.split, _rows(settings, len(text.epochs[0]), text.path))
+        texts = {name: open_text_split(path, name) for name in names}
+        about, examples = _about_text(texts), _text_samples(typed, texts[typed.split])
+        if typed.fingerprint:
+            computed = {name: check_text_contents(split) for name, split in texts.items()}
     else:
-        # The split to show is opened in any case: that raises an error that names what is missing.
-        names = [name for name in SPLITS if name == settings.split or (path / name).exists()]
         splits = {name: open_split(path, name) for name in names}
-        contents = {name: partial(check_contents, split) for name, split in splits.items()}
-        about, examples = _about(splits, settings.split), _examples(settings, splits[settings.split])
+        about, examples = _about(splits, typed.split), _examples(typed, splits[typed.split])
+        if typed.fingerprint:
+            computed = {name: check_contents(split) for name, split in splits.items()}
 
     record = read_record(path)
     lines = [str(path), *about]
     for name in names:
-        fingerprint = f"{record[name]} (recorded)" if name in record else "not recorded; --fingerprint computes it"
-        if settings.fingerprint:
-            fingerprint = f"{contents[name]()} (computed)"
-        lines.append(f"  sha256   {name:<5} {fingerprint}")
+        known = f"{record[name]} (recorded)" if name in record else "not recorded; --fingerprint computes it"
+        lines.append(f"  sha256   {name:<5} {f'{computed[name]} (computed)' if computed else known}")
     if isinstance(builder := record.get("builder"), dict):
         given = [f"{key}={value}" for key, value in builder.items() if key != "program" and value is not None]
         lines.append(" ".join([f"  built by {builder.get('program')}", *given]))
     return "\n".join([*lines, *examples])
 
 
-def _about(splits: dict[SplitName, Split], shown: SplitName) -> list[str]:
+# ---- text ----------------------------------------------------------------------------------------
+
+
+def _about_text(splits: Mapping[SplitName, TextSplit]) -> list[str]:
+    metadata = next(iter(splits.values())).metadata
+    kinds = metadata.tokenizer if metadata.tokenizer in (BYTES, UNKNOWN) else f"tokenizer {metadata.tokenizer[:12]}"
+    lines = [f"  text     {metadata.vocab_size:,} tokens ({kinds}), max_len {metadata.max_len:,}"]
+    for name, split in splits.items():
+        lines.append(f"  {name:<8} {split}")
+        tasks, numbers_N = split.metadata.tasks, split.epochs[0].task
+        if numbers_N is not None and len(tasks) > 1:
+            counts = np.bincount(numbers_N, minlength=len(tasks)).tolist()
+            lines.append(f"  {'':<8} {', '.join(f'{task} {num:,}' for task, num in zip(tasks, counts, strict=False))}")
+    return lines
+
+
+def _text_samples(typed: Namespace, split: TextSplit) -> list[str]:
+    """Return samples as text if the tokenizer is known, and else as numbers."""
+    if not typed.num:
+        return []
+    tokenizer = None if split.metadata.tokenizer == UNKNOWN else open_tokenizer(split)
+    numbers = _rows(typed, len(split.epochs[0]), split.path)
+    lines = []
+    for number, place in zip(numbers, split.epochs[0].take(np.array(numbers)).tolist(), strict=True):
+        start, prefix_len, response_start, response_len, task = place
+        parts = [split.tokens[start : start + prefix_len], split.tokens[response_start : response_start + response_len]]
+        if len(parts[0]) != prefix_len or len(parts[1]) != response_len or not 0 <= task < len(split.metadata.tasks):
+            raise UserError(f"{split.path}: sample {number} is wrong; python -m dataset.validate says where")
+        title = f"{typed.split} sample {number}: {_cut(split.metadata.tasks[task])}"
+        decode = tokenizer.decode if tokenizer is not None else lambda tokens: " ".join(map(str, tokens))
+        instruction, response = (decode(part.tolist()) for part in parts)
+        shown = [_cut(instruction), "-> " + _cut(response)] if prefix_len > 1 else [_cut(instruction + response)]
+        lines += ["", f"{title}, {prefix_len} + {response_len} tokens", *shown]
+    return lines
+
+
+def _cut(text: str) -> str:
+    """Return the beginning of a text, with ? in place of control characters but line breaks."""
+    cut = text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+    return "".join(each if each.isprintable() or each == "\n" else "?" for each in cut)
+
+
+# ---- puzzles -------------------------------------------------------------------------------------
+
+
+def _about(splits: Mapping[SplitName, Split], shown: SplitName) -> list[str]:
     """Return the task, and a table of the sets."""
     metadata = splits[shown].metadata
     task = task_of_shape(*metadata.shape)
@@ -134,25 +153,25 @@ def _about(splits: dict[SplitName, Split], shown: SplitName) -> list[str]:
     ]
 
 
-def _rows(settings: Settings, num_rows: int, path: Path) -> list[int]:
+def _rows(typed: Namespace, num_rows: int, path: Path) -> list[int]:
     """Return the numbers of the rows to show. The rows of all sets are numbered consecutively."""
-    if settings.row is None:
-        rng = np.random.default_rng(settings.seed)
-        return sorted(rng.choice(num_rows, min(settings.num, num_rows), replace=False).tolist())
-    if settings.row >= num_rows:
-        raise UserError(f"--row is {settings.row}, but {path} has rows 0 to {num_rows - 1}; give one of them")
-    return list(range(settings.row, min(settings.row + settings.num, num_rows)))
+    if typed.row is None:
+        rng = np.random.default_rng(typed.seed)
+        return sorted(rng.choice(num_rows, min(typed.num, num_rows), replace=False).tolist())
+    if typed.row >= num_rows:
+        raise UserError(f"--row is {typed.row}, but {path} has rows 0 to {num_rows - 1}; give one of them")
+    return list(range(typed.row, min(typed.row + typed.num, num_rows)))
 
 
-def _examples(settings: Settings, split: Split) -> list[str]:
+def _examples(typed: Namespace, split: Split) -> list[str]:
     metadata = split.metadata
     task = task_of_shape(*metadata.shape) or TokensTask(*metadata.shape)
     names: list[str] = []
     with suppress(FileNotFoundError):
-        names = read_names(settings.path)
-    color = settings.color or sys.stdout.isatty()
+        names = read_names(typed.path)
+    color = typed.color or sys.stdout.isatty()
     lines: list[str] = []
-    numbers = _rows(settings, sum(split.num_examples(None).values()), split.path) if settings.num else []
+    numbers = _rows(typed, sum(split.num_examples(None).values()), split.path) if typed.num else []
     for number in numbers:
         _, set_name, row = locate([split], number)
         puzzle_set = split.sets[set_name]
@@ -174,26 +193,20 @@ def _examples(settings: Settings, split: Split) -> list[str]:
                     "python -m dataset.validate says where"
                 )
         label = task.show(labels_S, question_S=inputs_S, color=color) if labelled_S.any() else "(no label counts)"
-        lines += _side_by_side(task.show(inputs_S, color=color).splitlines(), label.splitlines())
+        left, right = task.show(inputs_S, color=color).splitlines(), label.splitlines()
+        # The codes of colours take no width on the terminal.
+        width, other_width = (max(len(_ANSI.sub("", line)) for line in board) for board in (left, right))
+        if width + 3 + other_width > shutil.get_terminal_size().columns:
+            lines += [line.rstrip() for line in (*left, "", *right)]
+            continue
+        padded = [line + " " * (width - len(_ANSI.sub("", line))) for line in left]
+        lines += [f"{a}   {b}".rstrip() for a, b in zip_longest(padded, right, fillvalue=" " * width)]
     return lines
 
 
-def _side_by_side(left: list[str], right: list[str]) -> list[str]:
-    """Join two boards side by side, or one below the other if the terminal is too narrow."""
-    width, other_width = (max(len(_ANSI.sub("", line)) for line in board) for board in (left, right))
-    if width + 3 + other_width > shutil.get_terminal_size().columns:
-        return [line.rstrip() for line in (*left, "", *right)]
-    # The codes of colours take no width on the terminal.
-    padded = [line + " " * (width - len(_ANSI.sub("", line))) for line in left]
-    return [f"{a}   {b}".rstrip() for a, b in zip_longest(padded, right, fillvalue=" " * width)]
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Run the program and return its exit status.
-
-    The status is 0, 2 after a mistake of the user or for a damaged dataset, or 130 after Ctrl-C.
-    """
-    return run_command(lambda arguments: describe(parse_settings(arguments)), argv)
+    """Run the program. Return 0, 2 after a mistake of the user, or 130 after Ctrl-C."""
+    return run_command(describe, argv)
 
 
 if __name__ == "__main__":

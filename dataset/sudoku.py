@@ -326,9 +326,6 @@ def generate(num: int, box: Box, rng: np.random.Generator) -> Iterator[tuple[np.
 
     No two puzzles have the same `symmetry_class`. If there are few classes (4x4 puzzles have about
     4,000), rare classes come late: shuffle the puzzles before splitting them.
-
-    Raises:
-        UserError: There seem to be fewer than `num` classes.
     """
     random_puzzle = _random_puzzle if box.side <= LARGEST_SEARCHED_SIDE else _random_puzzle_by_singles
     seen: set[bytes] = set()
@@ -352,10 +349,7 @@ def generate(num: int, box: Box, rng: np.random.Generator) -> Iterator[tuple[np.
 
 @cache
 def _geometric_symmetries(box: Box) -> np.ndarray:
-    """Return the `cell_sources` of all symmetries that keep the digits, (T, S).
-
-    There are 128 of them for 2x2 boxes, and 3,456 for 2x3 boxes.
-    """
+    """Return the `cell_sources` of all symmetries that keep the digits, (T, S)."""
     num_each = num_row_orders(box), num_row_orders(box.transposed), 2 if box.is_square else 1
     rows_T, columns_T, transposed_T = np.indices(num_each).reshape(3, -1)
     return cell_sources(row_orders(rows_T, box), row_orders(columns_T, box.transposed), transposed_T.astype(bool))

@@ -19,27 +19,18 @@ from utils.errors import UserError
 
 
 class Variations:
-    """Makes `count` variations of every example of a split, and undoes them in the answers.
-
-    Args:
-        corner: where the boards lie on a larger canvas; None: they fill it.
-    """
+    """Makes `count` variations of every example of a split, and undoes them in the answers."""
 
     def __init__(self, task: BoardTask, count: int, corner: Corner | None = None) -> None:
         self._task, self.count, self.corner = task, count, corner
 
     @staticmethod
     def of(split: Split, count: int) -> "Variations":
-        """Return the variations of a split's task. See `of_boards`."""
         return Variations.of_boards(*split.metadata.shape, str(split.path), count)
 
     @staticmethod
     def of_boards(seq_len: int, vocab_size: int, where: str, count: int) -> "Variations":
-        """Return the variations of boards of a size.
-
-        Raises:
-            UserError: The task has no symmetries that can be undone, or fewer than `count`.
-        """
+        """Return the variations of boards of a size. Raise UserError if their task has fewer."""
         task = task_of_shape(seq_len, vocab_size)
         if task is None or not task.most_variations:
             raise UserError(

@@ -1,16 +1,19 @@
-"""Check a dataset of any task, and list everything that is wrong, with its place.
+"""Check a dataset of any task, and list what is wrong, with its place.
 
 Examples are read in chunks. Only the index arrays and the keys of examples grow with the data. By
 the keys, test examples are found in the training split, and two answers to one question.
 """
 # N = examples (of a set, or of a chunk of it), S = tokens of an example
 
+import hashlib
 import math
 import sys
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 # A script's modules are looked up in its own folder, dataset/, instead of the folder above.
 if not __package__:
@@ -20,23 +23,21 @@ import numpy as np
 
 from dataset.answers import Answers, digests, row_texts
 from dataset.builder import SPLITS, progress
-from dataset.schema import (
-    CHUNK_BYTES,
-    Findings,
-    Split,
-    SplitName,
-    check_contents,
-    let_go,
-    locate,
-    open_split,
-    read_names,
-)
+from dataset.schema import CHUNK_BYTES, Split, SplitName, check_contents, let_go, locate, open_split, read_names
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, Fault, count, joined
-from dataset.text.schema import kind_of_data
-from dataset.text.validate import validate_text
+from dataset.text.schema import (
+    TextSplit,
+    check_text_contents,
+    has_split,
+    kind_of_data,
+    open_text_split,
+    require_same_tokens,
+)
 from utils.arguments import Parser, typed_path
+from utils.errors import UserError
 from utils.shell import run_command
+from utils.text import one_line
 
 # The largest share of test examples that may occur in the training data. With more the accuracy
 # means little.
@@ -75,38 +76,128 @@ labels are. In ARC the place of the grids on the canvas does not matter.
 """
 
 
+Opened = TypeVar("Opened", Split, TextSplit)
+
+
+class Findings:
+    """Collects errors and warnings about a dataset: a line for each, in the order of the checks."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.warnings: list[str] = []
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Note a UserError inside as an error, and go on behind the block."""
+        try:
+            yield
+        except UserError as error:
+            self.errors.append(one_line(error))
+
+
 def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) -> tuple[Findings, str]:
     """Check a dataset in three stages: its files, its values, its examples.
 
-    A stage lists all that is wrong. The next stage checks the splits without errors, and leaks,
-    duplicates and second answers are looked for if no split has any.
-
-    Args:
-        allow_leak: report leaks as warnings.
-        any_task: leave out the checks of known tasks.
-
-    Returns:
-        The findings, and some lines that describe the dataset.
-
-    Raises:
-        UserError: There is no dataset at `path`.
+    A stage checks both splits, and names the first wrong file or value of each. The next stage
+    checks the splits without errors. Leaks, duplicates and second answers are looked for if no
+    split has any. Return the findings, and some lines that describe the dataset.
     """
-    findings = Findings()
-    most_leaks = 1.0 if allow_leak else MAX_LEAK
-    if kind_of_data(path) == "text":
-        return findings, validate_text(path, most_leaks, findings)
-    described = [name for name in SPLITS if (path / name / "dataset.json").is_file()]
-    if not described:
+    findings, most_leaks = Findings(), 1.0 if allow_leak else MAX_LEAK
+    kind = kind_of_data(path)
+    if kind is None:
         open_split(path, "train")  # raises an error that says what is there
-    if "train" not in described:
-        findings.errors.append(f"{path}: has no train/dataset.json; rebuild the dataset")
-    if "test" not in described:
-        findings.warnings.append(f"{path}: has no test split, so nothing can be evaluated on it")
-    splits: dict[SplitName, Split] = {}
-    for name in described:
+    if kind == "text":
+        lines = _validate_text(path, most_leaks, findings)
+    else:
+        lines = _validate_puzzles(path, most_leaks, any_task, findings)
+    return findings, "\n".join(lines)
+
+
+def _open(path: Path, open_one: Callable[[Path, SplitName], Opened], findings: Findings) -> dict[SplitName, Opened]:
+    splits: dict[SplitName, Opened] = {}
+    for name in SPLITS:
+        if name == "test" and not has_split(path, name):
+            findings.warnings.append(f"{path}: has no test split, so nothing can be evaluated on it")
+            continue
         with findings.collecting():
-            splits[name] = open_split(path, name)
-            _check_groups(splits[name], findings)
+            splits[name] = open_one(path, name)
+    return splits
+
+
+def _check_leaks(
+    keys: dict[SplitName, np.ndarray], most: float, place: Callable[[SplitName, int], str], findings: Findings
+) -> None:
+    """Find what is in both splits by its keys. `place` says where a key of a split comes from."""
+    leaked_N = np.isin(keys["test"], keys["train"])
+    if leaked_N.any():
+        in_test, share = int(leaked_N.argmax()), float(leaked_N.mean())
+        in_train = int((keys["train"] == keys["test"][in_test]).argmax())
+        line = (
+            f"{place('test', in_test)} is in the training data too, {place('train', in_train)} "
+            f"({int(leaked_N.sum()):,} of {len(leaked_N):,} test examples are, {share:.2%})"
+        )
+        if share > most:
+            findings.errors.append(f"{line}; leave them out of train or test, or add --allow-leak")
+        else:
+            findings.warnings.append(line)
+
+
+# ---- text ----------------------------------------------------------------------------------------
+
+
+def _validate_text(path: Path, most_leaks: float, findings: Findings) -> list[str]:
+    lines: list[str] = []
+    splits = _open(path, open_text_split, findings)
+    for name, split in splits.items():
+        with findings.collecting():
+            lines += [f"{name:<6} {split}", f"       sha256 {check_text_contents(split)}"]
+    if len(splits) < len(SPLITS) or findings.errors:
+        return [*lines, "samples in both splits were not looked for; that takes two splits without errors"]
+    train, test = splits["train"], splits["test"]
+    with findings.collecting():
+        require_same_tokens(train, test)
+    if train.metadata.tasks != test.metadata.tasks:
+        file = test.path / "dataset.json"
+        findings.errors.append(f"{file}: tasks are not those of train; build both splits together")
+    numbers: dict[SplitName, list[int]] = {"train": [], "test": []}
+    keys = {name: _document_keys(split, numbers[name]) for name, split in splits.items()}
+
+    def place(name: SplitName, key: int) -> str:
+        return f"sample {numbers[name][key]:,} of {splits[name].epochs[0].files[0]}"
+
+    _check_leaks(keys, most_leaks, place, findings)
+    return lines
+
+
+def _document_keys(split: TextSplit, numbers: list[int]) -> np.ndarray:
+    """Return a key of each document, uint64, and append the number of its first sample.
+
+    The key of a problem is that of its instruction, and the key of a text that of all its samples.
+    """
+    samples, special = split.epochs[0], split.metadata.special_tokens
+    hashes = list["hashlib.blake2b"]()
+    step = CHUNK_BYTES // 40
+    for first in range(0, len(samples), step):
+        places = samples.take(slice(first, first + step)).tolist()
+        for number, (start, prefix_len, _, response_len, _) in enumerate(places, first):
+            if prefix_len == 1 and special is not None and split.tokens[start] != special.start:
+                contents = split.tokens[start + 1 : start + 1 + response_len]  # goes on where the sample before ends
+            else:
+                hashes.append(hashlib.blake2b(digest_size=8))
+                numbers.append(number)
+                contents = split.tokens[start : start + (prefix_len if prefix_len > 1 else 1 + response_len)]
+            if hashes:
+                hashes[-1].update(contents.astype(np.uint32).tobytes())
+    return np.frombuffer(b"".join(each.digest() for each in hashes), np.uint64)
+
+
+# ---- puzzles -------------------------------------------------------------------------------------
+
+
+def _validate_puzzles(path: Path, most_leaks: float, any_task: bool, findings: Findings) -> list[str]:
+    splits = _open(path, open_split, findings)
+    for split in splits.values():
+        _check_groups(split, findings)
     if len(splits) == 2:
         _compare(splits["train"], splits["test"], findings)
     for split in list(splits.values())[:1]:
@@ -115,44 +206,32 @@ def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) ->
     lines: list[str] = []
     keys: dict[SplitName, np.ndarray] = {}
     answers: Answers | None = None
-    num_examples = sum(sum(split.num_examples(None).values()) for split in splits.values())
-    with progress("checking", num_examples, "examples") as bar:
+    with progress("checking", sum(_sizes(split)[0] for split in splits.values()), "examples") as bar:
         for name, split in splits.items():
             task = None if any_task else task_of_shape(*split.metadata.shape)
-            lines.append(_description(split, task))
+            metadata, nouns = split.metadata, ("example", "puzzle", "group", "identifier")
+            numbers = (*_sizes(split), metadata.total_groups, metadata.num_puzzle_identifiers)
+            known = f" ({task.title})" if task is not None else ""
+            sizes = ", ".join(map(count, numbers, nouns))
+            lines.append(f"{name:<6} {sizes}, {metadata.seq_len} tokens of {metadata.vocab_size} kinds{known}")
             with findings.collecting():
                 lines.append(f"       sha256 {check_contents(split)}")
                 answers = answers or Answers(task)
                 parts = [_scan_set(split, set_name, task, findings, answers, bar.update) for set_name in split.sets]
                 keys[name] = np.concatenate(parts)
     if answers is None or (len(keys) < len(SPLITS) and findings.errors):
-        lines.append("leaks, duplicates and second answers were not looked for; correct the errors first")
-        return findings, "\n".join(lines)
+        return [*lines, "leaks, duplicates and second answers were not looked for; correct the errors first"]
     _check_answers(list(splits.values()), answers, findings)
     if "test" in splits:
         _check_duplicates(splits["test"], keys["test"], findings)
         if "train" in splits:
-            _check_leaks(splits["test"], keys["test"], splits["train"], keys["train"], most_leaks, findings)
-    return findings, "\n".join(lines)
+            _check_leaks(keys, most_leaks, lambda name, example: _place([splits[name]], example), findings)
+    return lines
 
 
 def _sizes(split: Split) -> tuple[int, int]:
     """Return the numbers of examples and of puzzles."""
     return sum(split.num_examples(None).values()), sum(len(each.puzzle_identifiers) for each in split.sets.values())
-
-
-def _description(split: Split, task: BoardTask | None) -> str:
-    metadata = split.metadata
-    num_examples, num_puzzles = _sizes(split)
-    sizes = (
-        f"{count(num_examples, 'example')}, {count(num_puzzles, 'puzzle')}, {count(metadata.total_groups, 'group')}, "
-        f"{count(metadata.num_puzzle_identifiers, 'identifier')}"
-    )
-    known = f" ({task.title})" if task is not None else ""
-    return f"{split.path.name:<6} {sizes}, {metadata.seq_len} tokens of {metadata.vocab_size} kinds{known}"
-
-
-# ---- files, groups, names ------------------------------------------------------------------------
 
 
 def _check_groups(split: Split, findings: Findings) -> None:
@@ -207,9 +286,6 @@ def _check_names(path: Path, num_identifiers: int, findings: Findings) -> None:
         for name, times in Counter(names).most_common(1):
             if times > 1:
                 findings.warnings.append(f"{file}: names {name!r} twice; puzzles are told apart by it")
-
-
-# ---- examples ------------------------------------------------------------------------------------
 
 
 def _scan_set(
@@ -267,9 +343,6 @@ def _scan_set(
     return np.concatenate(keys)
 
 
-# ---- duplicates and leaks ------------------------------------------------------------------------
-
-
 def _place(splits: Sequence[Split], example: int) -> str:
     split, set_name, row = locate(splits, example)
     return f"row {row} of {split.file(set_name, 'inputs')}"
@@ -294,11 +367,7 @@ def _check_answers(splits: Sequence[Split], answers: Answers, findings: Findings
 
 
 def _check_duplicates(test: Split, keys_N: np.ndarray, findings: Findings) -> None:
-    """Warn of test examples that occur twice.
-
-    The same example with another identifier is not a duplicate, because each augmentation has its
-    own vote.
-    """
+    """Warn of test examples that occur twice with one identifier."""
     identifiers_N = np.concatenate(
         [np.repeat(each.puzzle_identifiers, np.diff(each.puzzle_indices)) for each in test.sets.values()]
     )
@@ -310,20 +379,6 @@ def _check_duplicates(test: Split, keys_N: np.ndarray, findings: Findings) -> No
             f"{_place([test], order_N[at + 1])} repeats {_place([test], order_N[at])} "
             f"({int(same_N.sum()):,} of {len(keys_N):,} test examples are such copies); each counts in the accuracy"
         )
-
-
-def _check_leaks(
-    test: Split, test_keys_N: np.ndarray, train: Split, train_keys_N: np.ndarray, most: float, findings: Findings
-) -> None:
-    leaked_N = np.isin(test_keys_N, train_keys_N)
-    if leaked_N.any():
-        in_test, share = int(leaked_N.argmax()), float(leaked_N.mean())
-        in_train = int((train_keys_N == test_keys_N[in_test]).argmax())
-        line = (
-            f"{_place([test], in_test)} is in the training data too, {_place([train], in_train)} "
-            f"({int(leaked_N.sum()):,} of {len(leaked_N):,} test examples are, {share:.2%})"
-        )
-        findings.add_leak(line, share > most)
 
 
 # ---- the command line ----------------------------------------------------------------------------
@@ -349,11 +404,7 @@ def _program(argv: list[str] | None) -> tuple[str, int]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the program and return its exit status.
-
-    The status is 0 for a correct dataset, 1 for a wrong dataset, 2 after a mistake of the user, and
-    130 after Ctrl-C.
-    """
+    """Run the program. Return 0, 1 for a wrong dataset, 2 after a mistake, or 130 after Ctrl-C."""
     return run_command(_program, argv, interrupted="interrupted; not all was checked")
 
 

@@ -40,7 +40,7 @@ import psutil
 import torch
 import yaml
 
-from dataset import build_arc_dataset, build_maze_dataset, build_sudoku_dataset, maze, puzzle_csv, show
+from dataset import boards, build_arc_dataset, build_maze_dataset, build_sudoku_dataset, maze, show
 from dataset.arc import read_tasks
 from dataset.arc_votes import ArcVotes
 from dataset.augment import BOXES
@@ -153,7 +153,7 @@ def _read_dataset(folder: Path, rng: Random) -> None:
     elif reader == 1:
         validate_dataset(Path(data))
     elif reader == 2:
-        show.describe(show.parse_settings([data]))
+        show.describe([data])
     else:
         view([data, "-o", str(folder / "page.html")])
 
@@ -211,8 +211,8 @@ def _write_csv(folder: Path) -> None:
         "sudoku": (SudokuTask(box), list(zip(sudoku.sets["all"].inputs, sudoku.sets["all"].labels, strict=True))),
         "maze": (MazeTask(6), pairs),
     }
-    for name, (task, boards) in tasks.items():
-        rows = [f"source,{task.plain(question)},{task.plain(answer)},3" for question, answer in boards]
+    for name, (task, pairs_of) in tasks.items():
+        rows = [f"source,{task.plain(question)},{task.plain(answer)},3" for question, answer in pairs_of]
         text = "\n".join(["source,question,answer,rating", *rows]) + "\n"
         for split in ("train", "test"):
             (folder / name).mkdir(exist_ok=True)
@@ -231,7 +231,7 @@ def _read_csvs(folder: Path, rng: Random) -> None:
             PuzzleReader(task, lambda _: task, False, "", PuzzleTable([], "", 0)).of_csv(file)
         else:
             to_boards = build_sudoku_dataset.to_boards if name == "sudoku" else build_maze_dataset.to_mazes
-            puzzle_csv.read_boards(file, to_boards)
+            boards.read_boards(file, to_boards)
 
 
 def _write_outputs(folder: Path) -> None:

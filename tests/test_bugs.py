@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests import runs
 from tests.runs import settings, train, with_arguments
 
 MESSAGE = "operands could not be broadcast together with shapes (3,) (4,)"
@@ -43,12 +42,10 @@ PLACES: dict[str, tuple[str, type[Exception]]] = {
     "config": ("pretrain.read_start", ValueError),
     "data": ("training.kinds.PUZZLES.check", ValueError),
     "reader": ("dataset.loader._read", ValueError),
-    "loader": ("dataset.loader.TrainLoader.__init__", OSError),
     "model": ("models.hrm.HRM.forward", RuntimeError),
     "weights": ("training.trained.build_arch", ValueError),
     "evaluator": ("dataset.evaluators.Evaluators.judge", ValueError),
     "metrics": ("records.metrics.Metrics.write", OSError),
-    "finite": ("records.checkpoint.writer.require_finite_weights", ValueError),
     "staging": ("records.checkpoint.writer.Checkpointer._stage", OSError),
     "saving thread": ("records.checkpoint.writer.Checkpointer._publish", ValueError),
 }
@@ -73,15 +70,6 @@ def test_a_bug_on_one_rank_ends_all_ranks(data: Path, tmp_path: Path, log: Path,
     assert f"fault on rank 1: {error.__name__}: {MESSAGE}" in done.output and "in broken" in done.output
     assert "fault on rank 0: " in done.output, "rank 0 did not report the fault of rank 1"
     assert not [line for line in done.output.splitlines() if line.startswith("error: ")]
-
-
-def test_torchrun_reports_a_bug_with_its_traceback(data: Path, tmp_path: Path, log: Path) -> None:
-    where, error = PLACES["reader"]
-    typed = settings(data, tmp_path / "run")
-    run = runs.Torchrun(["--standalone"], with_arguments(_plant, where, error, 1), typed, log, runs.REPOSITORY)
-    done = run.wait()
-    assert done.status == 1
-    assert f"fault on rank 1: ValueError: {MESSAGE}" in done.output and "in broken" in done.output
 
 
 def test_a_bug_in_evaluate_keeps_its_traceback(quiet: Path, tmp_path: Path, log: Path) -> None:

@@ -5,8 +5,6 @@ They run in a folder that looks like a clone. The test appends options that make
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -85,15 +83,3 @@ def test_what_was_built(clone: Path) -> None:
     for axis in (1, 2):
         assert (np.sort(squares, axis=axis) == np.arange(2, 7).reshape((5, 1) if axis == 1 else (1, 5))).all()
     assert ((latin.inputs == 1) | (latin.inputs == latin.labels)).all() and (latin.inputs == 1).any(axis=1).all()
-
-
-def test_the_builder_of_the_page_may_be_started_anywhere(clone: Path, tmp_path: Path) -> None:
-    """The README starts builders by their file, which puts their folder first on sys.path."""
-    command = [sys.executable, str(clone / "dataset" / "build_latin_dataset.py"), "--output-dir", "squares"]
-    # A process of its own: a fork of this one would find the packages whatever sys.path[0] is.
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, (
-        f"a builder after the template can't be started as the README starts it:\n{done.stderr}"
-    )
-    assert "built squares" in done.stdout
-    assert (tmp_path / "squares" / "fingerprint.json").is_file()

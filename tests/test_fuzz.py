@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 import evaluate
 import view
-from dataset import puzzle_csv
+from dataset import boards
 from dataset.arc import read_tasks
 from dataset.schema import open_array, read_metadata
 from records.checkpoint.reader import Checkpoint
@@ -123,9 +123,8 @@ def test_a_gzip_bomb_is_read_up_to_a_limit(tmp_path: Path) -> None:
     assert "holds more than 32 MiB of JSON" in _refused(lambda: read_tasks(tmp_path / "tasks.json.gz"))
     file = tmp_path / "train.csv.gz"
     file.write_bytes(gzip.compress(b"source,question,answer,rating\n") + _bomb(b"1", 64))
-    with gzip.open(file, "rt") as stream:
-        assert max(map(len, puzzle_csv.lines_of(stream))) == puzzle_csv.MOST_CHARACTERS
-    assert "train.csv.gz:1: cannot be read on (field larger than" in _refused(lambda: list(puzzle_csv.read_rows(file)))
+    message = _refused(lambda: list(boards.read_rows(file)))
+    assert f"train.csv.gz:2: the line has {boards.MOST_CHARACTERS:,} bytes or more" in message
 
 
 @pytest.mark.parametrize("shape", ["-" * 9000 + "1", "(1000000000000000, 16)"])

@@ -259,22 +259,19 @@ class TextTask(BoardTask):
 
     def parse(self, text: str, where: str) -> np.ndarray:
         """Return the tokens of a puzzle, (S,) uint8. A mistake's message begins with `where`."""
-        return self._parse_cells(text, where, *self._symbols_of_solutions())
+        return self._parse_cells(text, where, *self.symbols_of_solutions())
 
     def parse_solution(self, text: str, where: str, question_S: np.ndarray) -> np.ndarray:
         """Return the tokens of a solution of the question, (S,) uint8."""
-        token_of, only = self._symbols_of_solutions()
+        token_of, only = self.symbols_of_solutions()
         solution_S = self._parse_cells(text, where, token_of, only)
         verdict = self.verdict(question_S, solution_S)
         if not verdict.solved:
             raise UserError(f"{where} is no solution of its question: {verdict.reason}; correct it")
         return solution_S
 
-    def _symbols_of_solutions(self) -> tuple[dict[str, int], str]:
-        """Return the token of each symbol of a solution, and words for these symbols.
-
-        By default these are all but padding.
-        """
+    def symbols_of_solutions(self) -> tuple[dict[str, int], str]:
+        """Return the token of each symbol of a solution, and words for these symbols."""
         token_of = {symbol: token for token, symbol in enumerate(self.symbols) if token}
         return token_of, joined(list(token_of), "or")
 

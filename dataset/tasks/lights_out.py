@@ -57,7 +57,7 @@ class LightsOutTask(SquareTask):
             raise UserError(f"{where} has no solution: no presses turn all of these lamps off; correct the board")
         return tokens_S
 
-    def _symbols_of_solutions(self) -> tuple[dict[str, int], str]:
+    def symbols_of_solutions(self) -> tuple[dict[str, int], str]:
         return {"-": LEAVE, "0": LEAVE, "x": PRESS, "1": PRESS}, "x or 1 for a press, and - or 0 for none,"
 
     def verdict(self, question_S: np.ndarray, answer_S: np.ndarray, solution_S: np.ndarray | None = None) -> Verdict:
@@ -125,10 +125,7 @@ def _left_on(questions_NS: np.ndarray, answers_NS: np.ndarray) -> np.ndarray:
 
 
 def solve(lit_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels of boards, (N, S) bool: which cells they press; and which boards have one.
-
-    The presses of a board without a solution mean nothing.
-    """
+    """Return the presses that are the labels of boards, (N, S) bool, and which boards have one."""
     num_cells = lit_NS.shape[1]
     inverse_SS, idle_KS = _algebra(num_cells)
     # These presses solve the boards that have a solution, and leave lamps on in the others. The
@@ -151,9 +148,8 @@ def solve(lit_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _algebra(num_cells: int) -> tuple[np.ndarray, np.ndarray]:
     """Solve the linear equations modulo 2 that say which presses toggle which lamps.
 
-    Returns:
-        inverse_SS, uint8: lit_NS @ inverse_SS is a solution of each board that has one.
-        idle_KS, bool: every set of presses that toggles nothing. The first set is empty.
+    Return inverse_SS, with which lit_NS @ inverse_SS solves each board that has a solution, and
+    idle_KS, bool: every set of presses that toggles nothing, the empty one first.
     """
     effects_SS = toggled(np.eye(num_cells, dtype=bool))
     # Gauss-Jordan elimination. The right half records which rows were added to each row.

@@ -53,12 +53,14 @@ class MazeTask(SquareTask):
         return tokens_S
 
     def parse_solution(self, text: str, where: str, question_S: np.ndarray) -> np.ndarray:
-        only = "# for a wall, blank, S, G and o for the path"
-        solution_S = self._parse_cells(text, where, self._symbols_of_solutions()[0], only)
+        solution_S = self._parse_cells(text, where, *self.symbols_of_solutions())
         verdict = self.verdict(question_S, solution_S)
         if not verdict.valid:
             raise UserError(f"{where} is no solution of its question: {verdict.reason}; correct it")
         return solution_S
+
+    def symbols_of_solutions(self) -> tuple[dict[str, int], str]:
+        return super().symbols_of_solutions()[0], "#, blank, S, G and o"
 
     def verdict(self, question_S: np.ndarray, answer_S: np.ndarray, solution_S: np.ndarray | None = None) -> Verdict:
         judged = maze.judge_paths(question_S[None], answer_S[None])

@@ -56,11 +56,7 @@ class SquareTask(TextTask):
 
 
 class SquareSymmetries(Symmetries):
-    """Symmetries that draw uniformly from the allowed transforms of each example.
-
-    Args:
-        sets: the training sets. The constructor checks each of their examples once.
-    """
+    """Symmetries that draw uniformly from the allowed transforms of each training example."""
 
     num_draws = 1
 

@@ -69,7 +69,7 @@ class SudokuTask(TextTask):
             raise UserError(f"{where} has the digit {DIGITS[digit - 1]} twice in {unit} {number}; correct it")
         return tokens_S
 
-    def _symbols_of_solutions(self) -> tuple[dict[str, int], str]:
+    def symbols_of_solutions(self) -> tuple[dict[str, int], str]:
         return self._token_of, digits_in_words(self.side)
 
     def verdict(self, question_S: np.ndarray, answer_S: np.ndarray, solution_S: np.ndarray | None = None) -> Verdict:
@@ -116,10 +116,7 @@ class SudokuTask(TextTask):
         return [*lines, bottom]
 
     def lines_in(self, text: str) -> list[Line]:
-        """Return the lines of boards, also of those that SadMan and Simple Sudoku write.
-
-        Comments, frames and the sections behind that of the puzzle are left out.
-        """
+        """Return the lines of boards, also of those that SadMan and Simple Sudoku write."""
         lines, section = [], _PUZZLE
         for number, line in super().lines_in(text):
             line = line.strip()

@@ -111,10 +111,7 @@ class Shapes:
         self._lengths_N = lengths_N
 
     def fill(self, order_N: np.ndarray) -> np.ndarray:
-        """Return the sample in each place of all rows, (N,), row after row.
-
-        The order decides which of the samples of equal length takes which place.
-        """
+        """Return the sample in each place of all rows, (N,), row after row."""
         filled_N = np.empty(len(order_N), np.int64)
         filled_N[self._slots_N] = order_N[np.argsort(self._lengths_N[order_N], kind="stable")]
         return filled_N

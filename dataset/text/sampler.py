@@ -3,16 +3,12 @@
 The budget of a step is `global_batch_size` tokens. It is cut into rows of a fixed capacity. Samples
 are packed into rows, and a step takes `rows_per_step` of them. Each rank gets some of these rows,
 and joins them to one row. So 1, 2 and 4 ranks train on the same samples.
-
-The rows of all epochs are one stream, and step s takes the next rows of it. A step may lie in two
-epochs. The number of rows of an epoch follows from the lengths alone (`Shapes`). So the number of
-steps is known from the start, and a run resumes at any step after drawing one epoch.
 """
 # E = epochs, K = sequences of a row
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -27,24 +23,16 @@ _SAMPLES, _ROWS = 0, 1
 
 @dataclass(eq=False)
 class TextSampler(ABC):
-    """The training stream of a split of text.
-
-    Args:
-        epochs: the length of the stream.
-        capacity: the tokens of a row.
-        rows_per_step: the rows of all ranks together.
-        repeat_first_batch: give the first rows of the stream at each step, also after a resume.
-
-    Raises:
-        UserError: A sample is longer than a row.
-    """
+    """The training stream of a split of text."""
 
     split: TextSplit
     _: KW_ONLY
-    epochs: int
-    capacity: int
-    rows_per_step: int
+    epochs: int  # the length of the stream
+    capacity: int  # the tokens of a row
+    rows_per_step: int  # of all ranks together
     repeat_first_batch: bool = False
+    last_step: int = field(init=False)  # the last step for which the stream has all rows; 0 if there is none
+    waste: float = field(init=False)  # the share of the first epoch's budget that is padding
 
     def __post_init__(self) -> None:
         for samples in self.split.epochs[: self.epochs]:
@@ -55,16 +43,6 @@ class TextSampler(ABC):
                     f"{self.capacity:,}; raise global_batch_size to {longest * self.rows_per_step:,}, cut it into "
                     f"fewer rows, or rebuild the dataset with --max-len {self.capacity}"
                 )
-
-    @property
-    @abstractmethod
-    def last_step(self) -> int:
-        """The last step for which the stream has all rows; 0 if there is none."""
-
-    @property
-    @abstractmethod
-    def waste(self) -> float:
-        """The share of the first epoch's budget that is padding."""
 
     @abstractmethod
     def draws_before(self, step: int) -> int:
@@ -116,17 +94,11 @@ class ShuffledSampler(TextSampler):
         assert len(self.split.epochs) == 1, "the split prescribes the order of its epochs"
         self._lengths_N = self.split.epochs[0].lengths()
         self._shapes = Shapes(self._lengths_N, self.capacity)
+        num_left = max(0, self.epochs * self._shapes.num_rows - self.first_row)
+        self.last_step = self.first_step - 1 + num_left // self.rows_per_step
+        self.waste = 1 - float(self._lengths_N.sum()) / (self._shapes.num_rows * self.capacity)
         # An epoch is drawn once and used for many steps. A step may lie in two epochs.
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
-
-    @property
-    def last_step(self) -> int:
-        left = self.epochs * self._shapes.num_rows - self.first_row
-        return self.first_step - 1 + max(0, left) // self.rows_per_step
-
-    @property
-    def waste(self) -> float:
-        return 1 - float(self._lengths_N.sum()) / (self._shapes.num_rows * self.capacity)
 
     def draws_before(self, step: int) -> int:
         return self.first_row + (step - self.first_step) * self.rows_per_step
@@ -156,8 +128,7 @@ class FileOrderSampler(TextSampler):
     """Each epoch takes the samples in the order of the file, packed as in the published code.
 
     With R rows per step it gives what the published loader gives to R replicas. The number of steps
-    depends on the order. Each epoch of its own is therefore packed once at the start, which takes
-    some seconds for a million samples.
+    depends on the order. So each epoch is packed once at the start.
     """
 
     drop_last_batch: bool
@@ -167,21 +138,15 @@ class FileOrderSampler(TextSampler):
         self._steps = lru_cache(maxsize=2)(self._pack_epoch)
         num_of = [len(self._steps(number)) for number in range(min(self.epochs, len(self.split.epochs)))]
         self._epoch_ends_E = np.cumsum([num_of[epoch % len(num_of)] for epoch in range(self.epochs)])
+        self.last_step = int(self._epoch_ends_E[-1])
+        lengths_N, steps = self.split.epochs[0].lengths(), self._steps(0)
+        num_tokens = sum(int(lengths_N[row].sum()) for rows in steps for row in rows)
+        self.waste = 1 - num_tokens / (len(steps) * self.rows_per_step * self.capacity) if steps else 0.0
 
     def _pack_epoch(self, number: int) -> list[list[np.ndarray]]:
         lengths_N = self.split.epochs[number].lengths()
         drop = self.drop_last_batch
         return list(published_steps(lengths_N, self.capacity, self.rows_per_step, drop_last_batch=drop))
-
-    @property
-    def last_step(self) -> int:
-        return int(self._epoch_ends_E[-1])
-
-    @property
-    def waste(self) -> float:
-        lengths_N, steps = self.split.epochs[0].lengths(), self._steps(0)
-        num_tokens = sum(int(lengths_N[row].sum()) for rows in steps for row in rows)
-        return 1 - num_tokens / (len(steps) * self.rows_per_step * self.capacity) if steps else 0.0
 
     def draws_before(self, step: int) -> int:
         return (step - 1) * self.rows_per_step

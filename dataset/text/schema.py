@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dataset.schema import (
     CHUNK_BYTES,
+    REBUILD,
     DatasetDescription,
     MappedFile,
     SplitName,
@@ -29,6 +30,7 @@ from dataset.schema import (
     let_go,
     open_array,
     read_described,
+    scan,
 )
 from utils.config import Int
 from utils.errors import UserError
@@ -37,16 +39,12 @@ from utils.json_files import read_json
 
 # The value of `tokenizer` in dataset.json if each byte is a token, and if nobody knows it.
 BYTES, UNKNOWN = "bytes", "unknown"
-REBUILD = "rebuild the dataset"
 SET_NAME = "all"
 """Samples of text have no sets, so the names of metrics and files have this one."""
 
 
 Form = Literal["instruction", "text"]
 """A sample with an instruction asks for the response; a text is continued."""
-
-# Of a split with more samples, so many are looked at, evenly spread.
-_MOST_LOOKED_AT = 10_000
 
 
 class SpecialTokens(BaseModel):
@@ -140,14 +138,21 @@ class TextSplit:
     def form(self) -> Form:
         """Whether most samples have an instruction, or are text."""
         samples = self.samples(0)
-        rows = np.linspace(0, len(samples) - 1, min(len(samples), _MOST_LOOKED_AT), dtype=np.int64)
-        num_instructions = int(np.count_nonzero(samples.instruction_len[rows] > 1))
-        return "instruction" if 2 * num_instructions >= len(rows) else "text"
+        num_instructions = int(np.count_nonzero(samples.instruction_len > 1))
+        return "instruction" if 2 * num_instructions >= len(samples) else "text"
 
     def num_examples(self, most: int | None) -> dict[str, int]:
         """Return how many samples an evaluation of at most `most` of them has, under SET_NAME."""
         size = len(self.epochs[0])
         return {SET_NAME: size if most is None else min(size, most)}
+
+    def __str__(self) -> str:
+        lengths_N = self.epochs[0].lengths()
+        epochs = f" in each of {len(self.epochs)} epochs" if len(self.epochs) > 1 else ""
+        return (
+            f"{len(lengths_N):,} samples{epochs} of {int(lengths_N.min()):,} to {int(lengths_N.max()):,} tokens (mean "
+            f"{lengths_N.mean():,.0f}), {len(self.tokens):,} tokens of {self.metadata.vocab_size:,} kinds"
+        )
 
     def samples(self, epoch: int) -> Samples:
         return self.epochs[epoch % len(self.epochs)]
@@ -286,24 +291,9 @@ def _published_special_tokens(tokenizer: Path, info: dict[str, Any]) -> SpecialT
 
 
 def check_text_contents(split: TextSplit) -> str:
-    """Read everything once, in chunks, check every token and sample, and return the fingerprint.
-
-    Raises:
-        UserError: A value is out of range, or fingerprint.json holds another fingerprint.
-    """
+    """Read everything once, in chunks, check every token and sample, and return the fingerprint."""
     digest = hashlib.sha256(json.dumps(split.metadata.model_dump(), sort_keys=True).encode())
-    limit, tokens = split.metadata.vocab_size, split.tokens
-    digest.update(f"{tokens.dtype.str}{tokens.shape}".encode())
-    step = CHUNK_BYTES // tokens.itemsize
-    for start in range(0, len(tokens), step):
-        chunk = np.ascontiguousarray(tokens[start : start + step])
-        digest.update(chunk.data)
-        for at in np.flatnonzero((chunk < 0) | (chunk >= limit))[:1]:
-            raise UserError(
-                f"{split.path / 'tokens.npy'}: token {start + at:,} is {chunk[at]}, but 0 to {limit - 1} are possible; "
-                f"{REBUILD}, or correct vocab_size"
-            )
-        let_go(tokens)
+    scan(digest, split.tokens, split.path / "tokens.npy", "token", split.metadata.vocab_size)
     for samples in split.epochs:
         digest.update(f"{len(samples)}".encode())
         for start in range(0, len(samples), CHUNK_BYTES // 40):

@@ -1,7 +1,6 @@
 """Read documents from plain text, JSONL, CSV and TSV, as a stream. GBs need little memory."""
 
 import codecs
-import csv
 import os
 import re
 from collections import Counter
@@ -10,19 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from dataset.builder import what_was_left_out
-from dataset.tasks.base import count
+from dataset.tables import read_lines, read_table
+from dataset.tasks.base import count, joined
 from utils.errors import UserError
 from utils.files import files_below, opened
 from utils.json_files import parse_json
 from utils.terminal import tell
-from utils.text import one_line
 
 # A plain text has no marks between documents. It is cut into documents of so many bytes at most, at
 # a blank line if there is one.
 PASSAGE_BYTES = 1 << 14
-# The longest line of a JSONL file and the longest field of a CSV file.
-MOST_BYTES = 1 << 26
 _TAB = "\t"
 _LINES, _TABLES = (".jsonl", ".ndjson"), (".csv", ".tsv")
 _REFUSED = (".json", ".parquet", ".arrow", ".zip", ".zst", ".xz", ".bz2", ".pdf")
@@ -44,10 +40,7 @@ class Document(NamedTuple):
 
 
 def files_of(sources: Sequence[Path]) -> list[Path]:
-    """Return the files of sources, and for a folder all files of text in it, in order.
-
-    Prints for each folder how many files are read, and what is left out and why.
-    """
+    """Return the files of sources, and for a folder all files of text in it, in order."""
     files = [file for source in sources for file in (_files_in(source) if source.is_dir() else [source])]
     if twice := [file for file, num in Counter(map(os.path.realpath, files)).items() if num > 1]:
         raise UserError(f"{twice[0]} is named twice, itself or by its folder; name it once")
@@ -61,7 +54,8 @@ def _files_in(folder: Path) -> list[Path]:
         is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
         why = "hidden" if is_hidden else _why_no_text(file) if file.is_file() else "no file"
         (left_out.setdefault(why, []) if why else read).append(file)
-    others = what_was_left_out(folder, left_out)
+    reasons = [f"{len(files):,} {why} ({files[0].relative_to(folder)})" for why, files in left_out.items()]
+    others = f"; left out: {joined(reasons)}" if reasons else ""
     if not read:
         raise UserError(f"{folder} holds no file of text{others}; give files of text")
     tell(f"note: {folder}: {count(len(read), 'file')} read (from {read[0].relative_to(folder)} on){others}")
@@ -153,10 +147,7 @@ def _plain(file: Path, stream: IO[bytes], separator: bytes | None) -> Iterator[D
 
 
 def _cut(passage: bytes) -> int:
-    """Return where to cut a text, in its second half: behind a blank line, a line or a word.
-
-    A text without them is cut between characters of UTF-8.
-    """
+    """Return where to cut a text, in its second half: behind a blank line, a line or a word."""
     for end in (b"\n\n", b"\r\n\r\n", b"\n", b" "):
         if (at := passage.rfind(end, len(passage) // 2)) > 0:
             return at + len(end)
@@ -166,16 +157,8 @@ def _cut(passage: bytes) -> int:
     return at if passage[at] >= 0xC0 else len(passage)
 
 
-def _lines(file: Path, stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield each line with its number, from 1. No line is longer than MOST_BYTES."""
-    for number, line in enumerate(iter(partial(stream.readline, MOST_BYTES), b""), 1):
-        if len(line) == MOST_BYTES:
-            raise UserError(f"{file}:{number}: the line has {MOST_BYTES:,} bytes or more; split the document")
-        yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-
-
 def _jsonl(file: Path, stream: IO[bytes]) -> Iterator[Document]:
-    for number, line in _lines(file, stream):
+    for number, line in read_lines(file, stream):
         place = f"{file}:{number}"
         if line.strip():
             values = parse_json(line, place, "write one object on each line")
@@ -185,33 +168,14 @@ def _jsonl(file: Path, stream: IO[bytes]) -> Iterator[Document]:
 
 
 def _csv(file: Path, stream: IO[bytes], delimiter: str) -> Iterator[Document]:
-    num_read, first = 0, 1  # lines, and the line of the row under way
-
-    def lines() -> Iterator[str]:
-        nonlocal num_read
-        for num_read, line in _lines(file, stream):  # noqa: B007 - read below
-            yield line.decode()
-
-    limit = csv.field_size_limit(MOST_BYTES)
-    try:
-        # strict: a quote that is not closed would else swallow all rows behind it.
-        rows = csv.reader(lines(), strict=True, delimiter=delimiter)
-        header = next(rows, [])
-        if twice := [name for name, num in Counter(header).items() if num > 1]:
-            raise UserError(f"{file}:1: has two columns named {twice[0]}; rename or remove one")
-        if header:
-            _used_keys(f"{file}:1", header)
-        first = num_read + 1
-        for row in rows:
-            if row and len(row) != len(header):
-                raise UserError(f"{file}:{first}: the row has not as many fields as the header; correct the row")
-            if row:
-                yield _document(f"{file}:{first}", dict(zip(header, row, strict=True)))
-            first = num_read + 1
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{file}:{first}: cannot be read ({one_line(error)}); correct or remove the row") from None
-    finally:
-        csv.field_size_limit(limit)
+    rows = read_table(file, stream, delimiter)
+    _, header = next(rows)
+    if twice := [name for name, num in Counter(header).items() if num > 1]:
+        raise UserError(f"{file}:1: has two columns named {twice[0]}; rename or remove one")
+    if header:
+        _used_keys(f"{file}:1", header)
+    for line, row in rows:
+        yield _document(f"{file}:{line}", dict(zip(header, row, strict=True)))
 
 
 def _used_keys(place: str, keys: Sequence[str]) -> list[str]:

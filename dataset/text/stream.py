@@ -10,13 +10,6 @@ _MOST_REPLACEMENTS = 3
 class TextStream:
     """The text of tokens that come one after the other, in pieces of whole characters.
 
-        stream = TextStream(tokenizer.decode, stop=["\\n\\n"])
-        for token in tokens:
-            print(stream.add(token), end="")
-            if stream.has_stopped:
-                break
-        print(stream.end())
-
     The pieces make the text that `decode` gives for all tokens together, up to the first text of
     `stop`.
     """

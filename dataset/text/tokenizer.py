@@ -161,10 +161,7 @@ def open_tokenizer(split: TextSplit) -> Tokenizer:
 
 
 def find_tokenizer(name: str, special_tokens: SpecialTokens | None, folders: Sequence[Path], whose: str) -> Tokenizer:
-    """Return the tokenizer of this name that made a model's tokens.
-
-    Its file may be in some folders. Messages name the model by `whose`.
-    """
+    """Return the tokenizer of this name that made a model's tokens."""
     if name == BYTES:
         return ByteTokenizer()
     if name == UNKNOWN or special_tokens is None:

@@ -9,30 +9,14 @@ from dataset.builder import FolderWriter
 from dataset.text.schema import TextMetadata
 from dataset.text.tokenizer import Tokenizer
 
-_ROWS_IN_MEMORY = 4096
-
 
 class TextSplitWriter(FolderWriter):
-    """Writes the tokens and the samples of one split into a new folder.
-
-        with TextSplitWriter(folder / "train", tokenizer, 1024, ["text", "sorting"]) as writer:
-            writer.add_text(tokens, task=0)
-            writer.add_problem(instruction, response, task=1)
-
-    Args:
-        max_len: the most tokens that a model reads of a sample.
-        tasks: the name of each task number. More may be added until the block ends.
-    """
+    """Writes the tokens and the samples of one split into a new folder."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, max_len: int, tasks: Iterable[str]) -> None:
-        super().__init__(folder)
+        super().__init__(folder, tokens=(tokenizer.dtype,), samples=(np.int64, 4))
         self._tokenizer, self._max_len, self._tasks = tokenizer, max_len, tasks
         self.num_documents = self.num_samples = self.num_tokens = self.longest = 0
-        self._rows: list[tuple[int, int, int, int]] = []
-
-    def _open_arrays(self) -> None:
-        self._tokens = self._array("tokens", self._tokenizer.dtype)
-        self._samples = self._array("samples", np.dtype(np.int64), 4)
 
     def add_text(self, text: np.ndarray, task: int) -> None:
         """Append a text, cut into samples of at most `max_len` tokens to read.
@@ -55,24 +39,17 @@ class TextSplitWriter(FolderWriter):
         """Append the tokens of a document, and return the place of the first one."""
         first = self.num_tokens
         document = np.concatenate([np.asarray(part, self._tokenizer.dtype) for part in parts])
-        self._tokens.append(document)
+        self._arrays["tokens"].append(document)
         self.num_tokens += len(document)
         self.num_documents += 1
         return first
 
     def _add_sample(self, start: int, prefix_len: int, response_len: int, task: int) -> None:
-        self._rows.append((start, prefix_len, response_len, task))
+        self._arrays["samples"].append(np.array([[start, prefix_len, response_len, task]]))
         self.num_samples += 1
         self.longest = max(self.longest, prefix_len + response_len - 1)
-        if len(self._rows) == _ROWS_IN_MEMORY:
-            self._write_rows()
-
-    def _write_rows(self) -> None:
-        self._samples.append(np.array(self._rows, np.int64).reshape(-1, 4))
-        self._rows = []
 
     def _finish(self) -> TextMetadata:
-        self._write_rows()
         return TextMetadata(
             kind="text",
             vocab_size=self._tokenizer.vocab_size,

@@ -52,16 +52,3 @@ def write_arc_tasks(folder: Path, **subfolders: dict[str, Any]) -> Path:
 def fingerprints(folder: Path) -> list[str]:
     recorded = json.loads((folder / "fingerprint.json").read_text())
     return [recorded["train"], recorded["test"]]
-
-
-def assert_described(data: Path, **changes: object) -> None:
-    """Compare train/dataset.json with that of a dataset of puzzles of one example."""
-    expected: dict[str, object] = {
-        "pad_id": 0,
-        "ignore_label_id": 0,
-        "blank_identifier_id": 0,
-        "num_puzzle_identifiers": 1,
-    }
-    expected |= {"mean_puzzle_examples": 1.0, "sets": ["all"]} | changes
-    assert json.loads((data / "train" / "dataset.json").read_text()) == expected
-    assert json.loads((data / "identifiers.json").read_text()) == ["<blank>"]

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from dataset.augment import (
     BOXES,
     Box,
-    cell_sources,
     draw_symmetries,
     num_row_orders,
     row_orders,
@@ -29,26 +28,6 @@ def test_valid_boards_stay_valid(box: Box, seed: int) -> None:
     rng = np.random.default_rng(seed)
     solution_NS = np.tile(random_solution(box, rng), (20, 1))
     assert valid_solutions(draw_symmetries(rng, 20, box).apply(solution_NS), box).all()
-
-
-@settings(deadline=None)
-@given(box=boxes, seed=seeds, sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4))
-def test_draws_in_pieces_equal_draws_at_once(box: Box, seed: int, sizes: list[int]) -> None:
-    rng = np.random.default_rng(seed)
-    pieces = [draw_symmetries(rng, size, box) for size in sizes]
-    whole = draw_symmetries(np.random.default_rng(seed), sum(sizes), box)
-    np.testing.assert_array_equal(np.concatenate([piece.cells_NS for piece in pieces]), whole.cells_NS)
-    np.testing.assert_array_equal(np.concatenate([piece.digits_ND for piece in pieces]), whole.digits_ND)
-
-
-@pytest.mark.parametrize("box", BOXES.values(), ids=str)
-def test_cells_and_transposition_by_hand(box: Box) -> None:
-    board_LL = np.arange(box.num_cells).reshape(box.side, box.side)
-    (rows_L,) = row_orders(np.array([num_row_orders(box) - 1]), box)
-    (columns_L,) = row_orders(np.array([num_row_orders(box.transposed) - 2]), box.transposed)
-    for transposed, expected_LL in ((False, board_LL[rows_L][:, columns_L]), (True, board_LL[rows_L][:, columns_L].T)):
-        cells_NS = cell_sources(rows_L[None], columns_L[None], np.array([transposed]))
-        np.testing.assert_array_equal(cells_NS[0].reshape(box.side, box.side), expected_LL)
 
 
 @pytest.mark.parametrize("box", [*BOXES.values(), BOXES["2x3"].transposed], ids=str)

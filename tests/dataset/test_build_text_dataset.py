@@ -172,19 +172,12 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert not data.exists(), "nothing may be left of a failed build"
 
 
-def test_a_mark_between_documents_divides_them_or_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_separator_divides_documents(tmp_path: Path) -> None:
     (tmp_path / "stories").mkdir()
     stories = tmp_path / "stories" / "all.txt"
     stories.write_text("One story.\n<|endoftext|>\nTwo stories.\n<|endoftext|>\nThree stories.\n")
     other = write_lines(tmp_path / "a.jsonl", *_texts(20))
-    glued = _build(tmp_path / "data", "--source", stories, other)
-    (note,) = [line for line in capsys.readouterr().err.splitlines() if "<|endoftext|>" in line]
-    assert "stories/all.txt" in note and "--separator '<|endoftext|>'" in note
-    assert stories.read_text() in [each for split in glued.values() for each in _documents(split)]
     divided = _build(tmp_path / "data", "--source", stories.parent, other, "--separator", "<|endoftext|>")
-    assert "<|endoftext|>" not in capsys.readouterr().err
     found = {each for split in divided.values() for each in _documents(split)}
     assert {"One story.", "Two stories.", "Three stories.\n"} < found
     record = json.loads((tmp_path / "data" / "fingerprint.json").read_text())["builder"]

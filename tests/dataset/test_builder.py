@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.builder import SplitWriter, finish, new_dataset
+from dataset.builder import SplitWriter, new_dataset
 from dataset.schema import check_contents, open_split
 from tests.dataset.builders import build, fingerprints
 
@@ -60,17 +60,6 @@ def test_a_split_that_was_not_finished_is_none(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), SplitWriter(tmp_path / "a", seq_len=4, vocab_size=7, num_puzzle_identifiers=1):
         raise RuntimeError
     assert (tmp_path / "a").is_dir() and not (tmp_path / "a" / "dataset.json").exists()
-
-
-def test_finish_reads_the_dataset_back_and_records_it(tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        _write(tmp_path / split, [])
-    names = ["<blank>", 'a "name"', "naïve", "</script>"]
-    fingerprints = finish(tmp_path, iter(names), {"program": "x", "folder": Path("y")})
-    assert json.loads((tmp_path / "identifiers.json").read_text()) == names
-    recorded = json.loads((tmp_path / "fingerprint.json").read_text())
-    assert recorded.pop("builder") == {"program": "x", "folder": "y"} and recorded == fingerprints
-    assert fingerprints["train"] == fingerprints["test"] == check_contents(open_split(tmp_path, "train"))
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), OSError("No space\nleft"), KeyboardInterrupt()])

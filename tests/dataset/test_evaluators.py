@@ -21,7 +21,7 @@ def test_names_and_metrics() -> None:
     nothing = build_evaluators([], split_of(900, 12))
     assert nothing.metrics == () and nothing.judge(tokens_BS, tokens_BS) == {}
     for size in ((36, 6), (64, 11)):
-        with pytest.raises(ValueError, match="the evaluator sudoku judges"):
+        with pytest.raises(ValueError, match="the evaluator sudoku can't judge"):
             build_evaluators(["sudoku"], split_of(*size))
 
 

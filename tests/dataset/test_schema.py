@@ -216,7 +216,7 @@ def test_what_is_no_dataset_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").touch()
     for path, said in (
-        ("data/sudoku-y", "give data/sudoku-x, or build one"),
+        ("data/arc-2", "build one: python dataset/build_arc_dataset.py --output-dir data/arc-2"),
         ("data", "data/train/dataset.json is missing; give data/sudoku-x, or build one"),
         ("data/addition", "data/addition/train/dataset.json is missing; build one"),
         ("data/sudoku-x/train", "it is one split of a dataset; give the folder above it, data/sudoku-x"),

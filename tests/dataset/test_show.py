@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from dataset.build_sudoku_dataset import main as build_sudoku
+from dataset.build_text_dataset import main as build_text
 from dataset.builder import SplitWriter, finish
 from dataset.schema import open_split
 from dataset.show import main
+from tests.dataset.text.samples import write_hrm_text, write_lines
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SCRIPTS = sorted(
-    path.stem for path in (REPOSITORY / "dataset").glob("*.py") if 'if __name__ == "__main__"' in path.read_text()
-)
+DATASET = REPOSITORY / "dataset"
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +99,50 @@ def test_options_choose_the_rows_and_unknown_tasks_are_numbers(
     assert "has rows 0 to 11" in capsys.readouterr().err
 
 
+# ---- text ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def text_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    problems = [{"instruction": f"{n} + 1", "response": str(n + 1), "task": "sums"} for n in range(40)]
+    source = write_lines(folder / "a.jsonl", *problems, *({"text": f"text {n}\n\x1b[2J"} for n in range(40)))
+    assert build_text(["--output-dir", str(folder / "data"), "--source", str(source)]) == 0
+    return folder / "data"
+
+
+def test_the_page_of_a_text(text_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(text_data), "--row", "0", "--num", "100"]) == 0
+    out = capsys.readouterr().out
+    record = json.loads((text_data / "fingerprint.json").read_text())
+    assert out.startswith(f"{text_data}\n  text     259 tokens (bytes), max_len 13\n  train    76 samples of 8 to 13")
+    assert f"  sha256   train {record['train']} (recorded)\n" in out
+    assert ": sums, 8 + 3 tokens\n12 + 1\n-> 13\n" in out
+    assert "text 38\n?[2J\n" in out and "\x1b" not in out, "control characters must not reach the terminal"
+    assert main([str(text_data), "--split", "test", "--num", "1", "--fingerprint"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("test sample ") == 1 and f"{record['test']} (computed)" in out
+    assert main([str(text_data), "--row", "99"]) == 2
+    assert "--row is 99, but " in capsys.readouterr().err
+
+
+def test_tokens_without_a_tokenizer_are_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("inst_start", "inst_len", "resp_start", "resp_len")
+    epoch = {name: np.array([value]) for name, value in zip(names, (2, 3, 5, 2), strict=True)}
+    write_hrm_text(tmp_path / "data", np.arange(30, dtype=np.int32), [epoch])
+    assert main([str(tmp_path / "data")]) == 0
+    assert capsys.readouterr().out.endswith("train sample 0: text, 3 + 2 tokens\n2 3 4\n-> 5 6\n")
+
+
 # ---- how programs start ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_program_starts_as_a_script(name: str) -> None:
+def test_a_program_starts_as_a_script() -> None:
     """A script must find the folder above dataset/ by itself."""
-    program = [sys.executable, f"dataset/{name}.py", "--help"]
+    finds = "sys.path[0] = str(Path(__file__).absolute().parents[1])"
+    scripts = [text for file in DATASET.glob("*.py") if "__main__" in (text := file.read_text())]
+    assert len(scripts) > 5 and all(finds in text for text in scripts)
+    program = [sys.executable, "dataset/build_text_dataset.py", "--help"]
     done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ") and done.stderr == ""

@@ -39,7 +39,6 @@ def test_problems_of_neighbouring_seeds_differ(monkeypatch: pytest.MonkeyPatch) 
 def test_what_cannot_be_generated_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _fake(monkeypatch)
     for task, message in (
-        ("open", "--generate open: its problems name no answer, because several are right"),
         ("sumz", "--generate sumz: reasoning-gym has no such task; give others, such as "),
         ("composite", "--generate composite: reasoning-gym has no such task"),
     ):

@@ -73,7 +73,10 @@ def test_the_fingerprint_depends_on_every_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage, message",
     [
-        (lambda path: _edit(path, "tokens.npy", _put(7, 259)), "token 7 is 259, but 0 to 258 are possible; rebuild"),
+        (
+            lambda path: _edit(path, "tokens.npy", _put(7, 259)),
+            "row 7 has token 259, but 0 to 258 are possible; rebuild",
+        ),
         *(
             (partial(_edit, array="samples.npy", edit=_put(place, value)), "samples.npy: sample 3 is empty, longer")
             for place, value in (((3, 1), 0), ((3, 0), -1), ((3, 2), 10**6), ((3, 1), 40), ((3, 3), 2))

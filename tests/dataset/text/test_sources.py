@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.text import sources
+from dataset import tables
 from dataset.text.sources import PASSAGE_BYTES, files_of, read_documents
 from utils.errors import UserError
 
@@ -113,7 +113,7 @@ def test_a_text_without_lines_is_cut_between_characters(tmp_path: Path, text: st
         ("a.jsonl", b"[1]\n", "a.jsonl:1: is no object with text, or instruction and response"),
         ("a.jsonl", b'{"text": 5}\n', "a.jsonl:1: text is no text; correct or remove the line"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', "a.jsonl:1: text is no text"),
-        ("a.csv", b"instruction,response\na,b\nc\n", "a.csv:3: the row has not as many fields as the header"),
+        ("a.csv", b"instruction,response\na,b\nc\n", "a.csv:3: 1 fields instead of 2"),
         ("a.csv", b"question,answer\na,b\n", "a.csv:1: has question, answer, not text, or .*; rename"),
         ("a.tsv", b"text,task\nfirst row,a\n", "a.tsv:1: has text,task, not text, or .*tabs are between"),
         ("a.csv", b"text,text\na,b\n", "a.csv:1: has two columns named text; rename or remove one"),
@@ -140,7 +140,7 @@ def test_a_truncated_download_a_pipe_or_an_endless_line_is_refused(
     with pytest.raises(UserError, match=rf"{name}: cannot be read \(.*\); get the file again"):
         list(read_documents(file))
     if ".txt" not in name:
-        monkeypatch.setattr(sources, "MOST_BYTES", 1000)
+        monkeypatch.setattr(tables, "MOST_BYTES", 1000)
         _written(file, line + "é" * 5000)
         with pytest.raises(UserError, match=rf"{name}:2: the line has 1,000 bytes or more"):
             list(read_documents(file))

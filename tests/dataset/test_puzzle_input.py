@@ -3,8 +3,8 @@
 import pytest
 
 from dataset.augment import BOXES
+from dataset.puzzle_input import split_sizes
 from dataset.tasks.maze import MazeTask
-from dataset.tasks.sizes import split_sizes
 from dataset.tasks.sudoku import SudokuTask
 from utils.errors import UserError
 
