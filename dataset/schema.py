@@ -6,6 +6,7 @@ examples. Index arrays say where each of them begins.
 """
 # N = examples, S = sequence length, P = puzzles, G = groups
 
+import difflib
 import hashlib
 import json
 import mmap
@@ -204,18 +205,7 @@ def read_metadata(folder: Path) -> DatasetMetadata:
     try:
         metadata = read_described(file, DatasetMetadata)
     except FileNotFoundError:
-        path = folder.parent
-        below = sorted(each.parents[1] for each in path.glob("*/train/dataset.json"))
-        builders = {"maze": "maze", "lights": "lights-out", "arc": "arc"}
-        named = [builders[word] for word in re.split("[-_]", path.name.lower()) if word in builders]
-        command = for_shell([*command_words(f"hrm-build-{[*named, 'sudoku'][0]}"), "--output-dir", str(path)])
-        near = f"give {below[0]}, or " if below else ""
-        why = f"{file} is missing; {near}build one: {command} (--help shows all options)"
-        if is_run(path):
-            why = f"it is a run; resume={path} goes on with it, and checkpoint={path} evaluates it"
-        elif (path / "dataset.json").is_file():
-            why = f"it is one split of a dataset; give the folder above it, {path.parent}"
-        raise UserError(f"no dataset at {path}: {why}") from None
+        raise UserError(f"no dataset at {folder.parent}: {_why_none(folder)}") from None
     # The published trainers fill their last batch with these two values, so they must be in range.
     for key, limit_key in (("pad_id", "vocab_size"), ("blank_identifier_id", "num_puzzle_identifiers")):
         value, limit = getattr(metadata, key), getattr(metadata, limit_key)
@@ -224,7 +214,6 @@ def read_metadata(folder: Path) -> DatasetMetadata:
     return metadata
 
 
-<<<<<<< HEAD
 def _why_none(folder: Path) -> str:
     """Say what is in the place of a split without dataset.json, and what to do."""
     path = folder.parent
@@ -257,8 +246,6 @@ def _how_to_build(path: Path) -> str:
     return f"build one: {builder} {for_shell(options)} (--help shows all options)"
 
 
-=======
->>>>>>> h/dataset
 def read_described(file: Path, kind: type[Described]) -> Described:
     """Read the JSON file that describes a split. FileNotFoundError: there is none."""
     values = read_json(file, REBUILD)
