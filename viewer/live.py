@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from rich.cells import cell_len
+import numpy as np
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from utils.text import for_a_terminal, in_words
 from viewer.curves import names_of
-from viewer.status import LOSSES, RunStatus, Watched, is_number
+from viewer.status import LOSSES, Watched, is_number
 
 COLOURS = {
     "running": "green",
@@ -29,38 +30,31 @@ _CURVE_LINES = 3
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def read_statuses(runs: Sequence[Watched]) -> dict[str, RunStatus]:
+def in_order(runs: Sequence[Watched]) -> dict[str, Watched]:
     """Return the runs by name in the order of display: running ones, then the newest."""
     names = map(for_a_terminal, names_of([run.path for run in runs]))
-    found = [(name, run.status()) for name, run in zip(names, runs, strict=True)]
-    return dict(sorted(found, key=lambda each: (each[1].state != "running", -each[1].began_at)))
+    return dict(sorted(zip(names, runs, strict=True), key=lambda each: (each[1].state != "running", -each[1].began_at)))
 
 
-def screen(shown: Mapping[str, RunStatus], width: int, height: int) -> RenderableType:
+def screen(shown: Mapping[str, Watched], width: int, height: int) -> RenderableType:
     """Return what fills a screen of a size: panels side by side if all runs fit, or a table."""
     hint = Text("q or Ctrl-C: leave", style="dim")
     per_row = max(1, min(len(shown), width // _LEAST_PANEL))
     num_rows = -(-len(shown) // per_row)
     if shown and num_rows * _PANEL_LINES < height:
-        per_row = -(-len(shown) // num_rows)  # 4 runs where 3 fit side by side: 2 and 2
-        grid = Table.grid(expand=True)
-        for _ in range(per_row):
-            grid.add_column(ratio=1)
-        panels = [panel(name, status, width // per_row - 4) for name, status in shown.items()]
-        for first in range(0, len(panels), per_row):
-            grid.add_row(*panels[first : first + per_row])
-        return Group(grid, hint)
+        side = width // -(-len(shown) // num_rows)  # 4 runs where 3 fit side by side: 2 and 2
+        return Group(Columns([panel(*each, side - 4) for each in shown.items()], padding=0, width=side), hint)
     room = height - 3  # without the counts, the titles and the hint
     if len(shown) <= room:
         return Group(counts(shown), table(shown, width), hint)
-    room = max(1, room - 1)
-    others = Text(f"and {len(shown) - room} more", style="dim")
-    return Group(counts(shown), table(dict(list(shown.items())[:room]), width), others, hint)
+    first = dict(list(shown.items())[: max(1, room - 1)])
+    others = Text(f"and {len(shown) - len(first)} more", style="dim")
+    return Group(counts(shown), table(first, width), others, hint)
 
 
-def counts(shown: Mapping[str, RunStatus]) -> Text:
+def counts(shown: Mapping[str, Watched]) -> Text:
     """Return a line that counts the runs in each state."""
-    states = [status.state for status in shown.values()]
+    states = [run.state for run in shown.values()]
     line = Text(f"{len(shown)} runs" if len(shown) != 1 else "1 run", no_wrap=True, overflow="ellipsis")
     for state, colour in COLOURS.items():
         if state in states:
@@ -70,54 +64,44 @@ def counts(shown: Mapping[str, RunStatus]) -> Text:
 
 # ---- a table -----------------------------------------------------------------------------------
 
-# For each column its rank and its text. Where the width does not suffice, columns of the highest
-# rank are left out first, and those of rank 0 never.
-COLUMNS: dict[str, tuple[int, Callable[[str, RunStatus], str]]] = {
+# For each column the terminal's width from which on it is shown, and its text.
+COLUMNS: dict[str, tuple[int, Callable[[str, Watched], str]]] = {
     "run": (0, lambda name, _: name),
     "state": (0, lambda _, run: run.state),
     "step": (0, lambda _, run: f"{run.step:,}"),
-    "of": (3, lambda _, run: _or_dash(run.last_step, ",")),
+    "of": (80, lambda _, run: _or_dash(run.last_step, ",")),
     "loss": (0, lambda _, run: _or_dash(run.loss, ".4g")),
-    "exact": (1, lambda _, run: _or_dash(run.exact, ".3f")),
+    "exact": (60, lambda _, run: _or_dash(run.exact, ".3f")),
     "test": (0, lambda _, run: _or_dash(next(iter(run.test.values()), None), ".3f")),
-    "/s": (2, lambda _, run: _or_dash(run.speed and run.speed[0], ",.0f")),
+    "/s": (80, lambda _, run: _or_dash(run.speed and run.speed[0], ",.0f")),
     "ETA": (0, lambda _, run: "-" if run.eta_s is None else in_words(run.eta_s)),
-    "saved": (4, lambda _, run: _or_dash(run.checkpoint, ",")),
-    "best": (6, lambda _, run: _or_dash(run.best, ",")),
-    "ranks": (5, lambda _, run: _machine(run) or "-"),
+    "saved": (100, lambda _, run: _or_dash(run.checkpoint, ",")),
+    "best": (110, lambda _, run: _or_dash(run.best, ",")),
+    "ranks": (110, lambda _, run: _machine(run) or "-"),
     "note": (0, lambda _, run: run.note),
 }
-# The text of these is shortened to as many characters at least.
-_LEAST = {"run": 14, "note": 12}
 
 
-def table(shown: Mapping[str, RunStatus], width: int) -> Table:
-    """Return a table with a line for each run, and with the columns that the width has room for."""
-    texts = {title: [text_of(*each) for each in shown.items()] for title, (_, text_of) in COLUMNS.items()}
-    longest = {title: max(map(cell_len, [title, *column])) for title, column in texts.items()}
-    used = [title for title in COLUMNS if title != "note" or any(texts[title])]
-    while (rank := max(COLUMNS[title][0] for title in used)) and width < sum(
-        min(longest[title], _LEAST.get(title, width)) + 2 for title in used
-    ):
-        used = [title for title in used if COLUMNS[title][0] != rank]
+def table(shown: Mapping[str, Watched], width: int) -> Table:
+    """Return a table with a line for each run. Names and notes are shortened to the width."""
     lines = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim", show_edge=False)
+    used = {title: text_of for title, (least, text_of) in COLUMNS.items() if width >= least}
+    if not any(run.note for run in shown.values()):
+        del used["note"]
     for title in used:
-        if title in _LEAST:  # rich shares out what is left
-            lines.add_column(title, max_width=longest[title])
-        else:
-            justify = "left" if title == "state" else "right"
-            lines.add_column(title, justify=justify, width=longest[title])  # type: ignore[arg-type]
-    for number, status in enumerate(shown.values()):
-        style = {"state": COLOURS[status.state]}
-        cells = [(texts[title][number], style.get(title, "")) for title in used]
-        lines.add_row(*(Text(text, style=look, no_wrap=True, overflow="ellipsis") for text, look in cells))
+        justify = "left" if title in ("run", "state", "note") else "right"
+        lines.add_column(title, justify=justify, no_wrap=title not in ("run", "note"))  # type: ignore[arg-type]
+    for name, run in shown.items():
+        cells = {title: Text(text_of(name, run), no_wrap=True, overflow="ellipsis") for title, text_of in used.items()}
+        cells["state"].stylize(COLOURS[run.state])
+        lines.add_row(*cells.values())
     return lines
 
 
 # ---- panels ------------------------------------------------------------------------------------
 
 
-def panel(name: str, run: RunStatus, width: int) -> Panel:
+def panel(name: str, run: Watched, width: int) -> Panel:
     """Return a panel of a run, as high as _PANEL_LINES.
 
     Args:
@@ -130,9 +114,7 @@ def panel(name: str, run: RunStatus, width: int) -> Panel:
     elif total:
         right = f"{share:.0%}"
     done = min(width, round(share * width))
-    tests = "  ".join(
-        f"{'test' if len(run.test) == 1 else set_name} {value:.3f}" for set_name, value in run.test.items()
-    )
+    tests = "  ".join(f"{'test' if len(run.test) == 1 else name} {value:.3f}" for name, value in run.test.items())
     speed = "" if run.speed is None else f"{run.speed[0]:,.0f} {run.speed[1]}/s"
     best = "" if run.best is None else f", best {run.best:,}"
     note = run.note
@@ -146,18 +128,16 @@ def panel(name: str, run: RunStatus, width: int) -> Panel:
         _two_ends(f"exact {_or_dash(run.exact, '.3f')}", tests, width),
         _curve_of(run, ("train/exact_accuracy",), width, "magenta", least=0, most=1),
         _two_ends(speed, _machine(run), width),
-        _two_ends(f"saved {_or_dash(run.checkpoint, ',')}{best}", "", width),
+        Text(f"saved {_or_dash(run.checkpoint, ',')}{best}", overflow="ellipsis", no_wrap=True),
         Text(note, style="yellow" if run.state == "running" else colour, overflow="ellipsis", no_wrap=True),
     ]
     title = Text.assemble((name[: max(4, width - len(run.state) - 4)], "bold"), " ", (run.state, colour))
     return Panel(Group(*lines), title=title, title_align="left", height=_PANEL_LINES, border_style=colour)
 
 
-def _curve_of(run: RunStatus, metrics: Sequence[str], width: int, style: str, **ends: float) -> Text:
+def _curve_of(run: Watched, metrics: Sequence[str], width: int, style: str, **ends: float) -> Text:
     values = [row[name] for row in run.rows for name in metrics if is_number(row.get(name))]
-    return Text(
-        "\n".join(curve([value for value in values if math.isfinite(value)], width, _CURVE_LINES, **ends)), style
-    )
+    return Text("\n".join(curve(list(filter(math.isfinite, values)), width, _CURVE_LINES, **ends)), style)
 
 
 def curve(
@@ -172,20 +152,15 @@ def curve(
     Returns:
         The lines from top to bottom, each with `width` characters. A value always leaves a mark.
     """
-    num = min(len(values), width)
-    means = []
-    for column in range(num):
-        part = values[column * len(values) // num : (column + 1) * len(values) // num]
-        means.append(sum(part) / len(part))
-    low = min(means, default=0.0) if least is None else least
-    high = max(means, default=0.0) if most is None else most
+    parts = np.array_split(np.array(values), min(len(values), width) or 1)
+    means = np.array([part.mean() for part in parts if len(part)])
+    low = means.min(initial=math.inf) if least is None else least
+    high = means.max(initial=-math.inf) if most is None else most
     levels = num_lines * (len(_BLOCKS) - 1)
-    heights = [
-        max(1, min(levels, round((value - low) / (high - low) * levels))) if high > low else 1 for value in means
-    ]
+    heights = ((means - low) / (high - low) * levels if high > low else 0 * means).round().clip(1, levels).astype(int)
     return [
-        "".join(_BLOCKS[max(0, min(8, height - 8 * (num_lines - 1 - line)))] for height in heights).ljust(width)
-        for line in range(num_lines)
+        "".join(_BLOCKS[min(8, max(0, height - 8 * below))] for height in heights).ljust(width)
+        for below in reversed(range(num_lines))
     ]
 
 
@@ -199,6 +174,6 @@ def _or_dash(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _machine(run: RunStatus) -> str:
+def _machine(run: Watched) -> str:
     launched = run.launched
     return "" if launched is None else for_a_terminal(f"{launched.ranks} x {launched.device}")[:20]

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,11 +16,18 @@ from records.folder import located_paths
 from records.history import METRICS_FILE, read_run_config
 from utils.errors import UserError
 from utils.overrides import typed_override
-from viewer.arc_votes import read_votes
-from viewer.curves import Panel, for_page, logged_rows, panels_of_run, short_name
-from viewer.outputs import SAVING, outputs_folder, read_examples, read_results, step_of
-from viewer.pages import Page, Settings, from_text, label_of, names_of
-from viewer.text_page import answers_of, is_text_run
+from viewer.curves import for_page, logged_rows, panels_of_run, short_name
+from viewer.outputs import (
+    SAVING,
+    answers_of,
+    is_text_run,
+    outputs_folder,
+    read_examples,
+    read_results,
+    read_votes,
+    step_of,
+)
+from viewer.pages import Page, Settings, label_of, names_of
 
 _AT_STEP = re.compile(r"eval/(?P<set>[^/]+)/exact_accuracy_at_step/(?P<count>\d+)")
 _FIRST = ("exact_accuracy", "lm_loss", "loss", "perplexity", "bits_per_byte", "accuracy")
@@ -34,8 +40,10 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
         shared: the rows of each set from which examples are chosen; None: all that were saved.
     """
     config, resolved = read_run_config(run_folder), run_folder.resolve()
-    arch = config.get("arch")
-    rows, panels = panels_of_page(run_folder)
+    arch, rows = config.get("arch"), logged_rows(run_folder)
+    if not rows and (file := run_folder / METRICS_FILE).exists():
+        raise UserError(f"{file}: is empty, so the run has logged nothing; train it for some steps first")
+    panels = sorted(panels_of_run(rows), key=lambda panel: rank_of(panel.metric))
     # The answers of a run of text are not saved outputs.
     texts = {"texts": answers_of(run_folder, settings.step)} if is_text_run(config) else {}
     outputs = outputs_folder(run_folder, None if texts else settings.step)
@@ -52,8 +60,8 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
     for example in examples:
         by_set.setdefault(example["set"], []).append(example)
     tasks = [_task_of(some, data) for some in by_set.values() or [[]]]
-    sizes = [len(some[0]["input"]) for some in by_set.values()]
-    boards = [board_of(task, size) for task, size in zip(tasks, sizes, strict=False)]
+    boards = {name: board_of(task, len(by_set[name][0]["input"])) for name, task in zip(by_set, tasks, strict=False)}
+    board = next(iter(boards.values()), None)
     over_steps: dict[tuple[str, int], dict[int, float]] = {}
     for row in rows:
         for name, value in row.items():
@@ -64,8 +72,8 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
         "kind": "run",
         "title": resolved.name,
         "project": resolved.parent.name,
-        "board": boards[0] if boards else None,
-        **({"boards": dict(zip(by_set, boards, strict=True))} if any(each != boards[0] for each in boards) else {}),
+        "board": board,
+        **({"boards": boards} if any(each != board for each in boards.values()) else {}),
         "facts": _facts_of(config, tasks, outputs, results),
         "notes": [note] if note else [],
         "command": f"python evaluate.py {typed_override('checkpoint', str(run_folder))} '{SAVING}'",
@@ -86,14 +94,6 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
     }
 
 
-def panels_of_page(run: Path) -> tuple[list[dict[str, Any]], list[Panel]]:
-    """Return what a run has logged, and its curves, those first that a reader looks for first."""
-    rows = logged_rows(run)
-    if not rows and (run / METRICS_FILE).exists():
-        raise UserError(f"{run / METRICS_FILE}: is empty, so the run has logged nothing; train it for some steps first")
-    return rows, sorted(panels_of_run(rows), key=lambda panel: rank_of(panel.metric))
-
-
 def rank_of(metric: str) -> int:
     """Return the place of a metric among the curves. Metrics with the same place stay in order."""
     first = [*_FIRST, *(name for task in TASKS for name in task.metrics)]
@@ -108,7 +108,7 @@ def _how_telling(example: Page) -> tuple[bool, int]:
     examples and those solved at once, by how many cells the steps mend.
     """
     label_S = label_of(example)
-    num_wrong_T = [int(wrong_cells(from_text(answer), label_S).sum()) for answer in example["answers"]]
+    num_wrong_T = [int(wrong_cells(answer_S, label_S).sum()) for answer_S in example["answers"]]
     if num_wrong_T[-1] == 0 and any(num_wrong_T):
         return True, sum(num_wrong_T)
     return False, num_wrong_T[0] - num_wrong_T[-1]
@@ -159,6 +159,6 @@ def _task_of(examples: list[Page], data: Path | None) -> BoardTask | None:
             return task_of_shape(metadata.seq_len, metadata.vocab_size)
     if not examples:
         return None
-    texts = (text for one in examples for text in (one["input"], one.get("label", ""), *one["answers"]))
-    largest = max(int(from_text(text).max(initial=0)) for text in texts)
+    arrays = (array for one in examples for array in (one["input"], label_of(one), one["answers"]))
+    largest = max(int(array.max(initial=0)) for array in arrays)
     return task_of_tokens(len(examples[0]["input"]), largest)

@@ -20,18 +20,17 @@ from viewer.curves import (
     names_of,
     panels_of,
 )
-from viewer.outputs import holds_answers, outputs_folder, read_results, rows_of, shards_of
+from viewer.outputs import holds_answers, is_text_run, outputs_folder, read_results, rows_of, shards_of
 from viewer.pages import Page, Settings
 from viewer.run_page import data_folders, page_of_run, rank_of
 from viewer.status import is_number
-from viewer.text_page import is_text_run
 
 _MOST_KEYS = 3  # below the name of a run: "What differs" has all
 
 
 def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
     """Return the data for the page."""
-    runs = [LoggedRun.open(folder) for folder in folders]
+    runs = [LoggedRun(folder) for folder in folders]
     names = names_of(folders)
     with_rows = [run for run in runs if run.rows]
     if not with_rows:
@@ -46,8 +45,13 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         for folder, name, run in zip(folders, data, runs, strict=True)
     ]
     answered = {number: page for number, page in enumerate(pages) if page and page["examples"]}
-    boards = next(map(_boards, answered.values()), {"board": None})
-    examples = {number: page["examples"] for number, page in answered.items() if _boards(page) == boards}
+    boards = [{key: page[key] for key in ("board", "boards") if key in page} for page in answered.values()]
+    # Puzzles of other tasks than the first run's are not compared.
+    examples = {
+        number: page["examples"]
+        for (number, page), own in zip(answered.items(), boards, strict=True)
+        if own == boards[0]
+    }
     puzzles = _merged(examples)
     facts = [page["facts"] for page in pages if page]
     groups = groups_of(with_rows)
@@ -60,17 +64,12 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
     return {
         "kind": "runs",
         "title": f"{len(folders)} runs",
-        **boards,
+        **(boards[0] if boards else {"board": None}),
         "facts": {name: value for name, value in facts[0].items() if all(each.get(name) == value for each in facts)},
         "notes": _notes(names, pages, answered.keys() - examples.keys()),
         "runs": [
-            {
-                "name": name,
-                "label": labels.get(folder, ""),
-                "command": page and page["command"],
-                "step": page and page["step"],
-                "values_going_on": page and page["values_going_on"],
-            }
+            {"name": name, "label": labels.get(folder, "")}
+            | {key: page and page[key] for key in ("command", "step", "values_going_on")}
             for name, folder, page in zip(names, folders, pages, strict=True)
         ],
         "differences": [[key, values] for key, values in differences_of(runs).items()],
@@ -113,11 +112,6 @@ def _notes(names: Sequence[str], pages: Sequence[Page | None], others: set[int])
     return notes
 
 
-def _boards(page: Page) -> Page:
-    """Return how a page draws its examples."""
-    return {key: page[key] for key in ("board", "boards") if key in page}
-
-
 def _shared_rows(folders: Sequence[Path], data: Sequence[str], settings: Settings) -> dict[str, dict[str, np.ndarray]]:
     """Return for each data and set the rows that all of its runs with answers have answered."""
     shared_of: dict[str, dict[str, np.ndarray]] = {name: {} for name in data}
@@ -133,10 +127,10 @@ def _shared_rows(folders: Sequence[Path], data: Sequence[str], settings: Setting
 
 def _merged(examples: dict[int, list[Page]]) -> list[Page]:
     """Return each puzzle once, with the answers of the runs under their numbers."""
-    merged: dict[tuple[str, int, str], Page] = {}
+    merged: dict[tuple[str, int, bytes], Page] = {}
     for number, of_run in examples.items():
         for example in of_run:
-            key = (example["set"], example["row"], str(example["input"]))
+            key = (example["set"], example["row"], example["input"].tobytes())
             own = {name: example[name] for name in ("answers", "confidence") if name in example}
             rest = {name: value for name, value in example.items() if name not in own}
             merged.setdefault(key, rest | {"runs": {}})["runs"][str(number)] = own

@@ -6,9 +6,8 @@ The run may be on another machine: only its files are read, and the lock of the 
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
@@ -33,49 +32,29 @@ _RECENT = 20
 _LONG_WAITS, _LEAST_SILENCE_S = 3, 60.0
 
 
-@dataclass(frozen=True)
-class RunStatus:
-    """The state of a run, read from its folder. A field is None if no file holds it.
+class Watched:
+    """A run that is looked at again and again. Each look reads only the rows that are new.
 
-    Attributes:
+    Attributes: those that no file tells are None.
         state: see docs/watching.md.
         note: what else a person should know, in a few words; "" for nothing.
         step: the last step that was logged or saved; 0 before the first.
-        test: the newest exact accuracy of each test set.
+        loss, exact, test: the newest values; `test` by the name of the test set.
         speed: how many examples, or tokens of text, a second trains on, and which of them.
         checkpoint, best: the steps that `latest` and `best` name.
         rows: what was logged.
         began_at: when the run was started last, in seconds since the epoch.
     """
 
-    state: State
-    note: str
-    step: int
-    last_step: int | None
-    loss: float | None
-    exact: float | None
-    test: dict[str, float]
-    speed: tuple[float, str] | None
-    eta_s: float | None
-    checkpoint: int | None
-    best: int | None
-    rows: Sequence[Mapping[str, Any]]
-    launched: Launched | None
-    began_at: float
-
-
-class Watched:
-    """A run that is looked at again and again. Each look reads only the rows that are new."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._history = History(path / METRICS_FILE)
         self._values: dict[str, float] = {}  # the newest of each metric
+        self.look()
 
-    def status(self) -> RunStatus:
-        """Look at the run. Nothing in its folder is an error: it may vanish or be half written."""
-        run, note, eta_s = self.path, "", None
-        state: State | None = None
+    def look(self) -> None:
+        """Read the run again. Nothing in its folder is an error: it may be half written."""
+        run, damage = self.path, ""
         try:
             if self._history.refresh():
                 newest: dict[str, Any] = {}
@@ -83,59 +62,57 @@ class Watched:
                     newest |= row
                 self._values = {name: value for name, value in newest.items() if is_number(value)}
         except UserError as error:
-            state, note = "damaged", one_line(error).replace(f"{run}{os.sep}", "")
-        rows, values, launched = self._history.rows, self._values, Launched.read(run)
-        latest, best = _step_named(run / "latest"), _step_named(run / "best")
-        step = max(rows[-1]["step"] if rows else 0, latest or 0)
-        last_step = (launched.finished_at or launched.last_step) if launched else None
-        if state is None:
-            state, note = _state(run, step, latest, last_step)
-        if state == "running":
-            waits = _waits(rows[-_RECENT:])
+            damage = one_line(error).replace(f"{run}{os.sep}", "")
+        self.rows, values = self._history.rows, self._values
+        self.launched = launched = Launched.read(run)
+        self.checkpoint, self.best = _step_named(run / "latest"), _step_named(run / "best")
+        self.step: int = max(self.rows[-1]["step"] if self.rows else 0, self.checkpoint or 0)
+        self.last_step = (launched.finished_at or launched.last_step) if launched else None
+        self.loss = next((values[name] for name in LOSSES if name in values), None)
+        self.exact = values.get("train/exact_accuracy")
+        parts = ((name.split("/"), value) for name, value in values.items())
+        self.test = {for_a_terminal(of[1]): value for of, value in parts if of[::2] == ["eval", "exact_accuracy"]}
+        self.speed = next(((values[name], unit) for name, unit in _SPEEDS.items() if name in values), None)
+        self.began_at = _changed_at(run / "config.yaml") or _changed_at(run / METRICS_FILE)
+        self.state, note = ("damaged", damage) if damage else self._state()
+        self.eta_s: float | None = None
+        if self.state == "running":
+            waits = self._waits()
             waited_s = max(0.0, time.time() - max(_changed_at(run / METRICS_FILE), _changed_at(run / LAUNCH_FILE)))
             if waited_s > max(_LEAST_SILENCE_S, _LONG_WAITS * max((seconds for _, seconds in waits), default=0.0)):
                 note = f"silent {in_words(waited_s)}"
-            elif last_step is not None and waits:
+            elif self.last_step is not None and waits:
                 step_s = sum(seconds for _, seconds in waits) / sum(steps for steps, _ in waits)
-                eta_s = max(0.0, (last_step - step) * step_s - waited_s)
-        tests = [name for name in values if name.startswith("eval/") and name.endswith("/exact_accuracy")]
-        return RunStatus(
-            state=state,
-            note=for_a_terminal(note),
-            step=step,
-            last_step=last_step,
-            loss=next((values[name] for name in LOSSES if name in values), None),
-            exact=values.get("train/exact_accuracy"),
-            test={for_a_terminal(name.split("/")[1]): values[name] for name in tests},
-            speed=next(((values[name], unit) for name, unit in _SPEEDS.items() if name in values), None),
-            eta_s=eta_s,
-            checkpoint=latest,
-            best=best,
-            rows=rows,
-            launched=launched,
-            began_at=_changed_at(run / "config.yaml") or _changed_at(run / METRICS_FILE),
-        )
+                self.eta_s = max(0.0, (self.last_step - self.step) * step_s - waited_s)
+        self.note = for_a_terminal(note)
 
+    def _state(self) -> tuple[State, str]:
+        """Return the state, and a note on it."""
+        run, locked = self.path, is_locked(self.path)
+        if locked:
+            return "running", ""
+        with suppress(OSError), open(plain(run / "stopped"), "rb") as reason:
+            return "stopped", " ".join(reason.read(200).decode(errors="replace").split())[:40]
+        if self.last_step is not None and self.step >= self.last_step:
+            return "finished", ""
+        with suppress(UserError):
+            saved = None if self.checkpoint is None else read_state(run / f"step_{self.checkpoint:08d}")
+            patience = saved and saved.config.get("early_stop_patience")
+            if saved and is_number(patience) and saved.evaluations_since_best >= patience:
+                return "finished", "out of patience"
+        if locked is None:  # without locks, nobody can tell
+            return "running", ""
+        if self.last_step is None:
+            return ("ended", "") if self.step > 0 else ("not begun", "")
+        return "dead", ""
 
-def _state(run: Path, step: int, latest: int | None, last_step: int | None) -> tuple[State, str]:
-    """Return the state, and a note on it."""
-    locked = is_locked(run)
-    if locked:
-        return "running", ""
-    with suppress(OSError), open(plain(run / "stopped"), "rb") as reason:
-        return "stopped", " ".join(reason.read(200).decode(errors="replace").split())[:40]
-    if last_step is not None and step >= last_step:
-        return "finished", ""
-    with suppress(UserError):
-        saved = None if latest is None else read_state(run / f"step_{latest:08d}")
-        patience = saved and saved.config.get("early_stop_patience")
-        if saved and is_number(patience) and saved.evaluations_since_best >= patience:
-            return "finished", "out of patience"
-    if locked is None:  # without locks, nobody can tell
-        return "running", ""
-    if last_step is None:
-        return ("ended", "") if step > 0 else ("not begun", "")
-    return "dead", ""
+    def _waits(self) -> list[tuple[int, float]]:
+        """Return the steps and the seconds between neighbouring recent rows."""
+        timed = [row for row in self.rows[-_RECENT:] if is_number(row.get("time_s"))]  # old versions: no time
+        waits = [
+            (after["step"] - before["step"], after["time_s"] - before["time_s"]) for before, after in pairwise(timed)
+        ]
+        return [(steps, seconds) for steps, seconds in waits if steps > 0 and 0 <= seconds < math.inf]
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -160,19 +137,11 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _waits(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-    """Return for each pair of neighbouring rows the steps and the seconds between them."""
-    timed = [row for row in rows if is_number(row.get("time_s"))]  # rows of older versions have no time
-    pairs = [(after["step"] - before["step"], after["time_s"] - before["time_s"]) for before, after in pairwise(timed)]
-    return [(steps, seconds) for steps, seconds in pairs if steps > 0 and 0 <= seconds < math.inf]
-
-
 def _step_named(file: Path) -> int | None:
-    try:
+    with suppress(UserError):  # may not be read
         name = read_name(file)
-    except UserError:  # may not be read
-        return None
-    return int(name[5:]) if name and len(name) < 25 else None  # a stranger may have written it
+        return int(name[5:]) if name and len(name) < 25 else None  # a stranger may have written it
+    return None
 
 
 def _changed_at(file: Path) -> float:
