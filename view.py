@@ -20,14 +20,13 @@ from utils.drawing import pyplot
 from utils.errors import UserError
 from utils.shell import run_command
 from utils.terminal import tell
-from viewer.answers import save_missing_answers
 from viewer.curve_pictures import draw_png
 from viewer.curves import Panel, Series
 from viewer.dataset_page import page_of_dataset
+from viewer.live import find_runs
+from viewer.outputs import save_missing_answers
 from viewer.pages import Page, Settings, label_of, spread, write_page
-from viewer.run_page import page_of_run
-from viewer.runs_page import page_of_runs
-from viewer.status import find_runs
+from viewer.run_page import page_of_run, page_of_runs
 
 _MOST_GROUPS = 4  # in the picture of a dataset
 EXAMPLES = """
@@ -87,7 +86,11 @@ def view(argv: list[str] | None = None) -> str:
         raise UserError(f"cannot write {output}: {output.parent} is no folder that can be written; choose another one")
     if settings.png:
         pyplot()
-    check_paths(settings.paths)
+    for each in settings.paths:
+        if not each.is_dir():
+            raise UserError(f"there is no folder {each}; give the folder of a run or of a dataset")
+        if len(settings.paths) > 1 and not find_runs([each]):
+            raise UserError(f"{each} is no run, and only runs are compared; give it alone")
     is_data = is_dataset(path)
     runs = [] if is_data else find_runs(settings.paths)
     if settings.png and (len(runs) > 1 or (is_data and kind_of_data(path) == "text")):
@@ -120,8 +123,7 @@ def view(argv: list[str] | None = None) -> str:
 def at_named_step(settings: Settings) -> Settings:
     """Return the settings with runs and --step for the names of steps, such as <run>/best.
 
-    A page shows the same step of all runs. If the names are of different steps, it shows the
-    answers of each run's newest checkpoint, and a line says so.
+    If the names are of different steps, the page shows each run's newest checkpoint.
     """
     # Saved outputs have such names too.
     named = [None if (path / "results.json").exists() else step_named(path) for path in settings.paths]
@@ -134,15 +136,6 @@ def at_named_step(settings: Settings) -> Settings:
         tell("the paths name different steps, and a page compares one: it shows each run's newest checkpoint")
     paths = [path if step is None else step.parent for path, step in zip(settings.paths, named, strict=True)]
     return replace(settings, paths=paths, step=steps.pop() if len(steps) == 1 else None)
-
-
-def check_paths(paths: list[Path]) -> None:
-    """Raise UserError unless the paths are runs, or a single other folder."""
-    for path in paths:
-        if not path.is_dir():
-            raise UserError(f"there is no folder {path}; give the folder of a run or of a dataset")
-        if len(paths) > 1 and not find_runs([path]):
-            raise UserError(f"{path} is no run, and only runs are compared; give it alone")
 
 
 def is_dataset(path: Path) -> bool:

@@ -27,9 +27,8 @@ from utils.shell import run_command
 from utils.text import for_a_terminal
 from viewer.curve_pictures import draw_png
 from viewer.curves import LoggedRun, choose_metrics, for_page, groups_of, panels_of
-from viewer.live import counts, in_order, screen, table
+from viewer.live import Watched, counts, find_runs, in_order, runs_in, screen, table
 from viewer.pages import write_page
-from viewer.status import Watched, find_runs, runs_in
 
 EXAMPLES = """
 examples:
@@ -167,14 +166,6 @@ def until_quit() -> Iterator[Callable[[float], bool]]:
 
 def plot(paths: Sequence[Path], output: Path, asked: Sequence[str], x: X) -> str:
     """Draw the curves of runs, and return a summary."""
-
-    def x_of(run: LoggedRun) -> Sequence[float]:
-        if x != "flops":
-            return run.x(x)
-        from training.flops import flops_until  # imports PyTorch, which a table needs not wait for
-
-        return flops_until(run.path, [row["step"] for row in run.rows])
-
     if not output.parent.is_dir():
         raise UserError(f"there is no folder {output.parent} for {output.name}; create it, or choose another file")
     opened = [LoggedRun(path) for path in paths]
@@ -182,8 +173,14 @@ def plot(paths: Sequence[Path], output: Path, asked: Sequence[str], x: X) -> str
     if not runs:
         raise UserError("none of these runs has logged anything yet; train one of them for some steps first")
     groups = groups_of(runs)
-    x_name = "floating-point operations" if x == "flops" else x
-    panels = panels_of(groups, choose_metrics(runs, asked), x_name, x_of)
+    if x == "flops":
+        from training.flops import flops_until  # imports PyTorch, which a table needs not wait for
+
+        x_name = "floating-point operations"
+        places = {run.path: flops_until(run.path, [row["step"] for row in run.rows]) for run in runs}
+    else:
+        x_name, places = x, {run.path: run.x(x) for run in runs}
+    panels = panels_of(groups, choose_metrics(runs, asked), x_name, places)
     of = f"{len(runs)} {'runs' if len(runs) > 1 else 'run'}"
     if output.suffix == ".png":
         draw_png(panels, output)

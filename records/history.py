@@ -1,7 +1,7 @@
 """Read the config of a run, and what it has logged, also while the run writes."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -85,3 +85,7 @@ def read_run_config(run: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise UserError(f"{file}: is no config of a run; restore it from the run's checkpoint")
     return config
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

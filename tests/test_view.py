@@ -184,7 +184,7 @@ def test_a_run_without_predictions_names_the_command(tmp_path: Path) -> None:
     outputs = run / "eval_outputs" / "step_00000500"
     outputs.mkdir(parents=True)
     save_file({"rows": np.arange(2), "q_halt": np.zeros(2, np.float32)}, outputs / "all_rank0_0000.safetensors")
-    assert "don't show how puzzles were answered" in page_of(run, tmp_path / "view.html")["notes"][0]
+    assert page_of(run, tmp_path / "view.html")["examples"] == []
 
 
 # ---- several runs --------------------------------------------------------------------------------

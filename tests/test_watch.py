@@ -35,8 +35,7 @@ from utils.errors import UserError
 from utils.shell import run_command
 from viewer.curve_pictures import draw_png
 from viewer.curves import LoggedRun, choose_metrics, groups_of, names_of, panels_of
-from viewer.live import COLUMNS, curve, in_order, screen
-from viewer.status import Watched, find_runs
+from viewer.live import COLUMNS, Watched, curve, find_runs, in_order, screen
 
 Row = dict[str, Any]
 
@@ -335,7 +334,8 @@ def test_groups_are_named_by_what_was_typed(tmp_path: Path) -> None:
 
 
 def series_of(paths: list[Path], metric: str, axis: str = "steps") -> Any:
-    (panel,) = panels_of(groups_of(opened(paths)), [metric], axis, lambda run: run.x(axis))
+    logged = opened(paths)
+    (panel,) = panels_of(groups_of(logged), [metric], axis, {run.path: run.x(axis) for run in logged})
     (series,) = panel.series
     return series
 

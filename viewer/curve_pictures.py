@@ -82,8 +82,7 @@ def _lighten(axis: Any) -> None:
 def draw_accuracy_over_steps(accuracy: Mapping[str, Sequence[float]], trained_steps: int, path: Path) -> None:
     """Draw the share of puzzles that are solved exactly after 1, 2, ... steps, a line per set.
 
-    Args:
-        trained_steps: the number of steps in training, drawn as a vertical line.
+    A vertical line is drawn at the number of steps in training.
     """
     figure, axis = pyplot().subplots(figsize=(5.5, 3.4), constrained_layout=True)
     for name, values in accuracy.items():

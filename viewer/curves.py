@@ -5,7 +5,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from records.history import METRICS_FILE, History, read_run_config
+from records.history import METRICS_FILE, History, is_number, read_run_config
 from utils.config import flatten
 from utils.errors import UserError
-from viewer.status import LOSSES, is_number
 
+LOSSES = ("train/lm_loss", "train/loss")  # of puzzles and of text
 # No screen shows more points, and a run may have logged a million.
 MAX_POINTS = 1500
 # A person is told if a run goes on after its group's mean for more than this part of its range.
@@ -45,10 +45,7 @@ class LoggedRun:
         self.config = dict(flatten(stored))
 
     def x(self, axis: str) -> list[float]:
-        """Return the place of each row on an axis: steps, examples, epochs or seconds.
-
-        Examples count slots, with the global batch size of the run's last start.
-        """
+        """Return the place of each row on an axis: steps, examples (slots), epochs or seconds."""
         key = {"epochs": "epoch", "seconds": "time_s"}.get(axis, "step")
         # As stored: a default would be a guess.
         factor = read_run_config(self.path).get("global_batch_size") if axis == "examples" else 1
@@ -162,8 +159,7 @@ def _order(group: Group) -> list[tuple[float, str]]:
 def _marks(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return for each config what one would type to get this one and not another.
 
-    If configs have different architectures, most options of these differ as well. Therefore an
-    option of a config group, such as arch.H_layers, is compared only among equal choices.
+    An option of a config group, such as arch.H_layers, is compared only among equal choices.
     """
     from sharing.recipe import shown_value
 
@@ -202,10 +198,9 @@ def _in_order(configs: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def differences_of(runs: Sequence[LoggedRun]) -> dict[str, list[str | None]]:
-    """Return for each key in which the configs differ its value in each run, as it is typed.
+    """Return for each key in which the configs differ its value in each run; None if it has none.
 
-    None stands for a run whose config lacks the key. Seeds and the run that a run has gone on from
-    count, names and places do not.
+    Seeds and the run that a run has gone on from count, names and places do not.
     """
     from sharing.recipe import shown_value
 
@@ -249,15 +244,9 @@ class Panel:
 
 
 def panels_of(
-    groups: Sequence[Group], metrics: Sequence[str], x_name: str, x_of: Callable[[LoggedRun], Sequence[float]]
+    groups: Sequence[Group], metrics: Sequence[str], x_name: str, places: Mapping[Path, Sequence[float]]
 ) -> list[Panel]:
-    """Return a panel for each metric.
-
-    Args:
-        x_name: what is on the x axis, with its unit.
-        x_of: returns the place of each row of a run on the x axis, ascending.
-    """
-    places = {run.path: x_of(run) for group in groups for run in group.runs}
+    """Return a panel for each metric. `places` has the x of each row of a run, ascending."""
     panels = []
     for metric in metrics:
         series = (_series(group, metric, x_name, places) for group in groups)
@@ -268,9 +257,8 @@ def panels_of(
 def _series(group: Group, metric: str, x_name: str, places: Mapping[Path, Sequence[float]]) -> Series | None:
     """Return the curve of a group; None if none of its runs has logged the metric.
 
-    The runs are interpolated to a common grid: the places of all points in the range that all runs
-    share. Where they have logged at the same places, the means are of what they logged. A run that
-    ended before another one's first point shares no range with it, and is left out.
+    The runs are interpolated to the places of all points in the range that all runs share. A run
+    that ended before another one's first point shares no range with it, and is left out.
     """
     curves = [curve for run in group.runs if len((curve := _points(run.rows, metric, places[run.path]))[0])]
     if not curves:
@@ -289,8 +277,8 @@ def _series(group: Group, metric: str, x_name: str, places: Mapping[Path, Sequen
         note = f"{group.label}: {left_out}, and are left out of its mean"
     elif curves[-1][0][-1] - last > _LONG_AFTER * (last - first):
         note = f"{group.label}: the mean ends at {last:,.0f} {x_name}, where the shortest run ends"
-    band = (values_RP.min(axis=0), values_RP.max(axis=0)) if len(curves) > 1 else (None, None)
-    return Series(group.label, grid_P, values_RP.mean(axis=0), *band, note)
+    low_P, high_P = (values_RP.min(axis=0), values_RP.max(axis=0)) if len(curves) > 1 else (None, None)
+    return Series(group.label, grid_P, values_RP.mean(axis=0), low_P, high_P, note)
 
 
 def panels_of_run(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
@@ -306,10 +294,7 @@ def panels_of_run(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
 
 def _points(rows: Sequence[Mapping[str, Any]], metric: str, places: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return x_P and y_P of a metric, at most MAX_POINTS: each the mean of its neighbours.
-
-    Values that are not finite leave a point out.
-    """
+    """Return x_P and y_P of a metric: finite values, or means of neighbours if they are many."""
     pairs = [(x, float(row[metric])) for x, row in zip(places, rows, strict=True) if is_number(row.get(metric))]
     points_P2 = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     points_P2 = points_P2[np.isfinite(points_P2).all(axis=1)]

@@ -27,16 +27,12 @@ Piece = str | list[str | int]
 
 
 def page_of_dataset(data: Path, settings: Settings) -> Page:
-    """Return the data for the page.
-
-    Raises:
-        UserError: The dataset is damaged, or has no set of the chosen name.
-    """
+    """Return the data for the page."""
     page = _page_of_texts(data, settings) if kind_of_data(data) == "text" else _page_of_puzzles(data, settings)
     megabytes = size_mb(data)
     size = f"{megabytes:,.1f} MB" if megabytes >= 1 else f"{megabytes * 1000:,.0f} kB"
     facts, summary = page["facts"] | {"size": size}, f"sets {', '.join(page['sets'])}"
-    return {"kind": "dataset", "title": data.resolve().name, "notes": [], **page, "facts": facts, "summary": summary}
+    return {"kind": "dataset", "title": data.resolve().name, **page, "facts": facts, "summary": summary}
 
 
 def _no_set(data: Path, settings: Settings, names: Iterable[str]) -> UserError:
@@ -75,10 +71,7 @@ def _page_of_puzzles(data: Path, settings: Settings) -> Page:
 
 
 def _examples_of(name: str, split: Split, puzzle_set: PuzzleSet, names: list[str], most: int) -> Iterator[Page]:
-    """Yield examples of groups that are spread evenly over a set.
-
-    Of each group, these are the first puzzle and a few of its augmentations.
-    """
+    """Yield the first puzzle and a few augmentations of groups, spread evenly over a set."""
     puzzles_G = np.diff(puzzle_set.group_indices)
     examples_P = np.diff(puzzle_set.puzzle_indices)
     per_group = min(int(puzzles_G.max()), MAX_PUZZLES_OF_GROUP) - 1 + min(int(examples_P.max()), MAX_EXAMPLES_OF_PUZZLE)
@@ -157,13 +150,9 @@ def _texts_of(name: str, split: TextSplit, most: int) -> Iterator[Page]:
 
 
 def pieces_of(tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[Piece | Page]:
-    """Return tokens as the page takes them.
+    """Return tokens as the page takes them; numbers if there is no tokenizer.
 
-    Tokens that are parts of a character belong to the piece that ends the character. A special
-    token is {"special": its name}.
-
-    Args:
-        tokenizer: None: tokens are numbers.
+    Tokens that are parts of a character belong to the piece that ends the character.
     """
     if tokenizer is None:
         return [[str(token), token] for token in tokens]

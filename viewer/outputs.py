@@ -1,7 +1,8 @@
-"""Read what evaluations saved of a run: results, votes, answers to puzzles and to text."""
+"""Read what evaluations saved of a run, and let its model answer puzzles if none was saved."""
 # N = examples of a shard, T = reasoning steps, S = tokens of an example
 
 import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +12,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from records.checkpoint.format import read_name, step_folders
+from records.history import read_run_config
 from utils.errors import UserError
 from utils.files import plain
-from utils.text import one_line
+from utils.overrides import as_override
+from utils.programs import started
+from utils.terminal import tell
+from utils.text import for_shell, one_line
 from viewer.pages import Page, Settings, name_at, read_json, spread
 
 SAVING = "save_outputs=[inputs,labels,puzzle_identifiers,predictions_at_step,q_halt_at_step]"
@@ -44,7 +49,7 @@ def step_of(folder: Path | None) -> int | None:
 
 
 def outputs_folder(run: Path, step: int | None) -> Path | None:
-    """Return the folder with the outputs of a training step, or `run` itself if it is such a folder.
+    """Return the folder with the outputs of a training step; `run` itself if it is such a folder.
 
     Args:
         step: None: the step of the newest checkpoint. If its answers are not there, the newest step
@@ -170,21 +175,16 @@ def rows_of(files: Sequence[Path]) -> np.ndarray:
 
 def read_examples(
     outputs: Path, settings: Settings, names: list[str], shared: Mapping[str, np.ndarray] | None = None
-) -> tuple[list[Page], dict[str, int], str | None]:
-    """Read examples that are spread evenly over each set, one shard at a time.
+) -> tuple[list[Page], dict[str, int]]:
+    """Return examples that are spread evenly over each set, and the number of saved ones by set.
 
     Args:
         shared: the rows of each set from which examples are chosen; None: all that were saved.
-
-    Returns:
-        The examples, the number of saved ones by set, and a note if there are none to show.
     """
     shards = shards_of(outputs)
     chosen = {name: files for name, files in shards.items() if settings.set in (None, name)}
     if shards and not chosen:
         raise UserError(f"{outputs} has no set {settings.set}; it has {', '.join(shards)}")
-    if shards and not holds_answers(outputs):
-        return [], {}, f"{outputs.name} holds outputs that don't show how puzzles were answered."
     examples: list[Page] = []
     sizes: dict[str, int] = {}
     for name, files in chosen.items():
@@ -195,7 +195,7 @@ def read_examples(
         wanted = np.sort(rows)[spread(len(rows), settings.max_examples)]
         of_set = [example for file in files for example in _examples_of(name, file, wanted, names)]
         examples += sorted(of_set, key=lambda example: example["row"])
-    return examples, sizes, None
+    return examples, sizes
 
 
 def _examples_of(set_name: str, file: Path, wanted: np.ndarray, names: list[str]) -> Iterator[Page]:
@@ -257,11 +257,7 @@ def is_text_run(config: Mapping[str, Any]) -> bool:
 
 
 def answers_of(run: Path, step: int | None) -> list[Page]:
-    """Return the answers that a run of text wrote at its evaluations, the newest first.
-
-    Args:
-        step: only those of this step; None: those of a few steps, evenly spread.
-    """
+    """Return the answers of a run of text at a step or, for None, at a few, newest first."""
     found = {int(match[1]): file for file in (run / "samples").glob("*") if (match := _SAMPLES.fullmatch(file.name))}
     if step is not None and step not in found:
         has = ", ".join(map(str, sorted(found))) or "none"
@@ -269,21 +265,57 @@ def answers_of(run: Path, step: int | None) -> list[Page]:
     steps = sorted(found) if step is None else [step]
     texts: list[Page] = []
     for place in reversed(spread(len(steps), _MOST_STEPS)):
-        at = steps[place]
-        texts += read_json(found[at], lambda answers, at=at: [_answer_of(at, answer) for answer in answers])
+        of_step = read_json(found[steps[place]], lambda answers: [*map(_answer_of, answers)])
+        texts += [answer | {"set": f"step {steps[place]:,}"} for answer in of_step]
     return texts
 
 
-def _answer_of(step: int, answer: Page) -> Page:
+def _answer_of(answer: Page) -> Page:
     is_problem = bool(answer["is_problem"])
     titles = ("instruction", "answer", "right answer")
     if not is_problem:
         titles = ("text", "the model goes on", "the text goes on")
     told = [str(answer[key]) for key in ("prompt", "answer", "right")]
     return {
-        "set": f"step {step:,}",
         "row": int(answer["row"]),
         "task": str(answer["task"]),
         **({"is_right": told[1] == told[2]} if is_problem else {}),
         "parts": [{"title": title, "pieces": [text]} for title, text in zip(titles, told, strict=True)],
     }
+
+
+# ---- answers that are not saved yet --------------------------------------------------------------
+
+
+def save_missing_answers(run: Path, settings: Settings) -> list[str]:
+    """Save the answers of the chosen step, or of the newest checkpoint, unless it has some.
+
+    Saved outputs that lack the answers may be the work of hours, and are not replaced.
+
+    Returns:
+        Lines that say why there are no answers.
+    """
+    if is_text_run(read_run_config(run)):
+        return []  # its evaluations write answers
+    step = newest_checkpoint(run) if settings.step is None else run / f"step_{settings.step:08d}"
+    if step is None or not step.is_dir():
+        return []
+    outputs = run / "eval_outputs"
+    # The first folder of a step is the one for the run's own data.
+    saved = next((each for each in sorted(outputs.glob("step_*")) if step_of(each) == step_of(step)), None)
+    if saved is not None and holds_answers(saved):
+        return []
+    typed = [f"checkpoint={as_override(str(step))}", SAVING, f"max_examples={settings.max_examples}"]
+    command = f"python evaluate.py {for_shell(typed)}"
+    nothing = f"{run} has no saved answers of step {step_of(step)}"
+    elsewhere = f"this saves answers in another folder, for view.py: {command} out=answers"
+    if shards_of(outputs / step.name):
+        return [f"{nothing}: {outputs / step.name} holds outputs without the puzzles or the answers; {elsewhere}"]
+    tell(f"{nothing}; its model answers up to {settings.max_examples} puzzles of each test set now")
+    tell(f"(Ctrl-C leaves them out): {command}")
+    try:
+        # In a process of its own: the page itself needs no PyTorch, whose import takes seconds.
+        status = subprocess.run([*started("hrm-evaluate"), *typed], stdout=subprocess.DEVNULL).returncode
+    except KeyboardInterrupt:  # the process has got the signal too
+        return [f"{nothing}: interrupted"]
+    return [f"{nothing}: evaluate.py ended with status {status}, and said why; {elsewhere}"] if status else []

@@ -96,11 +96,7 @@ def spread(num: int, most: int) -> np.ndarray:
 
 
 def read_json(file: Path, parse: Callable[[Any], T]) -> T:
-    """Return what a function makes of a JSON file.
-
-    Raises:
-        UserError: The file holds no JSON, or a part is missing or has another type.
-    """
+    """Return what `parse` makes of a JSON file. A missing part or another type is a UserError."""
     value = json_files.read_json(file, "remove it or write it again")
     try:
         return parse(value)

@@ -17,8 +17,8 @@ import pytest
 from records.launched import Launched
 from records.lock import RunLock
 from tests.runs import contents
-from viewer.live import panel, table
-from viewer.status import LOSSES, Watched, runs_in
+from viewer.curves import LOSSES
+from viewer.live import Watched, panel, runs_in, table
 
 Row = dict[str, Any]
 
