@@ -91,7 +91,7 @@ def view(argv: list[str] | None = None) -> str:
             raise UserError(f"there is no folder {each}; give the folder of a run or of a dataset")
         if len(settings.paths) > 1 and not find_runs([each]):
             raise UserError(f"{each} is no run, and only runs are compared; give it alone")
-    is_data = is_dataset(path)
+    is_data = kind_of_data(path) is not None or any((path / split).is_dir() for split in SPLITS)
     runs = [] if is_data else find_runs(settings.paths)
     if settings.png and (len(runs) > 1 or (is_data and kind_of_data(path) == "text")):
         raise UserError("--png draws one run or puzzles; leave it out (watch.py --plot curves.png draws several runs)")
@@ -136,10 +136,6 @@ def at_named_step(settings: Settings) -> Settings:
         tell("the paths name different steps, and a page compares one: it shows each run's newest checkpoint")
     paths = [path if step is None else step.parent for path, step in zip(settings.paths, named, strict=True)]
     return replace(settings, paths=paths, step=steps.pop() if len(steps) == 1 else None)
-
-
-def is_dataset(path: Path) -> bool:
-    return any((path / split).is_dir() for split in SPLITS) or kind_of_data(path) is not None
 
 
 # ---- pictures ------------------------------------------------------------------------------------

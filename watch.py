@@ -96,8 +96,6 @@ def watch(argv: list[str] | None = None) -> str:
     settings = parse_settings(argv)
     paths = [run_folder_of(path) for path in settings.paths]  # of <run>/best, too
     for path in paths:
-        if not os.path.isdir(path):
-            raise UserError(f"there is no folder {path}; give the folder of a run, or of several runs")
         if not runs_in(path):
             raise UserError(f"{path} is no run and holds none; give the folder of a run, a project or a sweep")
     if settings.plot is not None:
@@ -181,18 +179,17 @@ def plot(paths: Sequence[Path], output: Path, asked: Sequence[str], x: X) -> str
     else:
         x_name, places = x, {run.path: run.x(x) for run in runs}
     panels = panels_of(groups, choose_metrics(runs, asked), x_name, places)
-    of = f"{len(runs)} {'runs' if len(runs) > 1 else 'run'}"
     if output.suffix == ".png":
         draw_png(panels, output)
     else:
-        title = of if len(runs) > 1 else runs[0].path.resolve().name
-        page = {"kind": "curves", "title": title, "facts": {}, "examples": [], "curves": for_page(panels)}
-        write_page(page | {"over_steps": []}, output)
+        title = f"{len(runs)} runs" if len(runs) > 1 else runs[0].path.resolve().name
+        page = {"kind": "curves", "title": title, "facts": {}, "examples": [], "over_steps": []}
+        write_page(page | {"curves": for_page(panels)}, output)
     notes = [f"{run.path} has logged nothing yet, and is left out" for run in opened if not run.rows]
     notes += dict.fromkeys(series.note for panel in panels for series in panel.series if series.note)
-    grouped = f" in {len(groups)} {'groups' if len(groups) > 1 else 'group'}" if len(groups) < len(runs) else ""
-    metrics = ", ".join(panel.metric for panel in panels)
-    return "\n".join(map(for_a_terminal, [*notes, f"drew {output}: {metrics} of {of}{grouped} over {x_name}"]))
+    drew = f"drew {output}: {', '.join(panel.metric for panel in panels)} over {x_name}; "
+    drew += f"runs: {len(runs)}, groups: {len(groups)}"
+    return "\n".join(map(for_a_terminal, [*notes, drew]))
 
 
 if __name__ == "__main__":

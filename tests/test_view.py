@@ -17,7 +17,6 @@ from safetensors.numpy import load_file, save_file
 import view
 from dataset import pictures, tasks
 from dataset.pictures import board_of
-from dataset.tasks import task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
 from dataset.text.tokenizer import ByteTokenizer
 from tests.dataset.samples import samples_of
@@ -29,7 +28,6 @@ from tests.viewer.samples import (
     OUTPUTS,
     SOLUTION_S,
     SUDOKU_BOARD,
-    UndrawnTask,
     page_of,
     predictions,
     questions,
@@ -125,27 +123,11 @@ def test_a_run_is_shown_with_answers_confidence_and_curves(tmp_path: Path) -> No
     assert last == {"set": "all", "step": 500, "counts": [1, 2, 3, 4], "values": [0.125, 0.25, 0.375, 0.5]}
 
 
-@pytest.mark.parametrize("seq_len, largest, title", [(36, 7, "Sudoku 2x3"), (100, 4, "maze 10x10"), (16, 88, None)])
-def test_the_smallest_vocabulary_that_holds_the_tokens_tells_the_task(
-    seq_len: int, largest: int, title: str | None
-) -> None:
-    task = task_of_tokens(seq_len, largest)
-    assert (task and task.title) == title
-
-
 @pytest.mark.parametrize("kind", tasks.TASKS, ids=lambda kind: kind.kind)
 def test_the_task_names_every_token(kind: type[BoardTask]) -> None:
     task, split = samples_of(kind)
     names = board_of(task, split.metadata.seq_len)["tokens"]
     assert not names or len(set(names)) == split.metadata.vocab_size
-
-
-def test_a_task_without_a_drawing_keeps_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The class does not override `drawing`, which describes a square. 20 cells form no square."""
-    monkeypatch.setattr(tasks, "TASKS", (UndrawnTask,))
-    names = ["padding", "dark", "lit", "leave", "press"]
-    board = board_of(task_of_shape(25, 5), 20)
-    assert board == {"kind": "numbers", "rows": 2, "columns": 16, "tokens": names, "wrapped": True}
 
 
 def test_a_limited_number_of_examples_is_spread_over_all(tmp_path: Path) -> None:

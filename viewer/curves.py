@@ -49,10 +49,8 @@ class LoggedRun:
         key = {"epochs": "epoch", "seconds": "time_s"}.get(axis, "step")
         # As stored: a default would be a guess.
         factor = read_run_config(self.path).get("global_batch_size") if axis == "examples" else 1
-        if not isinstance(factor, int):
-            raise UserError(f"{self.path}: config.yaml has no global_batch_size; give --x steps")
-        if not all(is_number(row.get(key)) for row in self.rows):
-            raise UserError(f"{self.path}: metrics.jsonl has rows without {key}; give --x steps")
+        if not isinstance(factor, int) or not all(is_number(row.get(key)) for row in self.rows):
+            raise UserError(f"{self.path}: does not tell the {axis} of all its rows; give --x steps")
         return [float(row[key]) * factor for row in self.rows]
 
 

@@ -15,7 +15,7 @@ from dataset.text.stream import TextStream
 from dataset.text.tokenizer import Tokenizer, open_tokenizer
 from utils.errors import UserError
 from utils.text import for_shell
-from viewer.pages import Page, Settings, name_at, names_of, spread
+from viewer.pages import Names, Page, Settings, names_of_puzzles, spread
 
 # The page shows only a few puzzles of a group, because a group may have a thousand.
 MAX_PUZZLES_OF_GROUP, MAX_EXAMPLES_OF_PUZZLE = 4, 5
@@ -61,7 +61,7 @@ def _page_of_puzzles(data: Path, settings: Settings) -> Page:
     facts["tokens"] = f"{metadata.seq_len} of {metadata.vocab_size} kinds"
     if metadata.num_puzzle_identifiers > 1:
         facts["identifiers"] = f"{metadata.num_puzzle_identifiers:,}"
-    names, most = names_of(data), settings.max_examples
+    names, most = names_of_puzzles(data), settings.max_examples
     return {
         "board": board_of(task, metadata.seq_len),
         "facts": facts,
@@ -70,7 +70,7 @@ def _page_of_puzzles(data: Path, settings: Settings) -> Page:
     }
 
 
-def _examples_of(name: str, split: Split, puzzle_set: PuzzleSet, names: list[str], most: int) -> Iterator[Page]:
+def _examples_of(name: str, split: Split, puzzle_set: PuzzleSet, names: Names, most: int) -> Iterator[Page]:
     """Yield the first puzzle and a few augmentations of groups, spread evenly over a set."""
     puzzles_G = np.diff(puzzle_set.group_indices)
     examples_P = np.diff(puzzle_set.puzzle_indices)
@@ -92,7 +92,7 @@ def _examples_of(name: str, split: Split, puzzle_set: PuzzleSet, names: list[str
                     "group": int(group),
                     "puzzle": int(place),
                     "group_size": int(puzzles_G[group]),
-                    **name_at(names, int(puzzle_set.puzzle_identifiers[puzzle])),
+                    **names.get(int(puzzle_set.puzzle_identifiers[puzzle]), {}),
                 }
 
 

@@ -92,8 +92,8 @@ class Watched:
         self.last_step = (launched.finished_at or launched.last_step) if launched else None
         self.loss = next((values[name] for name in LOSSES if name in values), None)
         self.exact = values.get("train/exact_accuracy")
-        parts = ((name.split("/"), value) for name, value in values.items())
-        self.test = {for_a_terminal(of[1]): value for of, value in parts if of[::2] == ["eval", "exact_accuracy"]}
+        tests = (name for name in values if name.startswith("eval/") and name.endswith("/exact_accuracy"))
+        self.test = {for_a_terminal(name.split("/")[1]): values[name] for name in tests}
         self.speed = next(((values[name], unit) for name, unit in _SPEEDS.items() if name in values), None)
         self.began_at = _changed_at(run / "config.yaml") or _changed_at(run / METRICS_FILE)
         self.state, note = ("damaged", damage) if damage else self._state()

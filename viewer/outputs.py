@@ -19,7 +19,7 @@ from utils.overrides import as_override
 from utils.programs import started
 from utils.terminal import tell
 from utils.text import for_shell, one_line
-from viewer.pages import Page, Settings, name_at, read_json, spread
+from viewer.pages import Names, Page, Settings, read_json, spread
 
 SAVING = "save_outputs=[inputs,labels,puzzle_identifiers,predictions_at_step,q_halt_at_step]"
 _OUTPUTS = re.compile(r"step_(?P<step>\d+)(?:_.+)?")  # evaluate.py appends the name of other data
@@ -174,7 +174,7 @@ def rows_of(files: Sequence[Path]) -> np.ndarray:
 
 
 def read_examples(
-    outputs: Path, settings: Settings, names: list[str], shared: Mapping[str, np.ndarray] | None = None
+    outputs: Path, settings: Settings, names: Names, shared: Mapping[str, np.ndarray] | None = None
 ) -> tuple[list[Page], dict[str, int]]:
     """Return examples that are spread evenly over each set, and the number of saved ones by set.
 
@@ -198,7 +198,7 @@ def read_examples(
     return examples, sizes
 
 
-def _examples_of(set_name: str, file: Path, wanted: np.ndarray, names: list[str]) -> Iterator[Page]:
+def _examples_of(set_name: str, file: Path, wanted: np.ndarray, names: Names) -> Iterator[Page]:
     """Yield the examples of a shard whose rows are wanted."""
     arrays = _read(file)
     for n in np.flatnonzero(np.isin(arrays["rows"], wanted)):
@@ -207,7 +207,7 @@ def _examples_of(set_name: str, file: Path, wanted: np.ndarray, names: list[str]
         if "labels" in of_row:
             example["label"] = of_row["labels"].clip(-1)
         if "puzzle_identifiers" in of_row:
-            example |= name_at(names, int(of_row["puzzle_identifiers"]))
+            example |= names.get(int(of_row["puzzle_identifiers"]), {})
         if "predictions_at_step" in of_row:
             # A sequence repeats its last answer after it has halted.
             num = max(1, int(of_row["steps"])) if "steps" in of_row else None

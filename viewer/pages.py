@@ -26,6 +26,9 @@ T = TypeVar("T")
 Page = dict[str, Any]
 """The data of a page, which becomes JSON. The comment in viewer/page/page.html lists the keys."""
 
+Names = dict[int, dict[str, str]]
+"""For each puzzle identifier that has a name the entry of an example that says it."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -104,15 +107,10 @@ def read_json(file: Path, parse: Callable[[Any], T]) -> T:
         raise UserError(f"{file}: isn't what an evaluation writes; remove it, or run evaluate.py again") from None
 
 
-def names_of(data: Path) -> list[str]:
-    """Return the names of puzzle identifiers, an empty list if the dataset has none."""
+def names_of_puzzles(data: Path) -> Names:
     try:
         names = read_names(data)
     except FileNotFoundError:
-        return []
-    return names if len(names) > 1 else []  # a single name is <blank>
-
-
-def name_at(names: list[str], identifier: int) -> Page:
-    """Return the entry that names the puzzle of an example; empty for a puzzle without a name."""
-    return {"name": str(names[identifier])} if 0 <= identifier < len(names) else {}
+        return {}
+    # A single name is <blank>.
+    return {number: {"name": str(name)} for number, name in enumerate(names)} if len(names) > 1 else {}

@@ -20,7 +20,7 @@ from utils.overrides import typed_override
 from utils.text import for_shell
 from viewer import curves, outputs
 from viewer.curves import LoggedRun, for_page, logged_rows, short_name
-from viewer.pages import Page, Settings, label_of, names_of
+from viewer.pages import Page, Settings, label_of, names_of_puzzles
 
 _AT_STEP = re.compile(r"eval/(?P<set>[^/]+)/exact_accuracy_at_step/(?P<count>\d+)")
 _MOST_KEYS = 3  # below the name of a run: "What differs" has all
@@ -48,7 +48,7 @@ def page_of_run(run_folder: Path, settings: Settings, shared: Mapping[str, np.nd
     examples: list[Page] = []
     sets: dict[str, int] = {}
     if saved is not None and outputs.holds_answers(saved):
-        examples, sets = outputs.read_examples(saved, settings, names_of(data) if data else [], shared)
+        examples, sets = outputs.read_examples(saved, settings, names_of_puzzles(data) if data else {}, shared)
     by_set: dict[str, list[Page]] = {}
     for example in examples:
         by_set.setdefault(example["set"], []).append(example)

@@ -132,20 +132,6 @@ def test_reasoning_plays(browser: Browser, pages: dict[str, Path]) -> None:
     assert browser.get("document.querySelectorAll('img').length") == 0
 
 
-def test_dark_and_light(browser: Browser, pages: dict[str, Path]) -> None:
-    background = "getComputedStyle(document.body).backgroundColor"
-    browser.open(pages["run"], dark=True)
-    dark, board = browser.get(background), browser.picture()
-    browser.click("#theme")
-    light = browser.get(background)
-    assert light != dark and browser.picture() != board
-    browser.open(pages["run"], dark=True)
-    assert browser.get(background) == light, "the chosen theme was not kept"
-    browser.run("localStorage.clear()")
-    browser.open(pages["run"], dark=True)
-    assert browser.get(background) == dark, "without a choice the theme must be that of the system"
-
-
 SMALL = (
     "[...document.querySelectorAll('button, select, input')].filter((e) => e.checkVisibility()).filter((e) => "
     "{ const r = e.getBoundingClientRect(); return r.height < 39.5 || r.width < 39.5 }).map((e) => e.id || e.outerHTML)"
