@@ -363,11 +363,8 @@ def test_the_picture_shows_the_solved_puzzle_with_the_most_changes(
             save_file({name: np.ascontiguousarray(array[keep]) for name, array in arrays.items()}, file)
         page = page_of(run, tmp_path / "view.html", "--png")
         assert page["examples"][page["opens"]]["row"] == rows[-1]
-    title, boards = figures.pop()
-    assert title == "run: row 3 of all"
-    titles = [board.title.split("\n")[0] for board in boards]
+    titles = [board.title.split("\n")[0] for board in figures.pop()[1]]
     assert titles == ["puzzle", "step 1: 12 of 16 right", "step 4: 12 of 16 right", "solution"]
-    assert [cell.text for cell in boards[-1].cells_RC.flat] == [str(token - 1) for token in SOLUTION_S]
 
 
 def test_the_picture_of_a_dataset_is_written_beside_the_page(tmp_path: Path) -> None:

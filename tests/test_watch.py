@@ -12,8 +12,7 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from fcntl import ioctl
 from pathlib import Path
 from typing import Any
@@ -172,39 +171,6 @@ def test_a_curve_of_blocks() -> None:
 # ---- the terminal ------------------------------------------------------------------------------
 
 
-class Terminal:
-    """watch.py in a terminal of its own, of 100 columns and 30 lines."""
-
-    def __init__(self, folder: Path) -> None:
-        self.ours, theirs = pty.openpty()
-        ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-        self.theirs, self.before = theirs, termios.tcgetattr(theirs)
-        words = [str(runs.REPOSITORY / "watch.py"), str(folder), "--every", "0.05"]
-        self.process = runs.fork(_in_terminal, os.ttyname(theirs), words)
-        self.output = ""
-
-    def until(self, text: str, timeout_s: float = 60) -> None:
-        end = time.monotonic() + timeout_s
-        while text not in self.output:
-            assert time.monotonic() < end, f"{text!r} has not come:\n{self.output}"
-            self._read()
-
-    def _read(self) -> None:
-        if select.select([self.ours], [], [], 0.05)[0]:
-            with suppress(OSError):
-                self.output += os.read(self.ours, 1 << 16).decode(errors="replace")
-
-    def ended(self, timeout_s: float = 60) -> int:
-        end = time.monotonic() + timeout_s
-        while self.process.is_alive():
-            assert time.monotonic() < end, f"watch.py goes on:\n{self.output[-2000:]}"
-            self._read()
-        self._read()
-        status = self.process.exitcode
-        assert isinstance(status, int)
-        return status
-
-
 def _in_terminal(name: str, words: list[str]) -> None:
     os.setsid()
     for number in range(3):
@@ -216,32 +182,44 @@ def _in_terminal(name: str, words: list[str]) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
-@pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    make_run(tmp_path / "project" / "one", rows_of(3))
-    opened = Terminal(tmp_path / "project")
-    yield opened
-    opened.process.kill()
-    opened.process.join()
-    os.close(opened.ours)
-    os.close(opened.theirs)
-
-
 @pytest.mark.parametrize("way", [b"q", b"\x03"])
-def test_the_terminal_is_left_as_it_was(terminal: Terminal, tmp_path: Path, way: bytes) -> None:
-    terminal.until("one")
-    terminal.until("leave")
-    during = termios.tcgetattr(terminal.theirs)
-    assert not during[3] & termios.ECHO and not during[3] & termios.ICANON
-    make_run(tmp_path / "project" / "latecomer", rows_of(3))
-    terminal.until("latecomer")
-    os.write(terminal.ours, way)
-    assert terminal.ended() == 0, terminal.output[-2000:]
-    assert termios.tcgetattr(terminal.theirs) == terminal.before
-    assert "Traceback" not in terminal.output
+def test_the_terminal_is_left_as_it_was(tmp_path: Path, way: bytes) -> None:
+    """By q and by Ctrl-C, in a terminal of its own, of 100 columns and 30 lines."""
+    make_run(tmp_path / "project" / "one", rows_of(3))
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    before, output = termios.tcgetattr(theirs), ""
+    words = [str(runs.REPOSITORY / "watch.py"), str(tmp_path / "project"), "--every", "0.05"]
+    process = runs.fork(_in_terminal, os.ttyname(theirs), words)
+
+    def until(done: Callable[[], bool]) -> None:
+        nonlocal output
+        end = time.monotonic() + 60
+        while not done():
+            assert time.monotonic() < end, f"watch.py goes on:\n{output[-2000:]}"
+            if select.select([ours], [], [], 0.05)[0]:
+                output += os.read(ours, 1 << 16).decode(errors="replace")
+
+    try:
+        until(lambda: "one" in output and "leave" in output)
+        during = termios.tcgetattr(theirs)
+        assert not during[3] & termios.ECHO and not during[3] & termios.ICANON
+        make_run(tmp_path / "project" / "latecomer", rows_of(3))
+        until(lambda: "latecomer" in output)
+        os.write(ours, way)
+        until(lambda: not process.is_alive())
+        until(lambda: not select.select([ours], [], [], 0.05)[0])
+        assert process.exitcode == 0, output[-2000:]
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        process.kill()
+        process.join()
+        os.close(ours)
+        os.close(theirs)
+    assert "Traceback" not in output
     for entered, left in (("\x1b[?1049h", "\x1b[?1049l"), ("\x1b[?25l", "\x1b[?25h")):  # other screen, hidden cursor
-        assert terminal.output.rfind(left) > terminal.output.rfind(entered) >= 0
-    after = re.sub(r"\x1b\[\??[0-9;]*[a-zA-Z]", "", terminal.output[terminal.output.rfind("\x1b[?1049l") :])
+        assert output.rfind(left) > output.rfind(entered) >= 0
+    after = re.sub(r"\x1b\[\??[0-9;]*[a-zA-Z]", "", output[output.rfind("\x1b[?1049l") :])
     assert not after.strip(), "something is printed after the program has left"
 
 

@@ -32,11 +32,9 @@ class Browser:
     def __init__(self, driver: Any) -> None:
         self._driver = driver
 
-    def open(self, page: Path, width: int = 1400, height: int = 1000, dark: bool = False) -> None:
+    def open(self, page: Path, width: int = 1400, height: int = 1000) -> None:
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
         self._driver.get(f"file://{page}")
         self.wait("document.documentElement.dataset.ready === 'true'")
 
