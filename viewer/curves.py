@@ -135,16 +135,15 @@ def groups_of(runs: Sequence[LoggedRun]) -> list[Group]:
         by_config.setdefault(key, []).append(run)
     members = list(by_config.values())
     marks = _marks([group[0].config for group in members])
-    labels = []
-    for group, own in zip(members, marks, strict=True):
-        num_seeds = len({run.config.get("seed") for run in group})
-        number = f"{len(group)} {'seeds' if num_seeds == len(group) else 'runs'}" if len(group) > 1 else ""
-        labels.append(" ".join(own) + f" ({number})" * bool(number) if own else number)
     names = names_of([group[0].path for group in members])
     groups = []
-    for label, name, group, own in zip(labels, names, members, marks, strict=True):
-        tells = label and labels.count(label) == 1
-        groups.append(Group(label if tells else f"{label} {name}".lstrip(), group, own))
+    for group, own, name in zip(members, marks, names, strict=True):
+        num_seeds = len({run.config.get("seed") for run in group})
+        number = f"{len(group)} {'seeds' if num_seeds == len(group) else 'runs'}" if len(group) > 1 else ""
+        label = " ".join(own) + f" ({number})" * bool(number) if own else number
+        if not label or marks.count(own) > 1:
+            label = f"{label} {name}".lstrip()
+        groups.append(Group(label, group, own))
     return sorted(groups, key=_order)
 
 

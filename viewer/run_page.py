@@ -152,11 +152,7 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
     with_rows = [run for run in runs if run.rows]
     if not with_rows:
         raise UserError("none of these runs has logged anything yet; train one of them for some steps first")
-    data = []  # the name of what each run's answers are to: rows of other data don't compare
-    for folder in folders:
-        results = outputs.read_results(outputs.outputs_folder(folder, settings.step))
-        data.append(", ".join(path.name for path in data_folders(read_run_config(folder), results)))
-    shared = _shared_rows(folders, data, settings)
+    data, shared = _shared_rows(folders, settings)
     pages = [
         page_of_run(folder, settings, shared[name]) if run.rows else None
         for folder, name, run in zip(folders, data, runs, strict=True)
@@ -224,17 +220,20 @@ def _notes(names: Sequence[str], pages: Sequence[Page | None], others: set[int])
     return notes
 
 
-def _shared_rows(folders: Sequence[Path], data: Sequence[str], settings: Settings) -> dict[str, dict[str, np.ndarray]]:
-    """Return for each data and set the rows that all of its runs with answers have answered."""
-    shared_of: dict[str, dict[str, np.ndarray]] = {name: {} for name in data}
-    for folder, data_name in zip(folders, data, strict=True):
-        saved, shared = outputs.outputs_folder(folder, settings.step), shared_of[data_name]
+def _shared_rows(folders: Sequence[Path], settings: Settings) -> tuple[list[str], dict[str, dict[str, np.ndarray]]]:
+    """Return the name of each run's data, and by name and set the rows that all have answered."""
+    data, shared_of = list[str](), dict[str, dict[str, np.ndarray]]()
+    for folder in folders:
+        saved = outputs.outputs_folder(folder, settings.step)
+        tested_on = data_folders(read_run_config(folder), outputs.read_results(saved))
+        data.append(", ".join(path.name for path in tested_on))
+        shared = shared_of.setdefault(data[-1], {})
         for name, files in outputs.shards_of(saved).items() if saved and outputs.holds_answers(saved) else ():
             rows = outputs.rows_of(files)
             both = np.intersect1d(shared[name], rows) if name in shared else rows
             # Data of one name may differ: without a shared row, each run shows its own.
             shared[name] = both if len(both) else shared[name]
-    return shared_of
+    return data, shared_of
 
 
 def _merged(examples: dict[int, list[Page]]) -> list[Page]:
