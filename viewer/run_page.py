@@ -158,7 +158,9 @@ def page_of_runs(folders: Sequence[Path], settings: Settings) -> Page:
         for folder, name, run in zip(folders, data, runs, strict=True)
     ]
     answered = {number: page for number, page in enumerate(pages) if page and page["examples"]}
-    boards = {n: {key: page[key] for key in ("board", "boards") if key in page} for n, page in answered.items()}
+    boards: dict[int, Page] = {
+        number: {key: page[key] for key in ("board", "boards") if key in page} for number, page in answered.items()
+    }
     # Puzzles of other tasks than the first run's are not compared.
     board: Page = next(iter(boards.values()), {"board": None})
     examples = {number: page["examples"] for number, page in answered.items() if boards[number] == board}
