@@ -10,28 +10,23 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from dataset.builder import SPLITS
 from dataset.pictures import Board, draw_answers, draw_boards, names_of_tokens, whole_board
 from dataset.text.schema import kind_of_data
 from records.checkpoint.format import step_named
-from sharing.sources import kind_of, no_checkpoint
+from sharing.sources import no_checkpoint
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.drawing import pyplot
 from utils.errors import UserError
-from utils.overrides import typed_override
 from utils.shell import run_command
 from utils.terminal import tell
-from viewer.answers import save_missing_answers
 from viewer.curve_pictures import draw_png
+from viewer.curves import Panel, Series
 from viewer.dataset_page import page_of_dataset
-from viewer.outputs import SAVING
-from viewer.pages import Page, Settings, from_text, label_of, spread, write_page
-from viewer.run_page import page_of_run, panels_of_page
-from viewer.runs_page import page_of_runs
-from viewer.status import find_runs
-from viewer.text_page import page_of_text
+from viewer.live import find_runs
+from viewer.outputs import save_missing_answers
+from viewer.pages import Page, Settings, label_of, spread, write_page
+from viewer.run_page import page_of_run, page_of_runs
 
 _MOST_GROUPS = 4  # in the picture of a dataset
 EXAMPLES = """
@@ -46,9 +41,7 @@ examples:
   # compare runs: configs, curves, numbers, and which of them solves a puzzle
   python view.py checkpoints/my-project/my-run checkpoints/my-project/other-run
 
-  # answers to every test puzzle, or to other data than the run's own: evaluate.py saves them
-  python evaluate.py checkpoint=checkpoints/my-project/my-run \\
-      "save_outputs=[inputs,labels,puzzle_identifiers,predictions_at_step,q_halt_at_step]"
+  # answers to other data than the run's own, which evaluate.py has saved
   python view.py checkpoints/my-project/my-run/eval_outputs/step_00001000_other
 
 Press `?` in the page for a list of keys. The answers of a run are those of its newest checkpoint. If
@@ -87,25 +80,40 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 def view(argv: list[str] | None = None) -> str:
     """Write the page, draw the pictures that were asked for, and return a summary."""
     settings = at_named_step(parse_settings(argv))
-    output = settings.output
+    output, path = settings.output, settings.paths[0]
     # What can't be written or drawn is found out now, and not after a model has answered puzzles.
     if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
         raise UserError(f"cannot write {output}: {output.parent} is no folder that can be written; choose another one")
     if settings.png:
         pyplot()
-    runs = runs_named(settings.paths)
-    path = runs[0] if runs else settings.paths[0]
-    if settings.png and (len(runs) > 1 or (not runs and kind_of_data(path) == "text")):
+    for each in settings.paths:
+        if not each.is_dir():
+            raise UserError(f"there is no folder {each}; give the folder of a run or of a dataset")
+        if len(settings.paths) > 1 and not find_runs([each]):
+            raise UserError(f"{each} is no run, and only runs are compared; give it alone")
+    is_data = kind_of_data(path) is not None or any((path / split).is_dir() for split in SPLITS)
+    runs = [] if is_data else find_runs(settings.paths)
+    if settings.png and (len(runs) > 1 or (is_data and kind_of_data(path) == "text")):
         raise UserError("--png draws one run or puzzles; leave it out (watch.py --plot curves.png draws several runs)")
+    if settings.step is not None and is_data:
+        raise UserError(f"--step is for runs, and {path} is a dataset; leave it out")
     # A folder may hold many runs, whose answers would take long.
     asked = [run for run in runs if len(runs) == 1 or run in settings.paths]
     lines = [line for run in asked for line in save_missing_answers(run, settings)]
-    page = page_of_runs(runs, settings) if len(runs) > 1 else page_of(path, settings)
+    if len(runs) > 1:
+        page = page_of_runs(runs, settings)
+    elif is_data:
+        page = page_of_dataset(path, settings)
+    else:
+        path = runs[0] if runs else path
+        if not any((path / name).exists() for name in ("metrics.jsonl", "eval_outputs", "results.json")):
+            raise UserError(f"{no_checkpoint(path)}; datasets and what evaluate.py saved have pages too")
+        page = page_of_run(path, settings)
     write_page(page, output)
     if settings.png:
         try:
             # Beside the page: a builder refuses to replace a dataset with foreign files.
-            lines += draw_examples(page, output.with_suffix(".png")) if is_dataset(path) else draw_run(path, page)
+            lines += draw_examples(page, output.with_suffix(".png")) if is_data else draw_run(path, page)
         except UserError as error:
             raise UserError(f"wrote {output}, but not all pictures: {error}") from error
     num, megabytes = len(page["examples"]) + len(page.get("texts", [])), output.stat().st_size / 1e6
@@ -115,52 +123,19 @@ def view(argv: list[str] | None = None) -> str:
 def at_named_step(settings: Settings) -> Settings:
     """Return the settings with runs and --step for the names of steps, such as <run>/best.
 
-    A page shows the same step of all runs. If the names are of different steps, it shows the
-    answers of each run's newest checkpoint, and a line says so.
+    If the names are of different steps, the page shows each run's newest checkpoint.
     """
-    named = [step_named(path) for path in settings.paths]
     # Saved outputs have such names too.
-    named = [None if step is None or (step / "results.json").exists() else step for step in named]
+    named = [None if (path / "results.json").exists() else step_named(path) for path in settings.paths]
     steps = {None if step is None else int(step.name[5:]) for step in named}
     if steps == {None}:
         return settings
     if settings.step is not None:
         raise UserError(f"--step={settings.step} and a path such as {settings.paths[0]} name a step; give one of them")
+    if len(steps) > 1:
+        tell("the paths name different steps, and a page compares one: it shows each run's newest checkpoint")
     paths = [path if step is None else step.parent for path, step in zip(settings.paths, named, strict=True)]
-    if len(steps) == 1:
-        return replace(settings, paths=paths, step=steps.pop())
-    tell("the paths name different steps, and a page compares one: it shows each run's newest checkpoint")
-    return replace(settings, paths=paths)
-
-
-def runs_named(paths: list[Path]) -> list[Path]:
-    """Return the runs that the paths name; none if the path is a dataset or of saved outputs."""
-    for path in paths:
-        if kind_of(path) == "weights":
-            raise UserError(
-                f"{path} is weights, without curves and answers; python evaluate.py "
-                f"{typed_override('checkpoint', str(path))} out=DIR '{SAVING}' saves answers, which view.py DIR shows"
-            )
-        if not path.is_dir():
-            raise UserError(f"there is no folder {path}; give the folder of a run or of a dataset")
-        if len(paths) > 1 and not find_runs([path]):
-            raise UserError(f"{path} is no run, and only runs are compared; give it alone")
-    return [] if is_dataset(paths[0]) else find_runs(paths)
-
-
-def is_dataset(path: Path) -> bool:
-    return any((path / split).is_dir() for split in SPLITS) or kind_of_data(path) is not None
-
-
-def page_of(path: Path, settings: Settings) -> Page:
-    """Return the page of one run or dataset."""
-    if is_dataset(path):
-        if settings.step is not None:
-            raise UserError(f"--step is for runs, and {path} is a dataset; leave it out")
-        return (page_of_text if kind_of_data(path) == "text" else page_of_dataset)(path, settings)
-    if not any((path / name).exists() for name in ("metrics.jsonl", "eval_outputs", "results.json")):
-        raise UserError(f"{no_checkpoint(path)}; datasets and what evaluate.py saved have pages too")
-    return page_of_run(path, settings)
+    return replace(settings, paths=paths, step=steps.pop() if len(steps) == 1 else None)
 
 
 # ---- pictures ------------------------------------------------------------------------------------
@@ -172,9 +147,10 @@ def draw_run(run: Path, page: Page) -> list[str]:
     The puzzle is the one that the page opens with, and the answer after each step that changed it.
     """
     curve, puzzle, lines = run / "curve.png", run / "puzzle.png", []
-    _, panels = panels_of_page(run)
-    if chosen := [panel for panel in panels if panel.metric in ("lm_loss", "loss", "exact_accuracy")]:
-        draw_png(chosen, curve)
+    curves = [each for each in page["curves"] if each["metric"] in ("lm_loss", "loss", "exact_accuracy")]
+    if curves:
+        series = [[Series(**one) for one in each["over"]["step"]] for each in curves]
+        draw_png([Panel(each["metric"], "step", of) for each, of in zip(curves, series, strict=True)], curve)
         lines.append(f"drew {curve}")
     if "texts" in page:
         return lines
@@ -184,9 +160,9 @@ def draw_run(run: Path, page: Page) -> list[str]:
     named = f", {example['name']}" if "name" in example else ""
     draw_answers(
         page.get("boards", {}).get(example["set"], page["board"]),
-        from_text(example["input"]),
+        example["input"],
         label_of(example),
-        np.stack([from_text(answer) for answer in example["answers"]]),
+        example["answers"],
         f"{page['title']}: row {example['row']} of {example['set']}{named}",
         puzzle,
         confidence_T=example.get("confidence"),
@@ -204,7 +180,7 @@ def draw_examples(page: Page, path: Path) -> list[str]:
     boards: list[Board] = []
     for place in spread(len(groups), _MOST_GROUPS):
         example = groups[place]
-        question_S = from_text(example["input"])
+        question_S = example["input"]
         boards.append(whole_board(shape, f"{example['set']}, row {example['row']}", question_S, question_S))
         boards.append(whole_board(shape, "solution", label_of(example), question_S))
     draw_boards(shape, boards, page["title"], names_of_tokens(shape), path, in_pairs=True)

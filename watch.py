@@ -4,15 +4,15 @@ python watch.py checkpoints/<project>/<run>
 """
 
 import os
-import re
 import select
 import signal
 import sys
 import termios
 import time
+import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Literal, get_args
@@ -27,9 +27,8 @@ from utils.shell import run_command
 from utils.text import for_a_terminal
 from viewer.curve_pictures import draw_png
 from viewer.curves import LoggedRun, choose_metrics, for_page, groups_of, panels_of
-from viewer.live import counts, read_statuses, screen, table
+from viewer.live import Watched, counts, find_runs, in_order, runs_in, screen, table
 from viewer.pages import write_page
-from viewer.status import Watched, find_runs, runs_in
 
 EXAMPLES = """
 examples:
@@ -52,7 +51,6 @@ X = Literal["steps", "examples", "epochs", "seconds", "flops"]
 
 _WIDEST = 10_000  # columns that suffice for every table
 _LONGEST_WAIT_S = 0.2  # after a signal
-_ESCAPE_SEQUENCE = re.compile(rb"\x1b(\[[0-9;]*[@-~]|O.)?")  # what a terminal sends for keys such as F2
 
 
 @dataclass(frozen=True)
@@ -60,9 +58,9 @@ class Settings:
     """The options of the command line."""
 
     paths: list[Path]
-    every: float | None
+    every: float
     plot: Path | None
-    metric: list[str] | None
+    metric: list[str]
     x: X | None
 
 
@@ -72,25 +70,23 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
     parser = Parser("watch.py", about, EXAMPLES, path_keys=("checkpoint", "run"))
     add = parser.add_argument
     add("paths", type=typed_path, nargs="+", metavar="RUN_OR_FOLDER", help="folder of a run, or of several runs")
-    add("--every", type=float, metavar="SECONDS", help="seconds between two looks (default: 1)")
+    add("--every", type=float, metavar="SECONDS", default=1.0, help="seconds between two looks (default: 1)")
     add("--plot", type=typed_path, metavar="FILE", help="draw curves into FILE.png or FILE.html instead")
     add(
         "--metric",
         action="append",
         metavar="NAME",
+        default=[],
         help="with --plot: draw this metric, such as eval/all/accuracy or only accuracy; may be repeated "
         "(default: the loss in training, exact accuracy in training and on each test set)",
     )
     add("--x", choices=get_args(X), help="with --plot: what the curves are drawn over (default: steps)")
     settings = Settings(**vars(parser.parse_args(argv)))
-    settings = replace(settings, paths=[run_folder_of(path) for path in settings.paths])  # of <run>/best, too
     if settings.plot is None and (settings.metric or settings.x):
         raise UserError("--metric and --x say what --plot draws; give --plot FILE too")
-    if settings.plot is not None and settings.every is not None:
-        raise UserError("--every says how often the screen is drawn, and --plot shows none; leave it out")
     if settings.plot is not None and settings.plot.suffix not in (".png", ".html"):
         raise UserError(f"--plot is {settings.plot}; give a file that ends in .png or .html")
-    if settings.every is not None and not 0.05 <= settings.every <= 86400:
+    if not 0.05 <= settings.every <= 86400:
         raise UserError(f"--every is {settings.every:g}; give a number of seconds from 0.05 to 86400")
     return settings
 
@@ -98,21 +94,20 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
 def watch(argv: list[str] | None = None) -> str:
     """Show or draw the runs, and return what remains to be said."""
     settings = parse_settings(argv)
-    for path in settings.paths:
-        if not os.path.isdir(path):
-            raise UserError(f"there is no folder {path}; give the folder of a run, or of several runs")
+    paths = [run_folder_of(path) for path in settings.paths]  # of <run>/best, too
+    for path in paths:
         if not runs_in(path):
             raise UserError(f"{path} is no run and holds none; give the folder of a run, a project or a sweep")
     if settings.plot is not None:
-        return plot(find_runs(settings.paths), settings.plot, settings.metric or [], settings.x or "steps")
+        return plot(find_runs(paths), settings.plot, settings.metric, settings.x or "steps")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of another locale may lack the characters of the bars
     console = Console()
     # A dumb terminal can neither be cleared nor put back as it was.
     if sys.stdout.isatty() and not console.is_dumb_terminal:
-        watch_live(settings.paths, settings.every or 1.0, console)
+        watch_live(paths, settings.every, console)
         return ""
-    shown = read_statuses([Watched(path) for path in find_runs(settings.paths)])
+    shown = in_order([Watched(path) for path in find_runs(paths)])
     console = Console(width=_WIDEST, color_system=None, force_terminal=False)
     with console.capture() as captured:
         console.print(table(shown, console.width))
@@ -128,9 +123,10 @@ def watch_live(paths: Sequence[Path], every_s: float, console: Console) -> None:
     watched: dict[Path, Watched] = {}
     with until_quit() as wait, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
+            for run in watched.values():
+                run.look()
             watched = {run: watched.get(run) or Watched(run) for run in find_runs(paths)}
-            shown = read_statuses(list(watched.values()))
-            live.update(screen(shown, console.width, console.height), refresh=True)
+            live.update(screen(in_order([*watched.values()]), console.width, console.height), refresh=True)
             if wait(every_s):
                 break
 
@@ -142,34 +138,24 @@ def until_quit() -> Iterator[Callable[[float], bool]]:
     Signals are only noted. They raise nothing, so that they can't interrupt the code that restores
     the terminal.
     """
-    asked = False
-
-    def note(*_: object) -> None:
-        nonlocal asked
-        asked = True
+    asked: list[object] = []
+    keyboards = [sys.stdin.fileno()] if sys.stdin is not None and sys.stdin.isatty() else []
 
     def wait(seconds: float) -> bool:
-        nonlocal asked
         end = time.monotonic() + seconds
         while not asked and (left := end - time.monotonic()) > 0:
-            ready, _, _ = select.select(keyboards, [], [], min(left, _LONGEST_WAIT_S))
-            for keyboard in ready:
+            for keyboard in select.select(keyboards, [], [], min(left, _LONGEST_WAIT_S))[0]:
                 keys = os.read(keyboard, 1024)
-                typed = _ESCAPE_SEQUENCE.sub(b"", keys)  # F2 sends one that ends with Q
-                asked = asked or not keys or b"q" in typed.lower()  # no keys: the terminal is gone
-        return asked
+                if not keys or b"q" in keys.lower():  # no keys: the terminal is gone
+                    asked.append(keys)
+        return bool(asked)
 
-    keyboards = [sys.stdin.fileno()] if sys.stdin is not None and sys.stdin.isatty() else []
     with ExitStack() as undo:  # takes every step back, in reverse order, also if one of them fails
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            undo.callback(signal.signal, number, signal.signal(number, note))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
+            undo.callback(signal.signal, number, signal.signal(number, lambda *noted: asked.append(noted)))
         for keyboard in keyboards:
-            changed = termios.tcgetattr(keyboard)
-            changed[3] &= ~(termios.ICANON | termios.ECHO)  # a key arrives at once, and is not shown
-            changed[6][termios.VMIN], changed[6][termios.VTIME] = 1, 0
-            changed[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave the terminal as it is now
             undo.callback(termios.tcsetattr, keyboard, termios.TCSAFLUSH, termios.tcgetattr(keyboard))
-            termios.tcsetattr(keyboard, termios.TCSADRAIN, changed)
+            tty.setcbreak(keyboard, termios.TCSADRAIN)  # a key arrives at once, and is not shown
         yield wait
 
 
@@ -178,35 +164,32 @@ def until_quit() -> Iterator[Callable[[float], bool]]:
 
 def plot(paths: Sequence[Path], output: Path, asked: Sequence[str], x: X) -> str:
     """Draw the curves of runs, and return a summary."""
-
-    def x_of(run: LoggedRun) -> Sequence[float]:
-        if x != "flops":
-            return run.x(x)
-        from training.flops import flops_until  # imports PyTorch, which a table needs not wait for
-
-        return flops_until(run.path, [row["step"] for row in run.rows])
-
     if not output.parent.is_dir():
         raise UserError(f"there is no folder {output.parent} for {output.name}; create it, or choose another file")
-    opened = [LoggedRun.open(path) for path in paths]
+    opened = [LoggedRun(path) for path in paths]
     runs = [run for run in opened if run.rows]
     if not runs:
         raise UserError("none of these runs has logged anything yet; train one of them for some steps first")
     groups = groups_of(runs)
-    x_name = "floating-point operations" if x == "flops" else x
-    panels = panels_of(groups, choose_metrics(runs, asked), x_name, x_of)
-    of = f"{len(runs)} {'runs' if len(runs) > 1 else 'run'}"
+    if x == "flops":
+        from training.flops import flops_until  # imports PyTorch, which a table needs not wait for
+
+        x_name = "floating-point operations"
+        places = {run.path: flops_until(run.path, [row["step"] for row in run.rows]) for run in runs}
+    else:
+        x_name, places = x, {run.path: run.x(x) for run in runs}
+    panels = panels_of(groups, choose_metrics(runs, asked), x_name, places)
     if output.suffix == ".png":
         draw_png(panels, output)
     else:
-        title = of if len(runs) > 1 else runs[0].path.resolve().name
-        page = {"kind": "curves", "title": title, "facts": {}, "examples": [], "curves": for_page(panels)}
-        write_page(page | {"over_steps": []}, output)
+        title = f"{len(runs)} runs" if len(runs) > 1 else runs[0].path.resolve().name
+        page = {"kind": "curves", "title": title, "facts": {}, "examples": [], "over_steps": []}
+        write_page(page | {"curves": for_page(panels)}, output)
     notes = [f"{run.path} has logged nothing yet, and is left out" for run in opened if not run.rows]
     notes += dict.fromkeys(series.note for panel in panels for series in panel.series if series.note)
-    grouped = f" in {len(groups)} {'groups' if len(groups) > 1 else 'group'}" if len(groups) < len(runs) else ""
-    metrics = ", ".join(panel.metric for panel in panels)
-    return "\n".join(map(for_a_terminal, [*notes, f"drew {output}: {metrics} of {of}{grouped} over {x_name}"]))
+    drew = f"drew {output}: {', '.join(panel.metric for panel in panels)} over {x_name}; "
+    drew += f"runs: {len(runs)}, groups: {len(groups)}"
+    return "\n".join(map(for_a_terminal, [*notes, drew]))
 
 
 if __name__ == "__main__":

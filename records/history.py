@@ -1,7 +1,7 @@
 """Read the config of a run, and what it has logged, also while the run writes."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from utils.errors import UserError
 from utils.files import plain, read_yaml
@@ -65,3 +65,7 @@ def read_run_config(run: Path) -> dict[str, Any]:
     """Return the run's config.yaml as it stands there; {} if there is no such file."""
     file = run / "config.yaml"
     return read_yaml(file, "restore it from the run's checkpoint") if file.exists() else {}
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

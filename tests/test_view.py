@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from safetensors.numpy import load_file, save_file
 import view
 from dataset import pictures, tasks
 from dataset.pictures import board_of
-from dataset.tasks import task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
 from dataset.text.tokenizer import ByteTokenizer
 from tests.dataset.samples import samples_of
@@ -28,12 +28,10 @@ from tests.viewer.samples import (
     OUTPUTS,
     SOLUTION_S,
     SUDOKU_BOARD,
-    UndrawnTask,
     page_of,
     predictions,
     questions,
     shown,
-    tokens_of,
     write_any_run,
     write_arc,
     write_metrics,
@@ -46,10 +44,9 @@ from tests.viewer.samples import (
 from utils.command_line import read_config
 from utils.drawing import BLACK, RED
 from utils.shell import run_command as run_program
-from viewer import answers
 from viewer.curve_pictures import COLOURS
+from viewer.dataset_page import pieces_of
 from viewer.outputs import SAVING
-from viewer.text_page import pieces_of
 
 # ---- what the page holds -------------------------------------------------------------------------
 
@@ -63,8 +60,8 @@ def test_a_dataset_is_shown_in_one_file_that_treats_names_as_text(tmp_path: Path
     of_set = [(n, n // 3, n % 3, ["<blank>", EVIL][n % 2]) for n in range(6)]
     assert rows == [("train/all", *row) for row in of_set] + [("test/all", *row) for row in of_set]
     for example in page["examples"]:
-        assert tokens_of(example["input"]) == questions()[0].tolist()
-        assert tokens_of(example["label"]) == SOLUTION_S.tolist()
+        assert example["input"] == questions()[0].tolist()
+        assert example["label"] == SOLUTION_S.tolist()
     text = (tmp_path / "view.html").read_text(encoding="utf-8")
     assert "taken over" not in text and "<b>@@DATA" not in text
     assert "<title>&lt;b&gt;@@DATA@@&amp;caf?</title>" in text
@@ -91,7 +88,7 @@ def test_a_run_of_text_is_shown_with_its_answers(
     """tests/viewer/page reads the answers."""
     run = write_text_run(tmp_path / "run")
     (run / "step_00000200").mkdir()
-    monkeypatch.setattr(answers, "_evaluate", lambda typed: pytest.fail("evaluate.py saves no answers to text"))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("evaluate.py saves no answers to text"))
     page = page_of(run, tmp_path / "view.html", "--png")
     assert [(text["set"], text["row"]) for text in page["texts"]] == [
         *[("step 200", 0), ("step 200", 7), ("step 100", 0), ("step 100", 7)]
@@ -114,24 +111,16 @@ def test_a_run_is_shown_with_answers_confidence_and_curves(tmp_path: Path) -> No
     )
     assert [example["name"] for example in page["examples"]] == [f"puzzle {n}" for n in range(6)]
     for example, predictions_TS in zip(page["examples"], predictions(), strict=True):
-        assert [tokens_of(answer) for answer in example["answers"]] == predictions_TS.tolist()
+        assert [answer for answer in example["answers"]] == predictions_TS.tolist()
         assert example["confidence"] == pytest.approx([0.0474, 0.2689, 0.7311, 0.9526])
     series = {(one["metric"], line["name"]): line for one in page["curves"] for line in one["over"]["step"]}
     of_sets = [(metric, name) for metric in ("exact_accuracy", "lm_loss") for name in ("train", "eval all")]
     assert [*series] == [*of_sets, ("perf/step_ms", "train")]
     values = [0.1, 0.2, 0.3, 0.4, 0.5]
-    expected = {"name": "eval all", "x": [100, 200, 300, 400, 500], "values": values}
-    assert series["exact_accuracy", "eval all"] == expected
+    of_set = series["exact_accuracy", "eval all"]
+    assert (of_set["x"], of_set["values"], of_set["low"]) == ([100, 200, 300, 400, 500], values, None)
     last = page["over_steps"][-1]
     assert last == {"set": "all", "step": 500, "counts": [1, 2, 3, 4], "values": [0.125, 0.25, 0.375, 0.5]}
-
-
-@pytest.mark.parametrize("seq_len, largest, title", [(36, 7, "Sudoku 2x3"), (100, 4, "maze 10x10"), (16, 88, None)])
-def test_the_smallest_vocabulary_that_holds_the_tokens_tells_the_task(
-    seq_len: int, largest: int, title: str | None
-) -> None:
-    task = task_of_tokens(seq_len, largest)
-    assert (task and task.title) == title
 
 
 @pytest.mark.parametrize("kind", tasks.TASKS, ids=lambda kind: kind.kind)
@@ -139,14 +128,6 @@ def test_the_task_names_every_token(kind: type[BoardTask]) -> None:
     task, split = samples_of(kind)
     names = board_of(task, split.metadata.seq_len)["tokens"]
     assert not names or len(set(names)) == split.metadata.vocab_size
-
-
-def test_a_task_without_a_drawing_keeps_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The class does not override `drawing`, which describes a square. 20 cells form no square."""
-    monkeypatch.setattr(tasks, "TASKS", (UndrawnTask,))
-    names = ["padding", "dark", "lit", "leave", "press"]
-    board = board_of(task_of_shape(25, 5), 20)
-    assert board == {"kind": "numbers", "rows": 2, "columns": 16, "tokens": names, "wrapped": True}
 
 
 def test_a_limited_number_of_examples_is_spread_over_all(tmp_path: Path) -> None:
@@ -185,7 +166,7 @@ def test_a_run_without_predictions_names_the_command(tmp_path: Path) -> None:
     outputs = run / "eval_outputs" / "step_00000500"
     outputs.mkdir(parents=True)
     save_file({"rows": np.arange(2), "q_halt": np.zeros(2, np.float32)}, outputs / "all_rank0_0000.safetensors")
-    assert "q_halt" in page_of(run, tmp_path / "view.html")["notes"][0]
+    assert page_of(run, tmp_path / "view.html")["examples"] == []
 
 
 # ---- several runs --------------------------------------------------------------------------------
@@ -204,13 +185,13 @@ def test_runs_of_a_folder_are_compared(tmp_path: Path) -> None:
     assert accuracy == {"metric": "eval/all/exact_accuracy", "better": "max", "runs": [number] * 3}
     curve = page["curves"][0]
     assert curve["metric"] == "eval/all/exact_accuracy" and set(curve["over"]) == {"step", "seconds"}
-    assert [(one["name"], "low" in one) for one in curve["over"]["step"]] == [
+    assert [(one["name"], one["low"] is not None) for one in curve["over"]["step"]] == [
         ("arch=hrm lr=0.0002", False),
         ("arch=trm lr=0.001 (2 seeds)", True),
     ]
     assert page["answering"] == [0, 1] and page["sets"] == {"all": 6}
     assert [sorted(puzzle["runs"]) for puzzle in page["examples"]] == [["0", "1"]] * 6
-    last = {run: tokens_of(answers["answers"][-1]) for run, answers in page["examples"][3]["runs"].items()}
+    last = {run: answers["answers"][-1] for run, answers in page["examples"][3]["runs"].items()}
     assert last["0"] == SOLUTION_S.tolist() != last["1"]
     labels = [run["label"] for run in page["runs"]]
     assert labels == ["arch=hrm lr=0.0002", "arch=trm lr=0.001, seed 0", "arch=trm lr=0.001, seed 1"]
@@ -263,46 +244,43 @@ def test_runs_are_compared_by_the_names_of_steps(tmp_path: Path, capsys: pytest.
 # ---- answers that are not saved yet --------------------------------------------------------------
 
 
+def ended(status: int) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.CompletedProcess([], status)
+
+
 def test_a_run_without_answers_gets_them_from_evaluate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Results of a whole evaluation stay: those of a few puzzles must not replace them.
-
-    A run went on after view.py had saved its answers. They are not taken for the newest.
-    """
+    """A run went on after view.py had saved its answers. They are not taken for the newest."""
     run = write_run(tmp_path / "my run", None)
     saved, output = tmp_path / "answers", tmp_path / "view.html"
     (run / OUTPUTS).rename(saved)
     (run / "step_00000500").mkdir()
     commands: list[list[str]] = []
 
-    def evaluate(typed: list[str]) -> None:
-        commands.append(typed)
-        folder = Path(typed[-1].removeprefix("out=").strip("'"))
-        shutil.copytree(saved, folder, dirs_exist_ok=True)
-        results = (folder / "results.json").read_text()
-        step = max(path.name for path in run.glob("step_*"))
-        (folder / "results.json").write_text(results.replace("step_00000500", step))
+    def evaluate(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        commands.append(command[-3:])
+        step = Path(read_config("evaluate", commands[-1])["checkpoint"])
+        shutil.copytree(saved, step.parent / "eval_outputs" / step.name)
+        return ended(0)
 
-    monkeypatch.setattr("viewer.answers._evaluate", evaluate)
-    (run / OUTPUTS).mkdir(parents=True)
-    whole = (saved / "results.json").read_text().replace('"all": 6', '"all": 999')
-    (run / OUTPUTS / "results.json").write_text(whole)
+    monkeypatch.setattr(subprocess, "run", evaluate)
     page = page_of(run, output, "--max-examples", "4")
-    assert len(page["examples"]) == 4 and page["results"]["num_examples"] == {"all": 999}
-    assert commands[0][:3] == [f"checkpoint={run}", SAVING, "max_examples=4"]
+    assert len(page["examples"]) == 4
+    assert commands[0] == [f"checkpoint={run}/step_00000500", SAVING, "max_examples=4"]
     told = capsys.readouterr().err
     assert f"{run} has no saved answers of step 500; its model answers up to 4 puzzles" in told
     assert "python evaluate.py" in told
-    assert [path.name for path in (run / "eval_outputs").iterdir()] == ["step_00000500"], "no temporary folder is left"
     page_of(run, output)
     assert len(commands) == 1, "answers that are there must not be made again"
 
     (run / "step_00000600").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr("viewer.answers._evaluate", lambda typed: "the dataset is gone")
+        patch.setattr(subprocess, "run", lambda *_, **__: ended(2))
         said = view.view([str(run), "-o", str(output)]).splitlines()[0]
-    assert said == f"{run} has no saved answers of step 600: the dataset is gone"
+    assert said.startswith(f"{run} has no saved answers of step 600: evaluate.py ended with status 2, and said why")
+    words = shlex.split(said.rpartition("view.py: ")[2])
+    assert words[2:] == [f"checkpoint={run}/step_00000600", SAVING, "max_examples=200", "out=answers"]
     assert shown(output)["facts"]["outputs"] == "step_00000500"
     assert page_of(run, output)["facts"]["outputs"] == "step_00000600"
     assert page_of(run, output)["step"] == 600 and page_of(run, output, "--step", "500")["step"] == 500
@@ -316,18 +294,10 @@ def test_saved_outputs_without_answers_are_not_replaced(tmp_path: Path, monkeypa
     file = run / OUTPUTS / "all_rank1_0000.safetensors"
     save_file({"rows": np.arange(3), "predictions": np.zeros((3, 16), np.uint8)}, file)
     before = contents(run / OUTPUTS)
-    monkeypatch.setattr("viewer.answers._evaluate", lambda typed: pytest.fail("a model answered puzzles"))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a model answered puzzles"))
     said = view.view([str(run), "-o", str(tmp_path / "view.html")]).splitlines()[0]
     assert said.startswith(f"{run} has no saved answers of step 500: {run / OUTPUTS} holds outputs without the puzzles")
-    assert said.endswith(f"python evaluate.py checkpoint={run} '{SAVING}' max_examples=200 out=answers")
     assert contents(run / OUTPUTS) == before
-
-
-def test_what_evaluate_says_is_passed_on(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    script = "import sys; print('a table'); sys.exit('error: ' + sys.argv[1])"
-    monkeypatch.setattr("viewer.answers.started", lambda command: [sys.executable, "-c", script])
-    assert answers._evaluate(["the dataset is gone"]) == "evaluate.py ended with status 1, and said why"
-    assert capfd.readouterr() == ("", "error: the dataset is gone\n")
 
 
 # ---- pictures ------------------------------------------------------------------------------------
@@ -393,11 +363,8 @@ def test_the_picture_shows_the_solved_puzzle_with_the_most_changes(
             save_file({name: np.ascontiguousarray(array[keep]) for name, array in arrays.items()}, file)
         page = page_of(run, tmp_path / "view.html", "--png")
         assert page["examples"][page["opens"]]["row"] == rows[-1]
-    title, boards = figures.pop()
-    assert title == "run: row 3 of all"
-    titles = [board.title.split("\n")[0] for board in boards]
+    titles = [board.title.split("\n")[0] for board in figures.pop()[1]]
     assert titles == ["puzzle", "step 1: 12 of 16 right", "step 4: 12 of 16 right", "solution"]
-    assert [cell.text for cell in boards[-1].cells_RC.flat] == [str(token - 1) for token in SOLUTION_S]
 
 
 def test_the_picture_of_a_dataset_is_written_beside_the_page(tmp_path: Path) -> None:
@@ -442,8 +409,6 @@ def test_paths_and_options_that_fit_neither_a_run_nor_a_dataset_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "there is no folder" in mistake(capsys, tmp_path / "missing")
-    (tmp_path / "it's.pt").touch()
-    assert f"""evaluate.py "checkpoint='{tmp_path}/it\\'s.pt'" out=DIR""" in mistake(capsys, tmp_path / "it's.pt")
     data, run = write_sudoku(tmp_path / "data"), write_run(tmp_path / "run", None)
     assert "--step is for runs" in mistake(capsys, data, "--step", "3")
     assert "has no set other; it has train/all, test/all" in mistake(capsys, data, "--set", "other")

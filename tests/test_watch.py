@@ -12,8 +12,7 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from fcntl import ioctl
 from pathlib import Path
 from typing import Any
@@ -34,9 +33,8 @@ from utils.command_line import read_config
 from utils.errors import UserError
 from utils.shell import run_command
 from viewer.curve_pictures import draw_png
-from viewer.curves import LoggedRun, choose_metrics, groups_of, names_of, panels_of
-from viewer.live import COLUMNS, curve, read_statuses, screen
-from viewer.status import Watched, find_runs
+from viewer.curves import LoggedRun, choose_metrics, groups_of, panels_of
+from viewer.live import COLUMNS, Watched, curve, find_runs, in_order, screen
 
 Row = dict[str, Any]
 
@@ -96,7 +94,7 @@ def test_the_state_of_real_runs(data: Path, tmp_path: Path) -> None:
     running = runs.start(typed, tmp_path / "running", ranks=2, hook=runs.slowly)
     runs.until(lambda: (project / "running" / "metrics.jsonl").exists(), running)
     runs.until(lambda: len(runs.rows(project / "running")) > 1, running)
-    statuses = {run.path.name: run.status() for run in map(Watched, find_runs([project]))}
+    statuses = {path.name: Watched(path) for path in find_runs([project])}
     running.signal(signal.SIGKILL)
     running.wait()
     assert {name: status.state for name, status in statuses.items()} == {
@@ -111,9 +109,9 @@ def test_the_state_of_real_runs(data: Path, tmp_path: Path) -> None:
 
     run = project / "finished"
     Launched(last_step=20, ranks=1, device="cpu", host="a").write(run)
-    assert Watched(run).status().state == "dead"
+    assert Watched(run).state == "dead"
     train_here([f"checkpoint_path={run}", "resume=auto", "max_steps=10"])
-    assert Watched(run).status().state == "finished", "its plan became shorter"
+    assert Watched(run).state == "finished", "its plan became shorter"
 
 
 # ---- what is shown -----------------------------------------------------------------------------
@@ -122,7 +120,7 @@ def test_the_state_of_real_runs(data: Path, tmp_path: Path) -> None:
 def shown_at(folder: Path, width: int, height: int) -> list[str]:
     console = Console(width=width, height=height, color_system=None, force_terminal=False)
     with console.capture() as captured:
-        console.print(screen(read_statuses([Watched(run) for run in find_runs([folder])]), width, height))
+        console.print(screen(in_order([Watched(run) for run in find_runs([folder])]), width, height))
     return captured.get().splitlines()
 
 
@@ -163,12 +161,6 @@ def test_running_runs_come_first_and_then_the_newest(tmp_path: Path) -> None:
     assert text.count("2 x cuda") == 4
 
 
-def test_names_tell_runs_apart() -> None:
-    paths = [Path("a/run"), Path("b/run"), Path("b/other")]
-    assert names_of(paths) == ["a/run", "b/run", "other"]
-    assert names_of([Path("x/a/run"), Path("y/a/run")]) == ["x/a/run", "y/a/run"]
-
-
 def test_a_curve_of_blocks() -> None:
     assert curve([0, 1, 2, 3], 4, 1) == ["▁▃▅█"]
     assert curve([0.0, 0.5, 1.0], 5, 2, least=0, most=1) == ["  █  ", "▁██  "]
@@ -177,39 +169,6 @@ def test_a_curve_of_blocks() -> None:
 
 
 # ---- the terminal ------------------------------------------------------------------------------
-
-
-class Terminal:
-    """watch.py in a terminal of its own, of 100 columns and 30 lines."""
-
-    def __init__(self, folder: Path) -> None:
-        self.ours, theirs = pty.openpty()
-        ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-        self.theirs, self.before = theirs, termios.tcgetattr(theirs)
-        words = [str(runs.REPOSITORY / "watch.py"), str(folder), "--every", "0.05"]
-        self.process = runs.fork(_in_terminal, os.ttyname(theirs), words)
-        self.output = ""
-
-    def until(self, text: str, timeout_s: float = 60) -> None:
-        end = time.monotonic() + timeout_s
-        while text not in self.output:
-            assert time.monotonic() < end, f"{text!r} has not come:\n{self.output}"
-            self._read()
-
-    def _read(self) -> None:
-        if select.select([self.ours], [], [], 0.05)[0]:
-            with suppress(OSError):
-                self.output += os.read(self.ours, 1 << 16).decode(errors="replace")
-
-    def ended(self, timeout_s: float = 60) -> int:
-        end = time.monotonic() + timeout_s
-        while self.process.is_alive():
-            assert time.monotonic() < end, f"watch.py goes on:\n{self.output[-2000:]}"
-            self._read()
-        self._read()
-        status = self.process.exitcode
-        assert isinstance(status, int)
-        return status
 
 
 def _in_terminal(name: str, words: list[str]) -> None:
@@ -223,39 +182,48 @@ def _in_terminal(name: str, words: list[str]) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
-@pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
+@pytest.mark.parametrize("way", [b"q", b"\x03"])
+def test_the_terminal_is_left_as_it_was(tmp_path: Path, way: bytes) -> None:
+    """By q and by Ctrl-C, in a terminal of its own, of 100 columns and 30 lines."""
     make_run(tmp_path / "project" / "one", rows_of(3))
-    opened = Terminal(tmp_path / "project")
-    yield opened
-    opened.process.kill()
-    opened.process.join()
-    os.close(opened.ours)
-    os.close(opened.theirs)
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    before, output = termios.tcgetattr(theirs), ""
+    words = [str(runs.REPOSITORY / "watch.py"), str(tmp_path / "project"), "--every", "0.05"]
+    process = runs.fork(_in_terminal, os.ttyname(theirs), words)
 
+    def until(done: Callable[[], bool]) -> None:
+        nonlocal output
+        end = time.monotonic() + 60
+        while not done():
+            assert time.monotonic() < end, f"watch.py goes on:\n{output[-2000:]}"
+            if select.select([ours], [], [], 0.05)[0]:
+                output += os.read(ours, 1 << 16).decode(errors="replace")
 
-@pytest.mark.parametrize("way", ["q", "Ctrl-C", "SIGTERM"])
-def test_the_terminal_is_left_as_it_was(terminal: Terminal, tmp_path: Path, way: str) -> None:
-    terminal.until("one")
-    terminal.until("leave")
-    during = termios.tcgetattr(terminal.theirs)
-    assert not during[3] & termios.ECHO and not during[3] & termios.ICANON
-    make_run(tmp_path / "project" / "latecomer", rows_of(3))
-    terminal.until("latecomer")
-    if way == "SIGTERM":
-        os.kill(terminal.process.pid, signal.SIGTERM)
-    else:
-        os.write(terminal.ours, {"q": b"q", "Ctrl-C": b"\x03"}[way])
-    assert terminal.ended() == 0, terminal.output[-2000:]
-    assert termios.tcgetattr(terminal.theirs) == terminal.before
-    assert "Traceback" not in terminal.output
+    try:
+        until(lambda: "one" in output and "leave" in output)
+        during = termios.tcgetattr(theirs)
+        assert not during[3] & termios.ECHO and not during[3] & termios.ICANON
+        make_run(tmp_path / "project" / "latecomer", rows_of(3))
+        until(lambda: "latecomer" in output)
+        os.write(ours, way)
+        until(lambda: not process.is_alive())
+        until(lambda: not select.select([ours], [], [], 0.05)[0])
+        assert process.exitcode == 0, output[-2000:]
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        process.kill()
+        process.join()
+        os.close(ours)
+        os.close(theirs)
+    assert "Traceback" not in output
     for entered, left in (("\x1b[?1049h", "\x1b[?1049l"), ("\x1b[?25l", "\x1b[?25h")):  # other screen, hidden cursor
-        assert terminal.output.rfind(left) > terminal.output.rfind(entered) >= 0
-    after = re.sub(r"\x1b\[\??[0-9;]*[a-zA-Z]", "", terminal.output[terminal.output.rfind("\x1b[?1049l") :])
+        assert output.rfind(left) > output.rfind(entered) >= 0
+    after = re.sub(r"\x1b\[\??[0-9;]*[a-zA-Z]", "", output[output.rfind("\x1b[?1049l") :])
     assert not after.strip(), "something is printed after the program has left"
 
 
-@pytest.mark.parametrize(("keys", "quits"), [(b" Q", True), (b"", True), (b"\x1b[Aq", True), (b"\x1bOQ", False)])
+@pytest.mark.parametrize(("keys", "quits"), [(b" Q", True), (b"", True), (b"\x1b[Aq", True)])
 def test_only_q_quits(monkeypatch: pytest.MonkeyPatch, keys: bytes, quits: bool) -> None:
     """F2 sends ESC O Q, and a terminal that is gone sends nothing."""
     ours, theirs = pty.openpty()
@@ -283,7 +251,7 @@ def seeds(folder: Path, *offsets: float, pace: tuple[float, ...] = (1.0, 1.0, 1.
 
 
 def opened(paths: list[Path]) -> list[LoggedRun]:
-    return [LoggedRun.open(path) for path in paths]
+    return [LoggedRun(path) for path in paths]
 
 
 def labels_of(paths: list[Path]) -> list[str]:
@@ -335,7 +303,8 @@ def test_groups_are_named_by_what_was_typed(tmp_path: Path) -> None:
 
 
 def series_of(paths: list[Path], metric: str, axis: str = "steps") -> Any:
-    (panel,) = panels_of(groups_of(opened(paths)), [metric], axis, lambda run: run.x(axis))
+    logged = opened(paths)
+    (panel,) = panels_of(groups_of(logged), [metric], axis, {run.path: run.x(axis) for run in logged})
     (series,) = panel.series
     return series
 
@@ -344,25 +313,25 @@ def test_mean_and_spread_of_equal_steps(tmp_path: Path) -> None:
     """Many points are averaged, and infinite ones left out."""
     series = series_of(seeds(tmp_path / "a", 0.0, 0.1, 0.5), "train/lm_loss")
     steps = np.arange(10, 51, 10)
-    np.testing.assert_array_equal(series.x_P, steps)
-    np.testing.assert_allclose(series.mean_P, 1 / steps + 0.2)
-    np.testing.assert_allclose(series.low_P, 1 / steps)
-    np.testing.assert_allclose(series.high_P, 1 / steps + 0.5)
-    assert (series.num_runs, series.note) == (3, "")
+    np.testing.assert_array_equal(series.x, steps)
+    np.testing.assert_allclose(series.values, 1 / steps + 0.2)
+    np.testing.assert_allclose(series.low, 1 / steps)
+    np.testing.assert_allclose(series.high, 1 / steps + 0.5)
+    assert series.note == ""
     rows: list[Row] = [{"step": step, "train/lm_loss": float(step)} for step in range(1, 6001)]
     rows[99]["train/lm_loss"] = math.inf
     series = series_of([make_run(tmp_path / "run", rows)], "train/lm_loss")
-    assert len(series.x_P) <= 1500 and np.isfinite(series.mean_P).all()
-    np.testing.assert_allclose(series.mean_P, series.x_P)
+    assert len(series.x) <= 1500 and np.isfinite(series.values).all()
+    np.testing.assert_allclose(series.values, series.x)
 
 
 def test_unequal_seconds_are_interpolated_where_all_runs_are(tmp_path: Path) -> None:
     """The accuracy is step/50. At second s the runs have done s, s/2 and s/4 steps."""
     paths = seeds(tmp_path / "a", 0, 0, 0, pace=(1.0, 2.0, 4.0))
     series = series_of(paths, "train/exact_accuracy", "seconds")
-    assert series.x_P[0] == 40 and series.x_P[-1] == 50, "the slowest begins at 40, the fastest ends at 50"
-    for found, share in ((series.high_P, 1), (series.low_P, 1 / 4), (series.mean_P, (1 + 1 / 2 + 1 / 4) / 3)):
-        np.testing.assert_allclose(found, series.x_P * share / 50)
+    assert series.x[0] == 40 and series.x[-1] == 50, "the slowest begins at 40, the fastest ends at 50"
+    for found, share in ((series.high, 1), (series.low, 1 / 4), (series.values, (1 + 1 / 2 + 1 / 4) / 3)):
+        np.testing.assert_allclose(found, series.x * share / 50)
     assert "the mean ends at 50 seconds" in series.note
 
 
@@ -371,7 +340,7 @@ def test_a_run_that_ended_early_is_left_out(tmp_path: Path) -> None:
     rows = rows_of(5)
     (paths[0] / "metrics.jsonl").write_text(json.dumps(rows[0] | {"step": 5}) + "\n")
     series = series_of(paths, "train/lm_loss")
-    assert (series.num_runs, len(series.x_P)) == (2, 5)
+    assert len(series.x) == 5
     done = program.plot(paths, tmp_path / "a.png", ["train/lm_loss"], "steps")
     assert "1 of 3 runs never logged train/lm_loss" in done
     (paths[0] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(20)))
@@ -385,7 +354,7 @@ def test_metrics_by_their_short_names(tmp_path: Path) -> None:
     assert choose_metrics(runs_, ["exact_accuracy"]) == accuracies
     chosen = choose_metrics(runs_, ["examples_per_second", "train/lm_loss"])
     assert chosen == ["perf/examples_per_second", "train/lm_loss"]
-    with pytest.raises(UserError, match=r"no run has logged 'exact_acuracy'; take one of exact_accuracy, "):
+    with pytest.raises(UserError, match=r"no run has logged 'exact_acuracy'; take one of exact_accuracy"):
         choose_metrics(runs_, ["exact_acuracy"])
     rows: list[Row] = [{"step": step, "train/loss": 1 / step, "eval/all/loss": 2 / step} for step in (1, 2, 4)]
     rows[-1]["perf/tokens_per_second"] = 12345.0
@@ -419,9 +388,9 @@ def test_a_picture_over_each_axis(
     assert program.watch([str(tmp_path / "a"), str(tmp_path / "b"), *typed]).splitlines() == [
         f"{nothing} has logged nothing yet, and is left out",
         f"drew {tmp_path / 'c.png'}: train/lm_loss, train/exact_accuracy, eval/all/exact_accuracy "
-        f"of 6 runs in 2 groups over {x}",
+        f"over {x}; runs: 6, groups: 2",
     ]
-    assert {(series.x_P[0], series.x_P[-1]) for panel in drawn for series in panel.series} == {(first, last)}
+    assert {(series.x[0], series.x[-1]) for panel in drawn for series in panel.series} == {(first, last)}
     picture = (tmp_path / "c.png").read_bytes()
     assert picture.startswith(b"\x89PNG\r\n\x1a\n") and len(picture) > 10_000
 
@@ -435,7 +404,7 @@ def test_a_page_with_a_band_and_a_line_for_each_group(tmp_path: Path) -> None:
     loss, accuracy = shown(page)["curves"]
     assert (loss["metric"], accuracy["metric"]) == ("train/lm_loss", "train/exact_accuracy")
     other, band = loss["over"]["steps"]
-    assert other["name"].startswith("augment='<") and "low" not in other
+    assert other["name"].startswith("augment='<") and other["low"] is None
     assert band["name"] == "augment=none lr=0.001 (2 seeds)" and band["x"] == [10, 20, 30, 40, 50]
     assert [band[key][0] for key in ("values", "low", "high")] == pytest.approx([0.15, 0.1, 0.2])
 
@@ -446,14 +415,15 @@ def test_what_a_stranger_named_reaches_the_terminal_clean(
     rows: list[Row] = [{"step": 1, "train/\x1b[2Jloss": 1.0, "eval/\x1b[2J/exact_accuracy": 0.5}]
     run = make_run(tmp_path / "run\x1b[2J", rows)
     make_run(tmp_path / "other\x1b[2J", [])
-    (run / "stopped").write_text("\x1b[2J")
+    (run / "stopped").write_text("\x1b[2J" * 10**6)
+    (run / "latest").write_text(f"step_{'9' * 5000}\n")
     for width in (50, 300):
         assert "\x1b" not in "".join(shown_at(tmp_path, width, 24))
     monkeypatch.setattr(program, "draw_png", lambda panels, path: None)
     for name in ("\x1b[2Jloss", "loss"):  # a summary, and a mistake that proposes the first name
         run_command(program.watch, [str(tmp_path), "--plot", str(run / "a.png"), "--metric", name])
     output, mistake = capsys.readouterr()
-    assert "run?[2J/a.png: train/?[2Jloss of 1 run" in output and "other?[2J has logged nothing" in output
+    assert "run?[2J/a.png: train/?[2Jloss over steps" in output and "other?[2J has logged nothing" in output
     assert "take one of" in mistake and "\x1b" not in output + mistake
 
 
@@ -468,8 +438,8 @@ def test_what_a_stranger_named_reaches_the_terminal_clean(
         (["{}/project", "--metric", "lm_loss"], "--metric and --x say what --plot draws"),
         (["{}/project", "--plot", "a.pdf"], "--plot is a.pdf; give a file that ends in .png or .html"),
         (["{}/project", "--plot", "{}/gone/a.png"], "gone for a.png; create it, or choose another file"),
-        (["{}/project", "--plot", "{}/a.png", "--x", "seconds"], "has rows without time_s"),
-        (["{}/project", "--plot", "{}/a.png", "--x", "examples"], "has no global_batch_size; give --x steps"),
+        (["{}/project", "--plot", "{}/a.png", "--x", "seconds"], "does not tell the seconds of all its rows"),
+        (["{}/project", "--plot", "{}/a.png", "--x", "examples"], "does not tell the examples"),
     ],
 )
 def test_mistakes(tmp_path: Path, options: list[str], mistake: str) -> None:

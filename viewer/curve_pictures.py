@@ -27,39 +27,29 @@ def draw_png(panels: Sequence[Panel], path: Path) -> None:
     num_columns = min(len(panels), _MOST_COLUMNS)
     num_rows = -(-len(panels) // num_columns)
     width = _PANEL_WIDTH * num_columns
-    labels = dict.fromkeys(series.label for panel in panels for series in panel.series)
-    wrapped = {label: textwrap.fill(label, int(width * 11)) for label in labels}
-    below = _LEGEND_LINE * sum(text.count("\n") + 1 for text in wrapped.values()) + 0.4
-    figure, axes = plt.subplots(
-        num_rows,
-        num_columns,
-        figsize=(width, _PANEL_HEIGHT * num_rows + below),
-        squeeze=False,
-        constrained_layout=True,
-    )
+    names = dict.fromkeys(series.name for panel in panels for series in panel.series)
+    wrapped = [textwrap.fill(name, int(width * 11)) for name in names]
+    below = _LEGEND_LINE * sum(text.count("\n") + 1 for text in wrapped) + 0.4
+    size = (width, _PANEL_HEIGHT * num_rows + below)
+    figure, axes = plt.subplots(num_rows, num_columns, figsize=size, squeeze=False, constrained_layout=True)
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
-    places = {label: place for place, label in enumerate(label for label in labels if label != "train")}
+    places = {name: place for place, name in enumerate(name for name in names if name != "train")}
     lines: dict[str, Any] = {}
     for axis, panel in zip(axes.flat, panels, strict=False):
         for series in panel.series:
-            place = places.get(series.label, 0)
-            colour = COLOURS[place % len(COLOURS)] if series.label in places else GREY
+            place = places.get(series.name, 0)
+            colour = COLOURS[place % len(COLOURS)] if series.name in places else GREY
             look = {"color": colour, "linestyle": _DASHES[place // len(COLOURS) % len(_DASHES)]}
-            marker = {"marker": "o", "markersize": 3.2} if len(series.x_P) <= 30 else {}
-            (line,) = axis.plot(series.x_P, series.mean_P, linewidth=1.6, **look, **marker)
-            lines.setdefault(series.label, line)
-            if series.num_runs > 1:
-                axis.fill_between(series.x_P, series.low_P, series.high_P, color=colour, alpha=0.18, linewidth=0)
+            marker = {"marker": "o", "markersize": 3.2} if len(series.x) <= 30 else {}
+            (lines[series.name],) = axis.plot(series.x, series.values, linewidth=1.6, **look, **marker)
+            if series.low is not None:
+                axis.fill_between(series.x, series.low, series.high, color=colour, alpha=0.18, linewidth=0)
         _style_axis(axis, panel)
-    has_bands = any(series.num_runs > 1 for panel in panels for series in panel.series)
-    legend = figure.legend(
-        [lines[label] for label in labels],
-        wrapped.values(),
-        title="lines: means over seeds; bands: lowest to highest seed" if has_bands else None,
-        frameon=False,
-        loc="outside lower center",
-    )
+    has_bands = any(series.low is not None for panel in panels for series in panel.series)
+    title = "lines: means over seeds; bands: lowest to highest seed" if has_bands else None
+    handles = [lines[name] for name in names]
+    legend = figure.legend(handles, wrapped, title=title, frameon=False, loc="outside lower center")
     for text in legend.get_texts():
         text.set_parse_math(False)
     save_figure(figure, path)
@@ -74,8 +64,7 @@ def _style_axis(axis: Any, panel: Panel) -> None:
         axis.set_ylim(-0.02, 1.02)
         return
     # Losses are logarithmic if they are far enough apart for labelled ticks.
-    low = min((float(series.low_P.min(initial=math.inf)) for series in panel.series), default=0.0)
-    high = max((float(series.high_P.max(initial=0.0)) for series in panel.series), default=0.0)
+    low, high = axis.dataLim.intervaly
     if "loss" in panel.metric and low > 0 and 3 * low < high < math.inf:
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -93,8 +82,7 @@ def _lighten(axis: Any) -> None:
 def draw_accuracy_over_steps(accuracy: Mapping[str, Sequence[float]], trained_steps: int, path: Path) -> None:
     """Draw the share of puzzles that are solved exactly after 1, 2, ... steps, a line per set.
 
-    Args:
-        trained_steps: the number of steps in training, drawn as a vertical line.
+    A vertical line is drawn at the number of steps in training.
     """
     figure, axis = pyplot().subplots(figsize=(5.5, 3.4), constrained_layout=True)
     for name, values in accuracy.items():

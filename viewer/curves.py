@@ -5,7 +5,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,57 +13,44 @@ from typing import Any
 
 import numpy as np
 
-from records.history import METRICS_FILE, History, read_run_config
+from records.history import METRICS_FILE, History, is_number, read_run_config
 from utils.config import flatten
 from utils.errors import UserError
-from viewer.status import LOSSES, is_number
 
+LOSSES = ("train/lm_loss", "train/loss")  # of puzzles and of text
 # No screen shows more points, and a run may have logged a million.
 MAX_POINTS = 1500
-# A person is told if a run goes on after another one of its group has ended, for more than this
-# part of the range that they share.
+# A person is told if a run goes on after its group's mean for more than this part of its range.
 _LONG_AFTER = 0.1
 # What tells the runs of a group apart: their seeds, and where they are and report to.
 _OF_ONE_RUN = {"seed", "run_name", "project_name", "checkpoint_path", "resume", "allow_changed_data", "started_in"}
 _OF_ONE_RUN |= {"wandb", "tensorboard"}
 
 
-@dataclass(frozen=True)
 class LoggedRun:
-    """What a run has logged so far, and its config as {dotted key: value}.
+    """What a run, which may still be training, has logged so far.
 
-    Keys that were added after the run was stored have their defaults.
+    Attributes:
+        config: {dotted key: value}. Keys that are newer than the run have their defaults.
     """
 
-    path: Path
-    config: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
-
-    @staticmethod
-    def open(path: Path) -> "LoggedRun":
-        """Read a run, which may still be training."""
+    def __init__(self, path: Path) -> None:
         # Not at the top: this imports PyTorch, and the table of watch.py does not need it.
         from sharing.stored_config import completed
 
-        stored = read_run_config(path)
+        self.path, self.rows, stored = path, logged_rows(path), read_run_config(path)
         if stored:
             with suppress(UserError):  # a config of another program: its keys tell its runs apart all the same
                 stored = completed(stored)
-        return LoggedRun(path, dict(flatten(stored)), logged_rows(path))
+        self.config = dict(flatten(stored))
 
     def x(self, axis: str) -> list[float]:
-        """Return the place of each row on an axis: steps, examples, epochs or seconds.
-
-        Examples count slots, with the global batch size of the run's last start.
-        """
+        """Return the place of each row on an axis: steps, examples (slots), epochs or seconds."""
         key = {"epochs": "epoch", "seconds": "time_s"}.get(axis, "step")
-        factor: Any = 1
-        if axis == "examples":
-            factor = read_run_config(self.path).get("global_batch_size")  # as stored: a default would be a guess
-            if not isinstance(factor, int):
-                raise UserError(f"{self.path}: config.yaml has no global_batch_size; give --x steps")
-        if not all(is_number(row.get(key)) for row in self.rows):
-            raise UserError(f"{self.path}: metrics.jsonl has rows without {key}; give --x steps")
+        # As stored: a default would be a guess.
+        factor = read_run_config(self.path).get("global_batch_size") if axis == "examples" else 1
+        if not isinstance(factor, int) or not all(is_number(row.get(key)) for row in self.rows):
+            raise UserError(f"{self.path}: does not tell the {axis} of all its rows; give --x steps")
         return [float(row[key]) * factor for row in self.rows]
 
 
@@ -98,21 +85,17 @@ def choose_metrics(runs: Sequence[LoggedRun], asked: Sequence[str]) -> list[str]
     """
     logged = list(dict.fromkeys(name for run in runs for row in run.rows for name in row if "/" in name))
     if not asked:
+        of_tests = sorted(name for name in logged if name.startswith("eval/"))
         found = [name for name in (*LOSSES, "train/exact_accuracy") if name in logged]
-        of_tests = [name for name in logged if name.startswith("eval/")]
-        found += sorted(name for name in of_tests if short_name(name) in ("exact_accuracy", "loss"))
+        found += [name for name in of_tests if short_name(name) in ("exact_accuracy", "loss")]
         if not found:
             raise UserError("none of the runs has logged a loss or an exact accuracy; name a metric with --metric")
         return found
-    found = []
     for name in asked:
-        matching = [full for full in logged if name in (full, short_name(full))]
-        if not matching:
-            known = [*logged, *dict.fromkeys(map(short_name, logged))]
-            similar = difflib.get_close_matches(name, known, n=4, cutoff=0.5) or logged[:8]
-            raise UserError(f"no run has logged {name!r}; take one of {', '.join(similar)}")
-        found += matching
-    return list(dict.fromkeys(found))
+        if not any(name in (full, short_name(full)) for full in logged):
+            similar = difflib.get_close_matches(name, map(short_name, logged), n=4, cutoff=0.5) or logged[:8]
+            raise UserError(f"no run has logged {name!r}; take one of {', '.join(dict.fromkeys(similar))}")
+    return list(dict.fromkeys(full for name in asked for full in logged if name in (full, short_name(full))))
 
 
 # ---- groups ------------------------------------------------------------------------------------
@@ -138,8 +121,8 @@ class Group:
     """
 
     label: str
-    runs: tuple[LoggedRun, ...]
-    marks: tuple[str, ...]
+    runs: list[LoggedRun]
+    marks: list[str]
 
 
 def groups_of(runs: Sequence[LoggedRun]) -> list[Group]:
@@ -152,49 +135,41 @@ def groups_of(runs: Sequence[LoggedRun]) -> list[Group]:
         by_config.setdefault(key, []).append(run)
     members = list(by_config.values())
     marks = _marks([group[0].config for group in members])
-    labels = []
-    for group, own in zip(members, marks, strict=True):
+    names = names_of([group[0].path for group in members])
+    groups = []
+    for group, own, name in zip(members, marks, names, strict=True):
         num_seeds = len({run.config.get("seed") for run in group})
         number = f"{len(group)} {'seeds' if num_seeds == len(group) else 'runs'}" if len(group) > 1 else ""
-        labels.append(" ".join(own) + f" ({number})" * bool(number) if own else number)
-    names = names_of([group[0].path for group in members])
-    whole = [
-        label if label and labels.count(label) == 1 else f"{label} {name}".lstrip()
-        for label, name in zip(labels, names, strict=True)
-    ]
-    groups = [Group(label, tuple(group), own) for label, group, own in zip(whole, members, marks, strict=True)]
-    return sorted(groups, key=lambda group: _sort_key(group.label))
+        label = " ".join(own) + f" ({number})" * bool(number) if own else number
+        if not label or marks.count(own) > 1:
+            label = f"{label} {name}".lstrip()
+        groups.append(Group(label, group, own))
+    return sorted(groups, key=_order)
 
 
-def _sort_key(label: str) -> list[tuple[float, str]]:
+def _order(group: Group) -> list[tuple[float, str]]:
     """Return a key by which run-9 comes before run-10."""
-    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", label)
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", group.label)
     return [(float(part), "") if place % 2 else (math.inf, part) for place, part in enumerate(parts)]
 
 
-def _marks(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+def _marks(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return for each config what one would type to get this one and not another.
 
-    If configs have different architectures, most options of these differ as well. Therefore an
-    option of a config group, such as arch.H_layers, is compared only among equal choices.
+    An option of a config group, such as arch.H_layers, is compared only among equal choices.
     """
     from sharing.recipe import shown_value
 
-    if len(configs) == 1:
-        return [()]
     typed = [_as_typed(config) for config in configs]
     marks: list[list[str]] = [[] for _ in configs]
     for key in _in_order(typed):
         group, _, option = key.partition(".")
-        alike: dict[str, list[int]] = {}
-        for number, each in enumerate(typed):
-            alike.setdefault(str(each.get(group)) if option else "", []).append(number)
-        for numbers in alike.values():
-            values = {number: shown_value(typed[number].get(key, configs[number].get(key))) for number in numbers}
-            if any(key in typed[number] for number in numbers) and len(set(values.values())) > 1:
-                for number, value in values.items():
-                    marks[number].append(f"{key}={value}")
-    return [tuple(own) for own in marks]
+        values = [shown_value(own.get(key, config.get(key))) for own, config in zip(typed, configs, strict=True)]
+        for own, value, own_marks in zip(typed, values, marks, strict=True):
+            alike = [n for n, each in enumerate(typed) if not option or each.get(group) == own.get(group)]
+            if any(key in typed[n] for n in alike) and any(values[n] != value for n in alike):
+                own_marks.append(f"{key}={value}")
+    return marks
 
 
 def _as_typed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,10 +195,9 @@ def _in_order(configs: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def differences_of(runs: Sequence[LoggedRun]) -> dict[str, list[str | None]]:
-    """Return for each key in which the configs differ its value in each run, as it is typed.
+    """Return for each key in which the configs differ its value in each run; None if it has none.
 
-    None stands for a run whose config lacks the key. Seeds and the run that a run has gone on from
-    count, names and places do not.
+    Seeds and the run that a run has gone on from count, names and places do not.
     """
     from sharing.recipe import shown_value
 
@@ -241,21 +215,19 @@ def differences_of(runs: Sequence[LoggedRun]) -> dict[str, list[str | None]]:
 
 @dataclass(frozen=True)
 class Series:
-    """The curve of one metric of one group.
+    """The curve of one metric of one group, or of one set of a run.
 
     Attributes:
-        x_P, mean_P, low_P, high_P: float64. Low and high are those of the lowest and the highest
-            run at each point.
-        num_runs: how many runs the mean is over.
+        x, values: float64 (P,). The values are means over the runs of the group.
+        low, high: those of the lowest and the highest run at each point; None for a single run.
         note: which part of the runs is not shown.
     """
 
-    label: str
-    x_P: np.ndarray
-    mean_P: np.ndarray
-    low_P: np.ndarray
-    high_P: np.ndarray
-    num_runs: int = 1
+    name: str
+    x: np.ndarray
+    values: np.ndarray
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
     note: str = ""
 
 
@@ -265,32 +237,25 @@ class Panel:
 
     metric: str
     x_name: str
-    series: tuple[Series, ...]
+    series: list[Series]
 
 
 def panels_of(
-    groups: Sequence[Group], metrics: Sequence[str], x_name: str, x_of: Callable[[LoggedRun], Sequence[float]]
+    groups: Sequence[Group], metrics: Sequence[str], x_name: str, places: Mapping[Path, Sequence[float]]
 ) -> list[Panel]:
-    """Return a panel for each metric.
-
-    Args:
-        x_name: what is on the x axis, with its unit.
-        x_of: returns the place of each row of a run on the x axis, ascending.
-    """
-    places = {run.path: np.asarray(x_of(run), dtype=np.float64) for group in groups for run in group.runs}
+    """Return a panel for each metric. `places` has the x of each row of a run, ascending."""
     panels = []
     for metric in metrics:
         series = (_series(group, metric, x_name, places) for group in groups)
-        panels.append(Panel(metric, x_name, tuple(each for each in series if each is not None)))
+        panels.append(Panel(metric, x_name, [each for each in series if each is not None]))
     return panels
 
 
-def _series(group: Group, metric: str, x_name: str, places: Mapping[Path, np.ndarray]) -> Series | None:
+def _series(group: Group, metric: str, x_name: str, places: Mapping[Path, Sequence[float]]) -> Series | None:
     """Return the curve of a group; None if none of its runs has logged the metric.
 
-    The runs are interpolated to a common grid: the places of all points in the range that all runs
-    share. Where they have logged at the same places, the means are of what they logged. A run that
-    ended before another one's first point shares no range with it, and is left out.
+    The runs are interpolated to the places of all points in the range that all runs share. A run
+    that ended before another one's first point shares no range with it, and is left out.
     """
     curves = [curve for run in group.runs if len((curve := _points(run.rows, metric, places[run.path]))[0])]
     if not curves:
@@ -305,33 +270,28 @@ def _series(group: Group, metric: str, x_name: str, places: Mapping[Path, np.nda
     values_RP = np.stack([np.interp(grid_P, x_P, y_P) for x_P, y_P in curves])
     note, num = "", len(group.runs)
     if len(curves) < num:
-        note = (
-            f"{group.label}: {num - len(curves)} of {num} runs never logged {metric}, or ended before the others did, "
-            "and are left out of its mean"
-        )
+        left_out = f"{num - len(curves)} of {num} runs never logged {metric}, or ended before the others did"
+        note = f"{group.label}: {left_out}, and are left out of its mean"
     elif curves[-1][0][-1] - last > _LONG_AFTER * (last - first):
         note = f"{group.label}: the mean ends at {last:,.0f} {x_name}, where the shortest run ends"
-    ends = values_RP.min(axis=0), values_RP.max(axis=0)
-    return Series(group.label, grid_P, values_RP.mean(axis=0), *ends, len(curves), note)
+    low_P, high_P = (values_RP.min(axis=0), values_RP.max(axis=0)) if len(curves) > 1 else (None, None)
+    return Series(group.label, grid_P, values_RP.mean(axis=0), low_P, high_P, note)
 
 
 def panels_of_run(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """Return a panel for each metric of a run: a series of training, and one for each test set."""
-    steps = np.array([row["step"] for row in rows], dtype=np.float64)
-    panels: dict[str, list[Series]] = {}
+    steps = [row["step"] for row in rows]
+    panels: dict[str, Panel] = {}
     for name in metrics_in(rows):
         first, set_name, *_ = name.split("/")
-        x_P, y_P = _points(rows, name, steps)
-        series = Series(f"eval {set_name}" if first == "eval" else "train", x_P, y_P, y_P, y_P)
-        panels.setdefault(name if first == "perf" else short_name(name), []).append(series)
-    return [Panel(metric, "step", tuple(series)) for metric, series in panels.items()]
+        series = Series(f"eval {set_name}" if first == "eval" else "train", *_points(rows, name, steps))
+        metric = name if first == "perf" else short_name(name)
+        panels.setdefault(metric, Panel(metric, "step", [])).series.append(series)
+    return list(panels.values())
 
 
-def _points(rows: Sequence[Mapping[str, Any]], metric: str, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return x_P and y_P of a metric, at most MAX_POINTS: each the mean of its neighbours.
-
-    Values that are not finite leave a point out.
-    """
+def _points(rows: Sequence[Mapping[str, Any]], metric: str, places: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Return x_P and y_P of a metric: finite values, or means of neighbours if they are many."""
     pairs = [(x, float(row[metric])) for x, row in zip(places, rows, strict=True) if is_number(row.get(metric))]
     points_P2 = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     points_P2 = points_P2[np.isfinite(points_P2).all(axis=1)]
@@ -342,14 +302,7 @@ def _points(rows: Sequence[Mapping[str, Any]], metric: str, places: np.ndarray) 
 
 def for_page(*over: Sequence[Panel]) -> list[dict[str, Any]]:
     """Return the curves of a page, from panels over each of its x axes: see page.html."""
-
-    def series_of(series: Series) -> dict[str, Any]:
-        places = [int(x) if x.is_integer() else x for x in series.x_P.tolist()]
-        found = {"name": series.label, "x": places, "values": series.mean_P.tolist()}
-        band = {"low": series.low_P.tolist(), "high": series.high_P.tolist()}
-        return found | (band if series.num_runs > 1 else {})
-
     return [
-        {"metric": panels[0].metric, "over": {panel.x_name: [*map(series_of, panel.series)] for panel in panels}}
-        for panels in zip(*over, strict=True)
+        {"metric": same[0].metric, "over": {panel.x_name: [*map(vars, panel.series)] for panel in same}}
+        for same in zip(*over, strict=True)
     ]

@@ -1,7 +1,8 @@
-"""Read what evaluate.py saved of a run: its results, and puzzles with the answers to them."""
+"""Read what evaluations saved of a run, and let its model answer puzzles if none was saved."""
 # N = examples of a shard, T = reasoning steps, S = tokens of an example
 
 import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,14 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from records.checkpoint.format import read_name, step_folders
+from records.history import read_run_config
 from utils.errors import UserError
 from utils.files import plain
-from utils.text import one_line
-from viewer.pages import Page, Settings, name_at, read_json, spread, to_text
+from utils.overrides import as_override
+from utils.programs import started
+from utils.terminal import tell
+from utils.text import for_shell, one_line
+from viewer.pages import Names, Page, Settings, read_json, spread
 
 SAVING = "save_outputs=[inputs,labels,puzzle_identifiers,predictions_at_step,q_halt_at_step]"
 _OUTPUTS = re.compile(r"step_(?P<step>\d+)(?:_.+)?")  # evaluate.py appends the name of other data
@@ -22,6 +27,8 @@ _SHARD = re.compile(r"(?P<set>.+)_rank\d+_\d+\.safetensors")
 # The number of axes of each array that the page shows. The last one of some is that of the tokens.
 _AXES = {"rows": 1, "inputs": 2, "labels": 2, "puzzle_identifiers": 1, "predictions": 2, "predictions_at_step": 3}
 _AXES |= {"q_halt": 1, "q_halt_at_step": 2, "steps": 1}
+_SAMPLES = re.compile(r"step_(\d+)\.json")
+_MOST_STEPS = 50  # whose answers to text are shown
 _OF_TOKENS = ("inputs", "labels", "predictions", "predictions_at_step")
 
 
@@ -37,22 +44,16 @@ def newest_checkpoint(run: Path) -> Path | None:
 
 def step_of(folder: Path | None) -> int | None:
     """Return the training step that a folder's name tells; None if it tells none."""
-    match = _OUTPUTS.fullmatch(folder.name) if folder else None
+    match = folder and _OUTPUTS.fullmatch(folder.name)
     return int(match["step"]) if match else None
 
 
 def outputs_folder(run: Path, step: int | None) -> Path | None:
-    """Return the folder with the outputs of a training step.
-
-    Outputs for the run's own data come before outputs for other data. A folder that holds
-    results.json is such a folder itself.
+    """Return the folder with the outputs of a training step; `run` itself if it is such a folder.
 
     Args:
         step: None: the step of the newest checkpoint. If its answers are not there, the newest step
             that has answers, and if none has, the newest outputs.
-
-    Raises:
-        UserError: nothing was saved at this step.
     """
     if (run / "results.json").exists():
         if step is not None:
@@ -73,39 +74,75 @@ def outputs_folder(run: Path, step: int | None) -> Path | None:
 
 # ---- results -------------------------------------------------------------------------------------
 
+# For each table of results.json the titles of its columns.
+_COMPUTE = {"method": "method", "set_name": "set", "segments": "segments of an example"}
+_COMPUTE |= {"exact_accuracy": "exact_accuracy"}
+_RELIABILITY = {"between": "confidence", "count": "examples", "confidence": "mean confidence", "accuracy": "accuracy"}
+
 
 def read_results(outputs: Path | None) -> Page | None:
     """Read results.json as tables; return None if there is no such file."""
     if outputs is None or not (outputs / "results.json").exists():
         return None
-    file = outputs / "results.json"
-    results = read_json(file)
-    try:
-        intervals = results.get("intervals", {})
-        rows = [[name, *map(float, [value, *intervals.get(name, [])])] for name, value in results["metrics"].items()]
-        tables: list[Page] = []
-        if compute := results.get("compute"):
-            keys = ("method", "set_name", "segments", "exact_accuracy")
-            columns = ["method", "set", "segments of an example", "exact_accuracy"]
-            values = [[row[key] for key in keys] for row in compute]
-            tables.append({"title": "Accuracy against compute", "columns": columns, "rows": values})
-        for set_name, bins in results.get("reliability", {}).items():
-            columns = ["confidence", "examples", "mean confidence", "accuracy"]
-            values = [
-                [f"{one['low']:.1f} to {one['high']:.1f}", one["count"], one["confidence"], one["accuracy"]]
-                for one in bins
-            ]
-            title = f"Is the confidence the accuracy? Set {set_name}"
-            tables.append({"title": title, "columns": columns, "rows": values})
-        return {
-            "checkpoint": str(results.get("checkpoint", "")),
-            "data": str(results.get("data", "")),
-            "num_examples": {str(name): int(num) for name, num in results.get("num_examples", {}).items()},
-            "rows": rows,
-            "tables": tables,
+    return read_json(outputs / "results.json", _tables_of)
+
+
+def _tables_of(results: Page) -> Page:
+    intervals = results.get("intervals", {})
+    tables = []
+    if compute := results.get("compute"):
+        tables.append(_table("Accuracy against compute", _COMPUTE, compute))
+    for name, bins in results.get("reliability", {}).items():
+        between = [one | {"between": f"{one['low']:.1f} to {one['high']:.1f}"} for one in bins]
+        tables.append(_table(f"Is the confidence the accuracy? Set {name}", _RELIABILITY, between))
+    return {
+        "checkpoint": str(results.get("checkpoint", "")),
+        "data": str(results.get("data", "")),
+        "num_examples": {name: int(num) for name, num in results.get("num_examples", {}).items()},
+        "rows": [[name, *map(float, [x, *intervals.get(name, [])])] for name, x in results["metrics"].items()],
+        "tables": tables,
+    }
+
+
+def _table(title: str, columns: dict[str, str], rows: list[Page]) -> Page:
+    return {"title": title, "columns": [*columns.values()], "rows": [[row[key] for key in columns] for row in rows]}
+
+
+def read_votes(outputs: Path | None, data: Path | None) -> list[Page]:
+    """Read arc_votes.json, and the training pairs of its tasks if the dataset exists."""
+    if outputs is None or not (outputs / "arc_votes.json").exists():
+        return []
+    puzzles = data / "test_puzzles.json" if data else None
+    tasks = read_json(puzzles, dict) if puzzles and puzzles.exists() else {}
+
+    def votes_of(votes: Page) -> list[Page]:
+        found = []
+        for name, tests in votes.items():
+            pairs = tasks.get(name, {}).get("train", [])
+            train = [[_rows_of_grid(pair["input"]), _rows_of_grid(pair["output"])] for pair in pairs]
+            found.append({"task": name, "train": train, "tests": [*map(_test_of, tests)]})
+        return found
+
+    return read_json(outputs / "arc_votes.json", votes_of)
+
+
+def _test_of(test: Page) -> Page:
+    candidates = [
+        {
+            "grid": _rows_of_grid(one["grid"]),
+            "count": int(one["count"]),
+            "confidence": round(float(one["confidence"]), 4),
+            "right": one["right"],
         }
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-        raise UserError(f"{file}: isn't what evaluate.py writes; run evaluate.py again") from None
+        for one in test["candidates"]
+    ]
+    grids = {key: _rows_of_grid(test[key]) for key in ("input", "solution")}
+    return grids | {key: int(test[key]) for key in ("num_votes", "num_empty")} | {"candidates": candidates}
+
+
+def _rows_of_grid(grid: list[list[int]] | None) -> list[str] | None:
+    """Return the rows of a grid, one character per cell; None for an unknown solution."""
+    return None if grid is None else ["".join(str(int(colour)) for colour in row) for row in grid]
 
 
 # ---- examples ------------------------------------------------------------------------------------
@@ -123,68 +160,61 @@ def shards_of(outputs: Path) -> dict[str, list[Path]]:
 def holds_answers(outputs: Path) -> bool:
     """Return whether the shards of all ranks hold puzzles with their answers."""
     shards = [file for files in shards_of(outputs).values() for file in files]
-    return bool(shards) and all(map(_shows_answers, shards))
+    for file in shards:
+        with _opened(file) as tensors:
+            keys = set(tensors.keys())
+        if "inputs" not in keys or keys.isdisjoint(("predictions", "predictions_at_step")):
+            return False
+    return bool(shards)
 
 
 def rows_of(files: Sequence[Path]) -> np.ndarray:
     """Return the numbers of the rows that the shards of a set hold."""
-    return np.concatenate([_read(file, ["rows"])["rows"] for file in files])
+    return np.concatenate([_read(file, "rows")["rows"] for file in files])
 
 
 def read_examples(
-    outputs: Path, settings: Settings, names: list[str], shared: Mapping[str, np.ndarray] | None = None
-) -> tuple[list[Page], dict[str, int], str | None]:
-    """Read examples that are spread evenly over each set, one shard at a time.
+    outputs: Path, settings: Settings, names: Names, shared: Mapping[str, np.ndarray] | None = None
+) -> tuple[list[Page], dict[str, int]]:
+    """Return examples that are spread evenly over each set, and the number of saved ones by set.
 
     Args:
         shared: the rows of each set from which examples are chosen; None: all that were saved.
-
-    Returns:
-        The examples, the number of saved examples by set, and a note on what was not saved if the
-        examples cannot be shown without it.
     """
     shards = shards_of(outputs)
-    if shards and settings.set is not None and settings.set not in shards:
+    chosen = {name: files for name, files in shards.items() if settings.set in (None, name)}
+    if shards and not chosen:
         raise UserError(f"{outputs} has no set {settings.set}; it has {', '.join(shards)}")
     examples: list[Page] = []
     sizes: dict[str, int] = {}
-    for set_name, files in shards.items():
-        if settings.set not in (None, set_name):
-            continue
-        for file in files:
-            if not _shows_answers(file):
-                saved = ", ".join(sorted(_keys_of(file) - {"rows"}))
-                return [], {}, f"{outputs.name} holds {saved}, which doesn't show how puzzles were answered."
+    for name, files in chosen.items():
         rows = rows_of(files)
-        sizes[set_name] = len(rows)
-        if shared is not None and set_name in shared:
-            rows = np.intersect1d(rows, shared[set_name])
+        sizes[name] = len(rows)
+        if shared is not None and name in shared:
+            rows = np.intersect1d(rows, shared[name])
         wanted = np.sort(rows)[spread(len(rows), settings.max_examples)]
-        of_set = [example for file in files for example in _examples_of(set_name, file, wanted, names)]
+        of_set = [example for file in files for example in _examples_of(name, file, wanted, names)]
         examples += sorted(of_set, key=lambda example: example["row"])
-    return examples, sizes, None
+    return examples, sizes
 
 
-def _examples_of(set_name: str, file: Path, wanted: np.ndarray, names: list[str]) -> Iterator[Page]:
+def _examples_of(set_name: str, file: Path, wanted: np.ndarray, names: Names) -> Iterator[Page]:
     """Yield the examples of a shard whose rows are wanted."""
-    chosen = np.isin(_read(file, ["rows"])["rows"], wanted)
-    if not chosen.any():
-        return
-    arrays = {key: array[chosen] for key, array in _read(file, sorted(_keys_of(file) & _AXES.keys())).items()}
-    for n, row in enumerate(arrays["rows"].tolist()):
-        of_row = {key: array[n] for key, array in arrays.items()}
-        example: Page = {"set": set_name, "row": row, "input": to_text(of_row["inputs"])}
+    arrays = _read(file)
+    for n in np.flatnonzero(np.isin(arrays["rows"], wanted)):
+        of_row = {key: array[n].astype(np.int64) if key in _OF_TOKENS else array[n] for key, array in arrays.items()}
+        example: Page = {"set": set_name, "row": int(of_row["rows"]), "input": of_row["inputs"]}
         if "labels" in of_row:
-            example["label"] = to_text(of_row["labels"])
+            example["label"] = of_row["labels"].clip(-1)
         if "puzzle_identifiers" in of_row:
-            example |= name_at(names, int(of_row["puzzle_identifiers"]))
+            example |= names.get(int(of_row["puzzle_identifiers"]), {})
         if "predictions_at_step" in of_row:
             # A sequence repeats its last answer after it has halted.
             num = max(1, int(of_row["steps"])) if "steps" in of_row else None
             answers_TS, q_halt_T = of_row["predictions_at_step"][:num], of_row.get("q_halt_at_step")
         else:
             answers_TS, q_halt_T = of_row["predictions"][None], of_row.get("q_halt")
-        example["answers"] = [to_text(answer_S) for answer_S in answers_TS]
+        example["answers"] = answers_TS
         if q_halt_T is not None:
             # Beyond 60 the sigmoid of the logit is 0 or 1, and exp would overflow.
             logits_T = np.clip(np.atleast_1d(q_halt_T)[: len(answers_TS)].astype(np.float64), -60, 60)
@@ -192,20 +222,11 @@ def _examples_of(set_name: str, file: Path, wanted: np.ndarray, names: list[str]
         yield example
 
 
-def _shows_answers(file: Path) -> bool:
-    keys = _keys_of(file)
-    return "inputs" in keys and bool(keys & {"predictions", "predictions_at_step"})
-
-
-def _keys_of(file: Path) -> set[str]:
+def _read(file: Path, *keys: str) -> dict[str, np.ndarray]:
+    """Read arrays of a shard, by default all that the page shows. Check that they fit."""
     with _opened(file) as tensors:
-        return set(tensors.keys())
-
-
-def _read(file: Path, keys: Sequence[str]) -> dict[str, np.ndarray]:
-    """Read arrays of a shard, and check that they belong together."""
-    with _opened(file) as tensors:
-        arrays: dict[str, np.ndarray] = {key: tensors.get_tensor(key) for key in keys}
+        of_page = sorted({"rows"} | _AXES.keys() & set(tensors.keys()))
+        arrays: dict[str, np.ndarray] = {key: tensors.get_tensor(key) for key in keys or of_page}
     for key, array in arrays.items():
         fits = key not in _OF_TOKENS or array.shape[-1:] == arrays["inputs"].shape[-1:]
         if array.ndim != _AXES[key] or len(array) != len(arrays["rows"]) or not fits:
@@ -224,3 +245,77 @@ def _opened(file: Path) -> Iterator[Any]:
 
 def _damaged(file: Path, reason: str) -> UserError:
     return UserError(f"{file}: cannot be read ({reason}); it is damaged: delete it and run evaluate.py again")
+
+
+# ---- answers to text -----------------------------------------------------------------------------
+
+
+def is_text_run(config: Mapping[str, Any]) -> bool:
+    """Return whether the config of a run is that of a model of text."""
+    arch = config.get("arch")
+    return isinstance(arch, dict) and arch.get("attention") in ("prefixlm", "causal")
+
+
+def answers_of(run: Path, step: int | None) -> list[Page]:
+    """Return the answers of a run of text at a step or, for None, at a few, newest first."""
+    found = {int(match[1]): file for file in (run / "samples").glob("*") if (match := _SAMPLES.fullmatch(file.name))}
+    if step is not None and step not in found:
+        has = ", ".join(map(str, sorted(found))) or "none"
+        raise UserError(f"{run} has no answers of step {step}, but of: {has}; choose one of them")
+    steps = sorted(found) if step is None else [step]
+    texts: list[Page] = []
+    for place in reversed(spread(len(steps), _MOST_STEPS)):
+        of_step = read_json(found[steps[place]], lambda answers: [*map(_answer_of, answers)])
+        texts += [answer | {"set": f"step {steps[place]:,}"} for answer in of_step]
+    return texts
+
+
+def _answer_of(answer: Page) -> Page:
+    is_problem = bool(answer["is_problem"])
+    titles = ("instruction", "answer", "right answer")
+    if not is_problem:
+        titles = ("text", "the model goes on", "the text goes on")
+    told = [str(answer[key]) for key in ("prompt", "answer", "right")]
+    return {
+        "row": int(answer["row"]),
+        "task": str(answer["task"]),
+        **({"is_right": told[1] == told[2]} if is_problem else {}),
+        "parts": [{"title": title, "pieces": [text]} for title, text in zip(titles, told, strict=True)],
+    }
+
+
+# ---- answers that are not saved yet --------------------------------------------------------------
+
+
+def save_missing_answers(run: Path, settings: Settings) -> list[str]:
+    """Save the answers of the chosen step, or of the newest checkpoint, unless it has some.
+
+    Saved outputs that lack the answers may be the work of hours, and are not replaced.
+
+    Returns:
+        Lines that say why there are no answers.
+    """
+    if is_text_run(read_run_config(run)):
+        return []  # its evaluations write answers
+    step = newest_checkpoint(run) if settings.step is None else run / f"step_{settings.step:08d}"
+    if step is None or not step.is_dir():
+        return []
+    outputs = run / "eval_outputs"
+    # The first folder of a step is the one for the run's own data.
+    saved = next((each for each in sorted(outputs.glob("step_*")) if step_of(each) == step_of(step)), None)
+    if saved is not None and holds_answers(saved):
+        return []
+    typed = [f"checkpoint={as_override(str(step))}", SAVING, f"max_examples={settings.max_examples}"]
+    command = f"python evaluate.py {for_shell(typed)}"
+    nothing = f"{run} has no saved answers of step {step_of(step)}"
+    elsewhere = f"this saves answers in another folder, for view.py: {command} out=answers"
+    if shards_of(outputs / step.name):
+        return [f"{nothing}: {outputs / step.name} holds outputs without the puzzles or the answers; {elsewhere}"]
+    tell(f"{nothing}; its model answers up to {settings.max_examples} puzzles of each test set now")
+    tell(f"(Ctrl-C leaves them out): {command}")
+    try:
+        # In a process of its own: the page itself needs no PyTorch, whose import takes seconds.
+        status = subprocess.run([*started("hrm-evaluate"), *typed], stdout=subprocess.DEVNULL).returncode
+    except KeyboardInterrupt:  # the process has got the signal too
+        return [f"{nothing}: interrupted"]
+    return [f"{nothing}: evaluate.py ended with status {status}, and said why; {elsewhere}"] if status else []

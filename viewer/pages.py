@@ -7,10 +7,10 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,13 +21,13 @@ from utils.files import write_atomically
 from utils.text import one_line
 
 FOLDER = Path(__file__).parent / "page"
-# The character at place i stands for token i, and IGNORED for an ignored label. Tokens of larger
-# vocabularies are lists of numbers.
-ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-IGNORED = "-"
 
+T = TypeVar("T")
 Page = dict[str, Any]
 """The data of a page, which becomes JSON. The comment in viewer/page/page.html lists the keys."""
+
+Names = dict[int, dict[str, str]]
+"""For each puzzle identifier that has a name the entry of an example that says it."""
 
 
 @dataclass(frozen=True)
@@ -73,38 +73,24 @@ def script_of(module: Path, seen: set[Path] | None = None) -> str:
 
 
 def _shortened(value: Any) -> Any:
-    """Give numbers six digits, more than a curve shows. NaN and infinity become null."""
+    """Give fractions six digits, more than a curve shows. NaN and infinity become null."""
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+        short = int(value) if value.is_integer() else float(f"{value:.6g}")
+        return short if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {key: _shortened(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_shortened(each) for each in value]
-    return value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        return value.tolist()
+    return [_shortened(each) for each in value] if isinstance(value, list | tuple | np.ndarray) else value
 
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def to_text(tokens_S: np.ndarray) -> str | list[int]:
-    """Return tokens as the page takes them. Negative tokens are ignored labels."""
-    if tokens_S.max(initial=0) >= len(ALPHABET):
-        return [max(int(token), -1) for token in tokens_S]
-    characters = np.frombuffer((ALPHABET + IGNORED).encode(), dtype=np.uint8)
-    places_S = np.where(tokens_S < 0, len(ALPHABET), tokens_S).astype(np.intp)
-    return characters[places_S].tobytes().decode()
-
-
-def from_text(text: str | Sequence[int]) -> np.ndarray:
-    """Return the tokens that `to_text` wrote, int64; -1 is an ignored label."""
-    numbers = [ALPHABET.find(character) for character in text] if isinstance(text, str) else text
-    return np.array(numbers, dtype=np.int64)
-
-
 def label_of(example: Page) -> np.ndarray:
-    """Return the solution, int64 (S,); -1 where none is known."""
-    return from_text(example["label"]) if "label" in example else np.full(len(example["input"]), -1)
+    """Return the solution, (S,); -1 where none is known."""
+    return example["label"] if "label" in example else np.full_like(example["input"], -1)
 
 
 def spread(num: int, most: int) -> np.ndarray:
@@ -112,27 +98,19 @@ def spread(num: int, most: int) -> np.ndarray:
     return np.arange(num) if num <= most else np.linspace(0, num - 1, most).round().astype(np.int64)
 
 
-def size_text(megabytes: float) -> str:
-    return f"{megabytes:,.1f} MB" if megabytes >= 1 else f"{megabytes * 1000:,.0f} kB"
-
-
-def read_json(file: Path) -> Any:
-    """Read a JSON file. Raise UserError if it is missing or holds no JSON."""
+def read_json(file: Path, parse: Callable[[Any], T]) -> T:
+    """Return what `parse` makes of a JSON file. A missing part or another type is a UserError."""
+    value = json_files.read_json(file, "remove it or write it again")
     try:
-        return json_files.read_json(file, "remove it or write it again")
-    except FileNotFoundError:
-        raise UserError(f"{file} is missing; write it again") from None
+        return parse(value)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        raise UserError(f"{file}: isn't what an evaluation writes; remove it, or run evaluate.py again") from None
 
 
-def names_of(data: Path) -> list[str]:
-    """Return the names of puzzle identifiers, an empty list if the dataset has none."""
+def names_of_puzzles(data: Path) -> Names:
     try:
         names = read_names(data)
     except FileNotFoundError:
-        return []
-    return names if len(names) > 1 else []  # a single name is <blank>
-
-
-def name_at(names: list[str], identifier: int) -> Page:
-    """Return the entry that names the puzzle of an example; empty for a puzzle without a name."""
-    return {"name": str(names[identifier])} if 0 <= identifier < len(names) else {}
+        return {}
+    # A single name is <blank>.
+    return {number: {"name": str(name)} for number, name in enumerate(names)} if len(names) > 1 else {}

@@ -17,7 +17,6 @@ from dataset import maze, tasks
 from dataset.arc import to_tokens
 from dataset.tasks.lights_out import LightsOutTask
 from tests.dataset.text.samples import write_split
-from viewer.pages import ALPHABET, IGNORED
 
 # A name with code that would run if the page treated the name as HTML.
 EVIL = "</script><script>document.title='taken over'</script><img src=x onerror=alert(1)>"
@@ -48,12 +47,6 @@ def shown(output: Path) -> dict[str, Any]:
 def page_of(path: Path, output: Path, *options: str) -> dict[str, Any]:
     view.view([str(path), "-o", str(output), *options])
     return shown(output)
-
-
-def tokens_of(text: str | list[int]) -> list[int]:
-    if isinstance(text, list):
-        return text
-    return [-1 if character == IGNORED else ALPHABET.index(character) for character in text]
 
 
 def write_dataset(

@@ -32,11 +32,9 @@ class Browser:
     def __init__(self, driver: Any) -> None:
         self._driver = driver
 
-    def open(self, page: Path, width: int = 1400, height: int = 1000, dark: bool = False) -> None:
+    def open(self, page: Path, width: int = 1400, height: int = 1000) -> None:
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
         self._driver.get(f"file://{page}")
         self.wait("document.documentElement.dataset.ready === 'true'")
 
@@ -130,20 +128,6 @@ def test_reasoning_plays(browser: Browser, pages: dict[str, Path]) -> None:
     assert browser.get("document.title") == "run"
     assert EVIL in browser.get("document.querySelector('#verdict').textContent")
     assert browser.get("document.querySelectorAll('img').length") == 0
-
-
-def test_dark_and_light(browser: Browser, pages: dict[str, Path]) -> None:
-    background = "getComputedStyle(document.body).backgroundColor"
-    browser.open(pages["run"], dark=True)
-    dark, board = browser.get(background), browser.picture()
-    browser.click("#theme")
-    light = browser.get(background)
-    assert light != dark and browser.picture() != board
-    browser.open(pages["run"], dark=True)
-    assert browser.get(background) == light, "the chosen theme was not kept"
-    browser.run("localStorage.clear()")
-    browser.open(pages["run"], dark=True)
-    assert browser.get(background) == dark, "without a choice the theme must be that of the system"
 
 
 SMALL = (

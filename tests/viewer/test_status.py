@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ import pytest
 from records.folder import Launched
 from records.lock import RunLock
 from tests.runs import contents
-from viewer.live import panel, table
-from viewer.status import LOSSES, RunStatus, Watched, runs_in
+from viewer.curves import LOSSES
+from viewer.live import Watched, panel, runs_in, table
 
 Row = dict[str, Any]
 
@@ -44,32 +44,32 @@ def _log(run: Path, rows: list[Row]) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _status(run: Path) -> RunStatus:
-    return Watched(run).status()
-
-
 # ---- states ------------------------------------------------------------------------------------
 
 
-def _only_begin(run: Path) -> None:
-    for name in ("launch.json", "metrics.jsonl", "latest", ".lock"):
+def test_the_state_without_a_living_process(run: Path) -> None:
+    def state() -> tuple[str, str]:
+        before, watched = contents(run), Watched(run)
+        assert contents(run) == before and watched.eta_s is None
+        return watched.state, watched.note
+
+    assert state() == ("dead", "")
+    saved = {"step": 20, "draws": 0, "wandb_run_id": "", "fingerprint": {}, "task": {}}
+    saved["config"] = {"early_stop_patience": 2}
+    (run / "step_00000020").mkdir()
+    for since_best, expected in ((1, ("dead", "")), (2, ("finished", "out of patience"))):
+        file = run / "step_00000020" / "state.json"
+        file.write_text(json.dumps(saved | {"evaluations_since_best": since_best}))
+        assert state() == expected
+    file.unlink()
+    _log(run, [_row(100)])
+    assert state() == ("finished", "")
+    (run / "launch.json").unlink()
+    assert state() == ("ended", "")
+    for name in ("metrics.jsonl", "latest", ".lock"):
         (run / name).unlink()
-
-
-@pytest.mark.parametrize(
-    ("change", "state"),
-    [
-        (lambda run: _log(run, [_row(100)]), "finished"),
-        (lambda run: (run / "launch.json").unlink(), "ended"),
-        (_only_begin, "not begun"),
-    ],
-)
-def test_the_state_without_a_living_process(run: Path, change: Callable[[Path], None], state: str) -> None:
-    assert (_status(run).state, _status(run).eta_s) == ("dead", None)
-    change(run)
-    before = contents(run)
-    assert (_status(run).state, _status(run).eta_s) == (state, None)
-    assert contents(run) == before
+    (run / "step_00000020").rmdir()
+    assert state() == ("not begun", "")
 
 
 def test_a_run_is_running_while_its_lock_is_held(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,10 +77,10 @@ def test_a_run_is_running_while_its_lock_is_held(run: Path, monkeypatch: pytest.
     (run / "stopped").write_text("SIGTERM\n")
     with RunLock() as lock, RunLock() as refused:
         lock.take(run, print)
-        assert _status(run).state == "running"
+        assert Watched(run).state == "running"
         with pytest.raises(ValueError, match="is in use"):  # looking has not released the lock
             refused.take(run, print)
-    assert (_status(run).state, _status(run).note) == ("stopped", "SIGTERM")
+    assert (Watched(run).state, Watched(run).note) == ("stopped", "SIGTERM")
 
 
 def test_without_locks_only_an_end_that_a_file_tells_counts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,31 +88,12 @@ def test_without_locks_only_an_end_that_a_file_tells_counts(run: Path, monkeypat
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    assert _status(run).state == "running"
+    assert Watched(run).state == "running"
     (run / "stopped").write_text("SIGTERM\n")
-    assert _status(run).state == "stopped"
+    assert Watched(run).state == "stopped"
     (run / "stopped").unlink()
     (run / "latest").write_text("step_00000100\n")
-    assert _status(run).state == "finished"
-
-
-def test_a_run_out_of_patience_is_finished(run: Path) -> None:
-    state = {"step": 20, "draws": 0, "wandb_run_id": "", "fingerprint": {}, "task": {}}
-    (run / "step_00000020").mkdir()
-    for since_best, expected in ((1, ("dead", "")), (2, ("finished", "out of patience"))):
-        more = {"config": {"early_stop_patience": 2}, "evaluations_since_best": since_best}
-        (run / "step_00000020" / "state.json").write_text(json.dumps(state | more))
-        assert (_status(run).state, _status(run).note) == expected
-
-
-def test_what_a_stranger_wrote_reaches_no_terminal(run: Path) -> None:
-    (run / "stopped").write_text("\x1b]0;title\x07" + "SIGTERM\n" * 10**6)
-    _log(run, [_row(1, **{"eval/a\x1b[2J/exact_accuracy": 0.5})])
-    status = _status(run)
-    assert status.note.startswith("?]0;title?SIGTERM") and len(status.note) <= 40
-    assert status.test == {"a?[2J": 0.5}
-    (run / "latest").write_text(f"step_{'9' * 5000}\n")
-    assert _status(run).checkpoint is None
+    assert Watched(run).state == "finished"
 
 
 # ---- numbers -----------------------------------------------------------------------------------
@@ -126,7 +107,7 @@ def test_the_newest_value_of_each_metric(run: Path) -> None:
     ]
     _log(run, rows)
     (run / "best").write_text("step_00000010\n")
-    status = _status(run)
+    status = Watched(run)
     assert (status.exact, status.loss) == (0.4, 0.7)
     assert status.test == {"a": 0.5, "b": 0.3}
     assert (status.step, status.last_step, status.checkpoint, status.best) == (30, 100, 20, 10)
@@ -138,22 +119,21 @@ def test_values_follow_the_rows(run: Path) -> None:
     watched = Watched(run)
     for rows, loss in (([4.0, 3.0], 3.0), ([4.0, 3.0, 2.0], 2.0), ([5.0], 5.0)):  # the run goes on, and is resumed
         _log(run, [_row(step, **{LOSSES[0]: value}) for step, value in enumerate(rows)])
-        status = watched.status()
-        assert status.loss == loss and [row[LOSSES[0]] for row in status.rows] == rows
+        watched.look()
+        assert watched.loss == loss and [row[LOSSES[0]] for row in watched.rows] == rows
     run.rename(run.parent / "elsewhere")
-    status = watched.status()
-    assert (status.state, status.step, status.loss) == ("not begun", 0, None), "a folder that vanished is no error"
+    watched.look()
+    assert (watched.state, watched.step, watched.loss) == ("not begun", 0, None), "a folder that vanished is no error"
 
 
-@pytest.mark.parametrize("huge", ["1e18", "-Infinity", "NaN"])
-def test_numbers_that_no_program_computes_with_are_no_error(run: Path, huge: str) -> None:
-    speeds = ("time_s", "perf/step_ms", "perf/examples_per_second")
+def test_numbers_that_no_program_computes_with_are_no_error(run: Path) -> None:
+    names = ("time_s", "perf/examples_per_second", LOSSES[0], "train/exact_accuracy", "eval/all/exact_accuracy")
     with RunLock() as lock:
         lock.take(run, print)
-        for name in (*speeds, *LOSSES, "train/exact_accuracy", "eval/all/exact_accuracy"):
+        for name, huge in product(names, ("1e18", "-Infinity", "NaN")):
             rows = "".join(f'{{"step": {step}, "{name}": {step % 2 and huge}}}\n' for step in range(1, 30))
             (run / "metrics.jsonl").write_text(rows)
-            status = _status(run)
+            status = Watched(run)
             assert status.state == "running"
             panel("a", status, 40)
             table({"a": status}, 80)
@@ -165,12 +145,12 @@ def test_the_time_left_follows_from_the_speed(run: Path) -> None:
         lock.take(run, print)
         for seconds_ago in (0, 10):
             _set_age(run, seconds_ago)
-            assert _status(run).eta_s == pytest.approx(70 * 2.0 - seconds_ago, abs=2)
+            assert Watched(run).eta_s == pytest.approx(70 * 2.0 - seconds_ago, abs=2)
         _log(run, [_row(1), _row(10), _row(20), _row(60)])  # the longest wait takes 80 seconds
         _set_age(run, 230)
-        assert _status(run).note == ""
+        assert Watched(run).note == ""
         _set_age(run, 250)
-        assert (_status(run).note, _status(run).eta_s) == ("silent 4 min", None)
+        assert (Watched(run).note, Watched(run).eta_s) == ("silent 4 min", None)
 
 
 def _set_age(run: Path, seconds: float) -> None:

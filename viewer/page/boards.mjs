@@ -64,19 +64,13 @@ function stroke(context, colour, width, ...lines) {
   context.stroke();
 }
 
-function disc(context, colour, [x, y], radius) {
-  context.fillStyle = colour;
+/** Draw a disc, or a ring if there is a width for its line. */
+function disc(context, colour, [x, y], radius, width) {
+  Object.assign(context, { fillStyle: colour, strokeStyle: colour, lineWidth: width ?? 1 });
   context.beginPath();
   context.arc(x, y, radius, 0, 2 * Math.PI);
-  context.fill();
-}
-
-function ring(context, colour, [x, y], radius, width) {
-  context.strokeStyle = colour;
-  context.lineWidth = width;
-  context.beginPath();
-  context.arc(x, y, radius, 0, 2 * Math.PI);
-  context.stroke();
+  if (width) context.stroke();
+  else context.fill();
 }
 
 function write(context, colour, text, [x, y], weight, size) {
@@ -216,7 +210,7 @@ function mazeCell(context, cell) {
   if (changed) paint(context, colours.changed, x, y, c, c);
   if (token === 1) paint(context, colours.wall, x, y, c, c);
   if (token === 0) paint(context, colours.grid, x + c * 0.4, y + c * 0.4, c * 0.2, c * 0.2);
-  if (isMissing(cell)) ring(context, colours.wrong, middle(cell), c * 0.24, Math.max(1, c * 0.12));
+  if (isMissing(cell)) disc(context, colours.wrong, middle(cell), c * 0.24, Math.max(1, c * 0.12));
 }
 
 /** Return whether a cell of a maze is missing from the path. */
@@ -227,7 +221,7 @@ function lightsOutCell(context, cell) {
   ground(context, cell);
   // The lamp of the puzzle lies below the press.
   if (question === 2) disc(context, LAMP, middle(cell), c * 0.3);
-  else ring(context, colours.grid, middle(cell), c * 0.3, Math.max(1, c * 0.04));
+  else disc(context, colours.grid, middle(cell), c * 0.3, Math.max(1, c * 0.04));
   if (token === 4) disc(context, wrong ? colours.wrong : colours.answer, middle(cell), c * 0.17);
   if (wrong) underline(context, cell);
 }

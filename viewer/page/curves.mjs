@@ -106,8 +106,4 @@ export class Curves {
     plot($("over-steps"), { series, height: 260, low: 0, x: "reasoning step", label });
     $("over-steps").append(plotKeys(series));
   }
-
-  restyle() {
-    this.redraw();
-  }
 }

@@ -3,24 +3,10 @@
 
 import { boardOf, drawingOf } from "./boards.mjs";
 
-// viewer/pages.py writes one character for each token. The character "-" is an ignored label.
-const CODES = new Int16Array(128).fill(-1);
-[..."ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"].forEach((character, token) => {
-  CODES[character.charCodeAt(0)] = token;
-});
-
-/** Return the tokens of an example, (S,) integers. An ignored label is -1. */
-export function tokensOf(text) {
-  if (typeof text !== "string") return Int32Array.from(text);
-  return Int16Array.from(text, (character) => CODES[character.charCodeAt(0)]);
-}
-
-/** Decode the tokens of an example and compute what the views show. The example stores both. */
+/** Compute what the views show of an example, which stores it. */
 export function study(example, board) {
   if (example.studied) return example.studied;
-  const question = tokensOf(example.input);
-  const label = example.label === undefined ? undefined : tokensOf(example.label);
-  const answers = (example.answers ?? []).map(tokensOf);
+  const { input: question, label, answers = [] } = example;
   const count = (tokens, counts) => tokens.reduce((sum, token, s) => sum + (counts(token, s) ? 1 : 0), 0);
   const isWrong = (token, s) => label !== undefined && label[s] >= 0 && label[s] !== token;
   const numWrong = answers.map((answer) => count(answer, isWrong));

@@ -19,14 +19,14 @@ export class Stage {
     const hasNames = every.some((example) => drawingOf(boardOf(this.page, example)).namesTokens);
     this.tokens = hasNames ? usedTokens(every) : [];
     $("side").hidden = !this.isRun;
-    const clicks = {
+    this.acts = {
       first: () => this.seek(0),
       back: () => this.seek(this.step - 1),
-      play: () => this.toggle(),
+      play: () => (this.timer === null ? this.play() : this.pause()),
       forward: () => this.seek(this.step + 1),
       last: () => this.seek(Infinity),
     };
-    for (const [id, act] of Object.entries(clicks)) $(id).addEventListener("click", act);
+    for (const [id, act] of Object.entries(this.acts)) $(id).addEventListener("click", act);
     $("slider").addEventListener("input", () => this.seek(Number($("slider").value)));
     $("speed").addEventListener("change", () => {
       if (this.timer === null) return;
@@ -344,11 +344,6 @@ export class Stage {
     this.showPlaying();
   }
 
-  toggle() {
-    if (this.timer === null) this.play();
-    else this.pause();
-  }
-
   showPlaying() {
     const playing = this.timer !== null;
     $("play").setAttribute("aria-label", playing ? "Pause" : "Play");
@@ -363,16 +358,10 @@ export class Stage {
 
   /** Act on a key, and return whether the stage has a use for the key. */
   key(event) {
-    if ($("controls").hidden) return false;
-    const acts = {
-      " ": () => this.toggle(),
-      ArrowRight: () => this.seek(this.step + 1),
-      ArrowLeft: () => this.seek(this.step - 1),
-      Home: () => this.seek(0),
-      End: () => this.seek(Infinity),
-      h: () => this.seek(this.halt || this.step),
-    };
-    acts[event.key]?.();
-    return event.key in acts;
+    const ids = { Home: "first", ArrowLeft: "back", " ": "play", ArrowRight: "forward", End: "last" };
+    if ($("controls").hidden || !(event.key in ids || event.key === "h")) return false;
+    if (event.key === "h") this.seek(this.halt || this.step);
+    else this.acts[ids[event.key]]();
+    return true;
   }
 }

@@ -25,10 +25,9 @@ export function showResults({ checkpoint, data, num_examples: counts, rows, tabl
 }
 
 /** Tell the reader of a run without saved predictions how to save them. */
-export function showNone({ notes, command }) {
+export function showNone({ command }) {
   const how = "Run this command to save the model's answer after every reasoning step. Then run view.py again.";
-  const told = [...notes, how].map((note) => make("p", {}, note));
-  $("panel-none").append(card("No predictions were saved", ...told, make("pre", {}, command)));
+  $("panel-none").append(card("No predictions were saved", make("p", {}, how), make("pre", {}, command)));
 }
 
 /** Return the value of the best run: the only one that may stand out; null if nobody can tell. */

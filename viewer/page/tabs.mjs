@@ -67,6 +67,6 @@ export class Tabs {
   }
 
   restyle() {
-    for (const { view } of this.tabs) view?.restyle?.();
+    for (const { view } of this.tabs) (view?.restyle ?? view?.redraw)?.call(view);
   }
 }

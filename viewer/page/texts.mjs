@@ -110,8 +110,4 @@ export class Lengths {
       });
     });
   }
-
-  restyle() {
-    this.redraw();
-  }
 }

@@ -6,22 +6,17 @@ import { test } from "node:test";
 import "./browser.mjs";
 import { numberText } from "../../../viewer/page/dom.mjs";
 import { logTicks, smoothed, ticks } from "../../../viewer/page/plot.mjs";
-import { augmentationText, study, tokensOf, usedTokens } from "../../../viewer/page/puzzles.mjs";
+import { augmentationText, study, usedTokens } from "../../../viewer/page/puzzles.mjs";
 import { winner } from "../../../viewer/page/tables.mjs";
-
-test("tokens are read as viewer/pages.py writes them", () => {
-  assert.deepEqual([...tokensOf("AB/-")], [0, 1, 63, -1]);
-  assert.deepEqual([...tokensOf([0, 64, -1])], [0, 64, -1]);
-});
 
 test("an example tells where it settles and where its model halts", () => {
   const board = { kind: "sudoku", rows: 1, columns: 3, tokens: [] };
-  const example = { input: "BBB", label: "CD-", answers: ["DDC", "CDB", "CDB"], confidence: [0.9, 0.9, 0.6] };
+  const example = { input: [1, 1, 1], label: [2, 3, -1], answers: [[3, 3, 2], [2, 3, 1], [2, 3, 1]], confidence: [0.9, 0.9, 0.6] };
   const { numWrong, numChanged, settled, halt, solved, scored } = study(example, board);
   assert.deepEqual([numWrong, numChanged], [[1, 0, 0], [0, 2, 0]], "a cell without a label is never wrong");
   assert.deepEqual([settled, halt, solved, scored], [2, 3, true, true]);
   assert.deepEqual(usedTokens([example]), [1, 2, 3]);
-  assert.ok(!study({ input: "BBB", label: "---", answers: ["BBB"] }, board).scored);
+  assert.ok(!study({ input: [1, 1, 1], label: [-1, -1, -1], answers: [[1, 1, 1]] }, board).scored);
 });
 
 test("numbers are short", () => {
