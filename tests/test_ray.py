@@ -206,7 +206,7 @@ def test_a_lost_desk_is_one_line(cluster: str, data: Path, tmp_path: Path) -> No
     started = OnRay(cluster, run, runs.settings(data, run, **LONG))
     until(lambda: runs.latest(run) >= 20, started, timeout_s=300)
     program = started.program(0)
-    (desk,) = (process for process in psutil.process_iter() if process.cmdline()[:1] == ["ray::Desk"])
+    (desk,) = (each for each in psutil.process_iter(["cmdline"]) if "ray::Desk" in str(each.info["cmdline"]))
     desk.kill()
     finished = started.wait()
     assert finished.status == 1 and "Traceback" not in finished.output
@@ -240,7 +240,7 @@ def test_a_failing_run_ends_after_max_failures(cluster: str, data: Path, tmp_pat
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ({"data_path": "nowhere"}, "there is no folder nowhere"),  # the ranks find it
+        ({"data_path": "nowhere"}, "no dataset at nowhere"),  # the ranks find it
         ({"ray.num_workers": 64, "ray.placement_timeout_s": 3}, "Ray found no place for 64 workers"),
         ({"ray.address": "127.0.0.1:1"}, "no Ray cluster answers at 127.0.0.1:1"),
     ],
