@@ -32,7 +32,8 @@ VOLUME, PORT = "/mnt/run", 29500
 # How long pods wait for one another at least. Images take their time to arrive.
 MEETING_S = 1800
 _TEMPLATES = Path(__file__).resolve().parent
-_LONGEST_NAME = 40  # Kubernetes adds the number of the pod and more, and a host name has 63 characters
+# Kubernetes adds the number of the pod and more, and a host name has 63 characters.
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 
 _EXAMPLES = """
 examples:
@@ -67,17 +68,15 @@ def parse(argv: list[str] | None) -> Namespace:
     add("overrides", nargs="*", help="keys of pretrain.py, as key=value")
     typed = parser.parse_args(argv)
     check_at_least(typed, nodes=1, gpus=0, cpus=1)
-    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", typed.name) or len(typed.name) > _LONGEST_NAME:
+    if not _NAME.fullmatch(typed.name):
         raise UserError(
-            f"--name is {typed.name!r}; give at most {_LONGEST_NAME} lower-case letters, digits and dashes that begin "
-            "with a letter"
+            f"--name is {typed.name!r}; give at most 40 lower-case letters, digits and dashes that begin with a letter"
         )
     for variable in typed.env:
-        name, equals, _ = variable.partition("=")
-        if not name or not equals:
+        if variable.find("=") < 1:
             raise UserError(f"--env is {variable!r}; give NAME=VALUE, such as NCCL_DEBUG=INFO")
         if secret := secret_in(variable):
-            raise UserError(f"--env {name} holds the secret {secret}; give it to the pods in a Secret of Kubernetes")
+            raise UserError(f"--env holds the secret {secret}; give it to the pods in a Secret of Kubernetes")
     return typed
 
 

@@ -9,16 +9,14 @@ import re
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
-from launch.ray_config import USAGE, RayConfig, read_job, read_ray
+from launch.ray_config import USAGE, RayConfig, read_ray, reserved, with_folder
 from utils.command_line import CommandLine, only_help
 from utils.terminal import tell
 
@@ -33,8 +31,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from launch.ray_job import RayJob
-from launch.ray_rank import Desk, Outcome, TellFailures, run_rank
+from launch.ray_rank import MISTAKE, Desk, TellFailures, run_rank
 from utils.errors import UserError
 from utils.overrides import typed_override
 from utils.programs import ENVIRONMENT, ROOT
@@ -42,11 +39,9 @@ from utils.shell import run_command
 from utils.stop import StopSignal
 from utils.text import one_line
 
-T = TypeVar("T")
-
 _LOOK_EVERY_S = 0.3
 _ANSWER_WITHIN_S = 10
-_THREAD = "Ray Train"
+_INTERRUPTED = "interrupted; nothing runs"
 
 
 def ray_train(argv: list[str] | None = None) -> str | tuple[str, int]:
@@ -54,17 +49,14 @@ def ray_train(argv: list[str] | None = None) -> str | tuple[str, int]:
     if command.page:
         return command.page
     config, overrides = read_ray(command.overrides)
-    if config.shares_devices:
-        tell(f"ray.gpus={config.gpus:g}: ranks share a device, so they talk over gloo, because NCCL refuses that")
-    job = read_job(overrides)
+    arguments, run = with_folder(overrides)
     _connect(config)
     try:
         # After ray.init, which handles SIGTERM in its own way.
         with StopSignal() as stop:
-            return _run(config, job, stop)
+            return _run(config, arguments, run, stop)
     finally:
-        if not _waits_for_ray():
-            ray.shutdown()
+        ray.shutdown()
 
 
 def _connect(config: RayConfig) -> None:
@@ -89,19 +81,20 @@ def _connect(config: RayConfig) -> None:
     )
 
 
-def _run(config: RayConfig, job: RayJob, stop: StopSignal) -> str | tuple[str, int]:
+def _run(config: RayConfig, arguments: list[str], run: Path, stop: StopSignal) -> tuple[str, int]:
     # Here, because it is to live as long as this program; without a core, so that it always finds a
     # place.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     desk = ray.remote(num_cpus=0, scheduling_strategy=here)(Desk).remote()
-    name = f"{Path(job.run).name}_{time.strftime('%Y%m%d-%H%M%S')}"
+    share = reserved(config.cpus, config.gpus, config.memory_gb)
+    name = f"{run.name}_{time.strftime('%Y%m%d-%H%M%S')}"
     trainer = DataParallelTrainer(
         run_rank,
-        train_loop_config={"job": job, "desk": desk},
+        train_loop_config={"arguments": arguments, "cwd": os.getcwd(), "run": str(run), "name": name, "desk": desk},
         scaling_config=ScalingConfig(
             num_workers=config.num_workers,
             use_gpu=config.gpus > 0,
-            resources_per_worker=config.resources,
+            resources_per_worker=share,
             placement_strategy=config.placement,
         ),
         run_config=RunConfig(
@@ -112,42 +105,35 @@ def _run(config: RayConfig, job: RayJob, stop: StopSignal) -> str | tuple[str, i
             callbacks=[TellFailures(desk)],
         ),
     )
-    result = _in_thread(trainer.fit)
+    # In the main thread Ray takes Ctrl-C and kills the ranks.
+    training = ThreadPoolExecutor(1).submit(trainer.fit)
     try:
-        _follow(result, stop, desk)
+        _follow(training, stop, desk)
+        status = training.result().return_value
+        return "", status if status in (0, MISTAKE) else 1
+    except KeyboardInterrupt:
+        _leave(f"error: {_INTERRUPTED}", 130)
     except RayActorError:  # Ray itself has told why: this node's Ray ended, or memory ran out
-        tell(
+        _leave(
             "fault: Ray lost the actor that passes on what the ranks print; the ranks end; "
-            f"resume=auto {typed_override('checkpoint_path', job.run)} goes on from their last checkpoint"
+            f"resume=auto {typed_override('checkpoint_path', str(run))} goes on from their last checkpoint",
+            1,
         )
+    except WorkerGroupError as error:  # the ranks have told why
+        ranks = ", ".join(map(str, sorted(error.worker_failures)))
+        tell(f"fault: rank {ranks} failed in attempt {config.max_failures + 1} of {config.max_failures + 1}")
         return "", 1
-    return _told(result, config)
+    except ControllerError as error:
+        if isinstance(error.controller_failure, WorkerGroupStartupTimeoutError | InsufficientClusterResourcesError):
+            raise UserError(
+                f"Ray found no place for {config.num_workers} workers of {share} each "
+                f"({config.placement}) in {config.placement_timeout_s:g} s; the cluster has "
+                f"{ray.cluster_resources()}; lower what they reserve, or raise ray.placement_timeout_s"
+            ) from error
+        raise
 
 
-def _in_thread(function: Callable[[], T]) -> "Future[T]":
-    """Call a function in a thread. In the main thread Ray takes Ctrl-C and kills the ranks."""
-    result: Future[T] = Future()
-
-    def call() -> None:
-        try:
-            result.set_result(function())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=call, name=_THREAD, daemon=True).start()
-    return result
-
-
-def _waits_for_ray() -> bool:
-    """Return whether the thread of the training goes on, although nobody wants its result."""
-    for thread in threading.enumerate():
-        if thread.name == _THREAD:
-            thread.join(1)  # it ends in a moment if it has a result
-            return thread.is_alive()
-    return False
-
-
-def _follow(result: "Future[Any]", stop: StopSignal, desk: Any) -> None:
+def _follow(training: "Future[Any]", stop: StopSignal, desk: Any) -> None:
     """Print what the ranks print until there is a result. After a signal, the ranks save and end.
 
     Raises:
@@ -155,7 +141,7 @@ def _follow(result: "Future[Any]", stop: StopSignal, desk: Any) -> None:
     """
     is_told = is_done = False
     while not is_done:
-        is_done = bool(wait_for([result], timeout=_LOOK_EVERY_S).done)
+        is_done = bool(wait_for([training], timeout=_LOOK_EVERY_S).done)
         for line in ray.get(desk.take_lines.remote()):
             tell(line)
         if stop.requested() and not is_told:
@@ -166,35 +152,15 @@ def _follow(result: "Future[Any]", stop: StopSignal, desk: Any) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _told(result: "Future[Any]", config: RayConfig) -> str | tuple[str, int]:
-    try:
-        outcome: Outcome = result.result().return_value
-    except WorkerGroupError as error:  # the ranks have told why
-        ranks = ", ".join(map(str, sorted(error.worker_failures)))
-        tell(f"fault: rank {ranks} failed in attempt {config.max_failures + 1} of {config.max_failures + 1}")
-        return "", 1
-    except ControllerError as error:
-        if isinstance(error.controller_failure, WorkerGroupStartupTimeoutError | InsufficientClusterResourcesError):
-            raise UserError(
-                f"Ray found no place for {config.num_workers} workers of {config.resources} each "
-                f"({config.placement}) in {config.placement_timeout_s:g} s; the cluster has "
-                f"{ray.cluster_resources()}; lower what they reserve, or raise ray.placement_timeout_s"
-            ) from error
-        raise
-    if outcome.mistake:
-        raise UserError(outcome.mistake.removeprefix("error: "))
-    return "", 0 if outcome.status == 0 else 1
+def _leave(last_line: str, status: int) -> NoReturn:
+    """End this process, after which Ray ends the ranks.
 
-
-def main() -> int:
-    status = run_command(ray_train, None, interrupted="interrupted; nothing runs")
-    if _waits_for_ray():
-        # Ray crashes if it is shut down, also at the usual end of Python, while a thread waits for
-        # it. When this process is gone, Ray ends the ranks.
-        sys.stderr.flush()
-        os._exit(status)
-    return status
+    Ray crashes if it is shut down while a thread waits for it, also at the usual end of Python.
+    """
+    tell(last_line)
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(ray_train, None, interrupted=_INTERRUPTED))

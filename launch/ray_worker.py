@@ -16,7 +16,8 @@ from ray.util import get_node_ip_address
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from launch.ray_job import free_port, rank_environment
+from launch.ray_config import reserved
+from launch.ray_rank import free_port, rank_environment
 from launch.stepping import SteppedRun
 from utils.errors import UserError
 from utils.ranks.config import MeetingConfig
@@ -35,17 +36,10 @@ class TrainWorker(SteppedRun):
         meeting = urlsplit(init_method or ("tcp://127.0.0.1:0" if world_size == 1 else ""))
         if meeting.scheme != "tcp" or meeting.hostname is None or meeting.port is None:
             raise UserError(f"init_method is {init_method!r}; {world_size} ranks need tcp://host:port of rank 0")
-        environment = rank_environment(
-            rank=rank,
-            size=world_size,
-            local_rank=rank,
-            local_size=1,  # Ray has set OMP_NUM_THREADS for this actor alone
-            meeting=(meeting.hostname, meeting.port),
-            has_device=bool(ray.get_gpu_ids()),
-        )
-        os.environ.update(environment)  # before anything looks for a CUDA device
-        world = join_ranks(Launch.from_environment("torchrun"), MeetingConfig.typed(overrides))
-        super().__init__(overrides, world)
+        at, has_device = (meeting.hostname, meeting.port), bool(ray.get_gpu_ids())
+        # Before anything looks for a CUDA device. Ray has set OMP_NUM_THREADS for this actor alone.
+        os.environ.update(rank_environment(rank, world_size, rank, at, has_device=has_device))
+        super().__init__(overrides, join_ranks(Launch.from_environment("torchrun"), MeetingConfig.typed(overrides)))
 
 
 class TrainWorkers(list[Any]):
@@ -83,13 +77,12 @@ def start_train_workers(
     Raises:
         UserError: The cluster has no place for all workers.
     """
-    memory = None if memory_gb is None else int(memory_gb * 10**9)
-    share = {"CPU": cpus} | ({"GPU": gpus} if gpus else {}) | ({"memory": memory} if memory else {})
+    share = reserved(cpus, gpus, memory_gb)
     group = placement_group([share] * num_workers, strategy=placement)
 
     def at(rank: int) -> dict[str, Any]:
         place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=rank)
-        return {"num_cpus": cpus, "num_gpus": gpus, "memory": memory, "scheduling_strategy": place}
+        return {"num_cpus": cpus, "num_gpus": gpus, "memory": share.get("memory"), "scheduling_strategy": place}
 
     try:
         if not group.wait(placement_timeout_s):

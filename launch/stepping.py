@@ -50,7 +50,7 @@ class SteppedRun:
     def train_step(self) -> Row:
         """Take a step, and return its metrics, which are whole on rank 0.
 
-        They are appended to metrics.jsonl when the next step begins, or at save() or close().
+        metrics.jsonl gets them when the next step begins, or at save() or close().
         """
         self._log()
         batch = next(self._batches, None)
@@ -90,20 +90,16 @@ class SteppedRun:
     def set_state(self, copy: HostCopy) -> None:
         """Go on bit for bit where the same rank of another run was."""
         self._log()
+        step = copy.progress.step
         with self._world.shared_errors():
-            if copy.progress.step < self.step:
+            if step < self.step:
                 raise UserError(
-                    f"the state is of step {copy.progress.step}, but {self._session.config.run_path} holds the steps "
-                    f"up to {self.step} already; give the state to workers with another checkpoint_path"
+                    f"the state is of step {step}, but {self._session.config.run_path} holds the steps up to "
+                    f"{self.step} already; give the state to workers with another checkpoint_path"
                 )
+            if copy.progress.draws != self._session.plan.sampler.draws_before(step + 1):
+                raise UserError("the state is of a run with another global_batch_size; give workers the same one")
         self._state.take_host_copy(copy, self._session.config, self._world)
-        with self._world.shared_errors():
-            draws = self._session.plan.sampler.draws_before(self.step + 1)
-            if draws != copy.progress.draws:
-                raise UserError(
-                    f"the state has drawn {copy.progress.draws} examples, and this run would have drawn {draws}; give "
-                    "the state of a run that has had one global_batch_size"
-                )
         self._batches.close()
         self._batches = self._session.batches()
         self._is_best = False

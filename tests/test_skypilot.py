@@ -17,10 +17,7 @@ TASK: dict[str, Any] = yaml.safe_load((ROOT / "launch/skypilot.yaml").read_text(
 def _run(tmp_path: Path, *, status: int, before: bool = False, stopped: bool = False, **typed: str) -> tuple[int, str]:
     """Run the commands with a torchrun that prints its arguments.
 
-    Args:
-        before: whether the run's folder has the marker of an earlier stop.
-        stopped: whether torchrun leaves a marker.
-        typed: variables of the environment.
+    `before`: the run's folder has the marker of an earlier stop. `stopped`: torchrun leaves one.
     """
     run, torchrun = tmp_path / "run", tmp_path / ".venv/bin/torchrun"
     torchrun.parent.mkdir(parents=True)
@@ -55,12 +52,6 @@ def test_torchrun_gets_the_place_of_the_node(tmp_path: Path, gpus: str, ranks: i
     _, printed = _run(tmp_path, status=0, SKYPILOT_NUM_GPUS_PER_NODE=gpus)
     assert printed.split() == [
         *("--nnodes=2", "--node-rank=1", f"--nproc-per-node={ranks}", "--master-addr=10.0.0.1", "--master-port=29500"),
-        *(
-            "--rdzv-conf=timeout=1800",
-            "pretrain.py",
-            "lr=1",
-            "epochs=2",
-            f"checkpoint_path={tmp_path / 'run'}",
-            "resume=auto",
-        ),
+        *("--rdzv-conf=timeout=1800", "pretrain.py", "lr=1", "epochs=2"),
+        *(f"checkpoint_path={tmp_path / 'run'}", "resume=auto"),
     ]

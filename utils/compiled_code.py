@@ -33,32 +33,26 @@ def is_of_compiler(error: BaseException) -> bool:
 def keep_compiled_code() -> None:
     """Tell PyTorch to keep compiled code in the user's cache instead of the temporary folder.
 
-    A reboot empties the temporary folder, and other users can write there. Machines of other
-    processors may share the home directory, but not code for this processor.
+    A reboot empties the temporary folder, and other users can write there.
     """
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:  # what the user says counts
         return
     # Without a home, or where it can't be written, PyTorch's own folder serves as well.
     with suppress(OSError, RuntimeError):
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        cache.mkdir(parents=True, exist_ok=True)
-        own = cache / "hrm-compiled"
+        own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hrm-compiled"
         folder = own / _processor()
         for made in (own, folder):
-            made.mkdir(mode=0o700, exist_ok=True)
-        if _is_private(own) and _is_private(folder) and os.access(folder, os.W_OK | os.X_OK):
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What lies there is executed, so nobody else may write there.
+        is_private = all(of.st_uid == os.getuid() and not of.st_mode & 0o022 for of in (own.stat(), folder.stat()))
+        if is_private and os.access(folder, os.W_OK | os.X_OK):
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
-def _is_private(folder: Path) -> bool:
-    """Return whether only this user can write to a folder. What lies there is executed."""
-    found = folder.stat()
-    return found.st_uid == os.getuid() and not found.st_mode & 0o022
-
-
 def _processor() -> str:
-    names = platform.processor()
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    """Name this processor. Machines of other processors may share the home directory."""
+    names, file = platform.processor(), Path("/proc/cpuinfo")
+    if file.exists():
+        lines = file.read_text(encoding="utf-8").splitlines()
         names = "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
     return f"{platform.machine()}-{hashlib.sha256(names.encode()).hexdigest()[:8]}"

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
-from utils.files import refuse_links, write_atomically
-from utils.text import one_line
+from utils.files import file_errors, refuse_links, write_atomically
 
 BLACK, BLUE, RED, GREY = "#1d2127", "#1f6feb", "#c2410c", "#8a8f98"
 _DPI = 130
@@ -40,9 +39,7 @@ def save_figure(figure: Any, path: Path) -> None:
     picture = BytesIO()
     try:
         figure.savefig(picture, dpi=_DPI)
-        write_atomically(path, picture.getbuffer())
-    except OSError as error:
-        reason = error.strerror or one_line(error)
-        raise UserError(f"cannot write {path} ({reason}); choose another file, or make its folder writable") from None
+        with file_errors():
+            write_atomically(path, picture.getbuffer())
     finally:
         pyplot().close(figure)

@@ -16,9 +16,7 @@ LESS_AT_A_TIME = "smaller inputs need less memory; otherwise take a machine that
 class OutOfMemory(Exception):
     """The device or the host lacks memory: the program prints two lines and exits with status 1.
 
-    Args:
-        error: what the allocator raised.
-        change: returns the second line: the smallest change that fits. It may take some seconds.
+    `change` returns the second line: the smallest change that fits. It may take some seconds.
     """
 
     def __init__(self, error: Exception, change: Callable[[], str]) -> None:

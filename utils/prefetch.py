@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import Generic, TypeVar
 
 from utils.errors import UserError
@@ -15,9 +16,7 @@ _AHEAD = 4
 class Prefetcher(Generic[T]):
     """Computes a value for each of some steps, such as the host's part of a batch.
 
-    Args:
-        compute: returns the value of a step.
-        enter_thread: is called in the thread before anything else.
+    The thread calls `enter_thread` before anything else.
     """
 
     def __init__(self, compute: Callable[[int], T], enter_thread: Callable[[], None]) -> None:
@@ -27,19 +26,14 @@ class Prefetcher(Generic[T]):
     def values(self, steps: range) -> Generator[T, None, None]:
         """Return the values of these steps, in order. The thread begins at once."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="loader", initializer=self._enter_thread)
-        upcoming = iter(steps)
-        self._pending = deque(
-            pool.submit(self._compute, step) for _, step in zip(range(_AHEAD), upcoming, strict=False)
-        )
+        upcoming = (pool.submit(self._compute, step) for step in steps)
+        self._pending = pending = deque(islice(upcoming, _AHEAD))
 
         def arriving() -> Generator[T, None, None]:
-            pending = self._pending
             try:
                 while pending:
                     value = pending.popleft().result()
-                    pending.extend(
-                        pool.submit(self._compute, step) for _, step in zip(range(1), upcoming, strict=False)
-                    )
+                    pending.extend(islice(upcoming, 1))
                     yield value
             finally:
                 pool.shutdown(cancel_futures=True)

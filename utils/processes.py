@@ -12,10 +12,8 @@ _PR_SET_PDEATHSIG = 1
 def ending_with_parent(number: signal.Signals) -> Callable[[], None] | None:
     """Return the `preexec_fn` of a program to which Linux sends a signal when its parent is gone.
 
-    The parent is gone when the thread that started the program ends, also by SIGKILL.
-
-    Returns:
-        None where the system can't do this.
+    The parent is gone when the thread that started the program ends, also by SIGKILL. Other systems
+    can't do this, and get None.
     """
     if sys.platform != "linux":
         return None

@@ -42,7 +42,7 @@ def run(main: Callable[[World], None]) -> NoReturn:
         if may_be_first():
             tell_mistake(error)
         leave(2)
-    launcher_is_gone = end_with_launcher(launch)
+    end_with_launcher(launch)
     world = World(rank=launch.rank)  # for faults before the ranks have met
 
     @record  # passes the tracebacks of faults to torchrun's report; mistakes are not faults
@@ -88,8 +88,7 @@ def run(main: Callable[[World], None]) -> NoReturn:
         tell(traceback.format_exc().rstrip())
         reason = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
         tell(f"fault on rank {world.rank}: {reason}")
-        gone = [f"rank {world.rank}: its launcher is gone, and with it where the ranks met"] * launcher_is_gone()
-        for line in gone or silent_ranks(world, error):
+        for line in silent_ranks(world, error):
             tell(line)
         with suppress(OSError):
             sys.stdout.flush()

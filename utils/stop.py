@@ -16,14 +16,13 @@ _ONE_REQUEST_S = 1.0
 class StopSignal:
     """A context manager that notes SIGTERM, SIGINT and SIGUSR1 instead of ending the process.
 
-    A second signal changes nothing, because launchers may send a signal twice. Only a person's
-    second Ctrl-C (SIGINT) ends the process, while nothing would be lost. A signal after a fault
-    changes nothing either, because a launcher that saw one rank die sends SIGTERM to all others,
-    which have to print their reports.
+    A second signal changes nothing, because launchers may send a signal twice. A signal after a
+    fault changes nothing either, because a launcher that saw one rank die sends SIGTERM to all
+    others, which have to print their reports.
 
     Args:
         answer: the line that answers the first signal at once; empty: this rank says nothing.
-        may_end: whether nothing would be lost, so that SIGINT a second later ends the process.
+        may_end: whether nothing would be lost, so that Ctrl-C a second later ends the process.
     """
 
     def __init__(self, answer: str = "", *, may_end: bool = False) -> None:
@@ -69,6 +68,4 @@ class StopSignal:
                         name = signal.Signals(number[0]).name
                         tell(f"{name}: {self.answer}{'; again to end now' if may_end else ''}")
                 elif may_end and now - first_at > _ONE_REQUEST_S:
-                    if self.answer:
-                        tell("SIGINT again: ended before the first step was done")
                     os._exit(128 + signal.SIGINT)

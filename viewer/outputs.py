@@ -315,7 +315,7 @@ def save_missing_answers(run: Path, settings: Settings) -> list[str]:
     tell(f"(Ctrl-C leaves them out): {command}")
     try:
         # In a process of its own: the page itself needs no PyTorch, whose import takes seconds.
-        status = subprocess.run([*started("hrm-evaluate"), *typed], stdout=subprocess.DEVNULL).returncode
+        status = subprocess.run([*started("evaluate"), *typed], stdout=subprocess.DEVNULL).returncode
     except KeyboardInterrupt:  # the process has got the signal too
         return [f"{nothing}: interrupted"]
     return [f"{nothing}: evaluate.py ended with status {status}, and said why; {elsewhere}"] if status else []

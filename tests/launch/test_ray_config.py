@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.ray_config import read_job, read_ray
+from launch.ray_config import read_ray, with_folder
 from tests import runs
 from utils.errors import UserError
 
@@ -26,7 +26,7 @@ def test_ranks_that_share_a_device_talk_over_gloo() -> None:
     [
         (["ray.num_worker=2"], "unknown key 'ray.num_worker'; did you mean ray.num_workers"),
         (["ray.gpus=2"], "ray.gpus: input should be less than or equal to 1, but it is 2"),
-        (["ray.address=ray://head:10001"], "ray.address: 'ray://head:10001' is no address of a Ray cluster"),
+        (["ray.address=ray://head:10001"], "ray.address: string should match pattern"),
     ],
 )
 def test_mistakes_are_one_line(typed: list[str], message: str) -> None:
@@ -36,21 +36,19 @@ def test_mistakes_are_one_line(typed: list[str], message: str) -> None:
 
 
 def test_the_folder_of_a_run_is_chosen_before_it_begins(data: Path, tmp_path: Path) -> None:
-    assert read_job(runs.settings(data, tmp_path / "run")).run == str(tmp_path / "run")
-    drawn = [read_job(runs.settings(data, None)).run for _ in range(2)]
-    assert drawn[0] != drawn[1], "each run without a name gets one of its own"
-    assert all(Path(run).parts[0] == "checkpoints" for run in drawn)
+    typed = runs.settings(data, tmp_path / "run")
+    assert with_folder(typed) == (typed, tmp_path / "run"), "a folder that was typed is not repeated"
+    unnamed = runs.settings(data, None)
+    (first, run), (_, other) = with_folder(unnamed), with_folder(unnamed)
+    assert run != other and run.parts[0] == "checkpoints", "each run without a name gets one of its own"
+    assert first == [*unnamed, f"checkpoint_path={run}"]
     step = tmp_path / "run" / "step_00000004"
     step.mkdir(parents=True)
-    job = read_job([f"resume={step}"])
-    assert (job.run, job.resume) == (str(tmp_path / "run"), str(step))
-    job = read_job([f"resume={step}", "checkpoint_path=branch"])
-    assert (job.run, job.resume) == ("branch", str(step))
-    assert read_job(["resume=auto", "checkpoint_path=branch"]).resume is None
+    for typed, run in (([], tmp_path / "run"), (["checkpoint_path=branch"], Path("branch"))):
+        assert with_folder([f"resume={step}", *typed])[1] == run
 
 
 def test_a_new_run_is_refused_before_ray_starts(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="lrr"):
-        read_job([*runs.settings(data, tmp_path / "run"), "lrr=1"])
-    with pytest.raises(UserError, match="max_steps"):
-        read_job(runs.settings(data, tmp_path / "run", max_steps=0))
+    for typed, key in ((["lrr=1"], "lrr"), (["max_steps=0"], "max_steps")):
+        with pytest.raises(UserError, match=key):
+            with_folder([*runs.settings(data, tmp_path / "run"), *typed])

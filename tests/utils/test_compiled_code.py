@@ -27,14 +27,3 @@ def test_compiled_code_is_kept_in_the_user_s_cache(tmp_path: Path, monkeypatch: 
     (tmp_path / "hrm-compiled").chmod(0o777)
     keep_compiled_code()
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
-
-
-@pytest.mark.parametrize("error", [RuntimeError("could not determine home directory"), PermissionError()])
-def test_a_user_without_a_home_needs_none(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_home() -> Path:
-        raise error
-
-    monkeypatch.setattr(Path, "home", no_home)
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    keep_compiled_code()
-    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ

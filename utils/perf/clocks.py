@@ -36,10 +36,7 @@ class TimeShare:
 
 
 class Deadline:
-    """A point in time at which work must end, `limit_s` seconds from now; infinite: never.
-
-    The work consists of laps, such as the batches of an evaluation.
-    """
+    """A point in time at which work must end. The work consists of laps, such as batches."""
 
     def __init__(self, limit_s: float = math.inf, lap_s: float = 0.0) -> None:
         self.is_set = math.isfinite(limit_s)
@@ -86,12 +83,10 @@ class StepClock:
         """Yield the same batches. Each is a step, and the wait for it counts as data time."""
         iterator = iter(batches)
         while True:
-            asked = time.perf_counter()
-            try:
-                batch = next(iterator)
-            except StopIteration:
+            with self.waiting_for_data():
+                batch = next(iterator, None)
+            if batch is None:
                 return
-            self._data_s += time.perf_counter() - asked
             self._num_steps += 1
             yield batch
 
@@ -109,10 +104,9 @@ class StepClock:
         self._paused_s += time.perf_counter() - began
 
     def read(self, batch_size: int, unit: str = "examples") -> dict[str, float]:
-        """Return perf/ metrics since the last reading. The host has just waited for the device.
+        """Return perf/ metrics since the last reading. `unit` is what batch_size counts.
 
-        Args:
-            unit: what batch_size counts.
+        The host has just waited for the device.
         """
         elapsed_s = time.perf_counter() - self._since - self._paused_s
         row = {

@@ -1,6 +1,7 @@
 """Measure what each rank does in a step, in a few sampled steps: communication, speed, memory."""
 
 import math
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ from utils.perf.devices import gpu_utilization, max_memory_gb
 from utils.perf.recording import recording, transfers, union
 from utils.ranks.world import World
 
-_BACKENDS = ("gloo:", "nccl:", "mpi:")  # the first part of the name of a transfer on the host
+# The name of a transfer on the host. Of a message, only the sender counts.
+_SENT = re.compile(r"(gloo|nccl|mpi):(?!recv)")
 # Bytes of an element, by the names that the profiler gives to dtypes.
 _BYTES = {
     **dict.fromkeys(("bool", "unsigned char", "signed char", "c10::Float8_e4m3fn", "c10::Float8_e5m2"), 1),
@@ -24,31 +26,24 @@ _BYTES = {
 
 
 class _Sample(NamedTuple):
-    step: int
     comm_ms: float
     step_ms: float
     trace_ms: float  # to start the trace, to end it and to read it
-    num_bytes: float
+    num_bytes: int
     num_examples: int
     memory_gb: float
     gpu_utilization: float | None
-
-    @property
-    def rest_ms(self) -> float:
-        return self.step_ms - self.comm_ms
 
 
 class RankSampler:
     """Measures in every n-th step what ranks send, for how long, and how fast each rank is.
 
-    A sampled step runs under PyTorch's profiler. Simultaneous transfers count once. Their time
-    includes waiting for slower ranks, and may overlap with computation. In a world of one, and with
-    `every_n_steps` None, no step is sampled.
+    A sampled step runs under PyTorch's profiler. docs/scaling.md says what the metrics mean. In a
+    world of one, and with `every_n_steps` None, no step is sampled.
 
     Args:
         num_examples: how many examples (or what `unit` says) this rank computes in a step.
-        max_share: the share of the time that traces may take; where they take more, samples are
-            rarer. None: there is no limit.
+        max_share: the share of the time that traces may take; None: there is no limit.
     """
 
     def __init__(
@@ -66,6 +61,7 @@ class RankSampler:
         self._sample: _Sample | None = None
         self._largest_gb = 0.0
         self._next = 0  # the first step that may be sampled
+        self._step = 0
         self._sampled: int | None = None  # the step of the last sample, or the one before the first step
 
     @contextmanager
@@ -90,64 +86,53 @@ class RankSampler:
         comm_ms, num_bytes = union(transfers(events)) / 1e6, _num_bytes(events)
         trace_ms = 1e3 * (time.perf_counter() - entered) - step_ms
         memory_gb = max_memory_gb(device)
-        self._sample = _Sample(step, comm_ms, step_ms, trace_ms, num_bytes, self._num_examples, memory_gb, utilization)
+        self._step = step
+        self._sample = _Sample(comm_ms, step_ms, trace_ms, num_bytes, self._num_examples, memory_gb, utilization)
 
     def row(self) -> dict[str, float]:
-        """Return memory and use of the GPU, and the metrics of a sample (docs/scaling.md).
-
-        Every rank.
-        """
+        """Return memory and use of the GPU, and the metrics of a sample. Every rank."""
         row: dict[str, float] = {}
         if self._sample is not None:
-            samples = self._world.gather_objects(self._sample)
-            self._sample = None
-            self._largest_gb = max(sample.memory_gb for sample in samples)
+            samples, self._sample = self._world.gather_objects(self._sample), None
             row = self._row_of(samples)
-            # Decide from when on a step may be sampled again, so that traces keep to their share.
-            self._sampled = samples[0].step
-            self._next = self._sampled + 1
-            if self._max_share is not None:
-                trace_ms, step_ms = max(s.trace_ms for s in samples), fmean(s.step_ms for s in samples)
-                self._next = self._sampled + math.ceil(trace_ms / (self._max_share * step_ms))
         if (utilization := gpu_utilization(self._world.device)) is not None:
             row["perf/gpu_utilization"] = utilization
         return row | {"perf/max_memory_gb": max(self._largest_gb, max_memory_gb(self._world.device))}
 
     def _row_of(self, samples: list[_Sample]) -> dict[str, float]:
+        comm_ms, mean_step_ms = [sample.comm_ms for sample in samples], fmean(sample.step_ms for sample in samples)
+        rest_ms = [sample.step_ms - sample.comm_ms for sample in samples]
         assert self._sampled is not None
-        comm_ms = [sample.comm_ms for sample in samples]
-        rest_ms = [sample.rest_ms for sample in samples]
-        num_steps = samples[0].step - self._sampled  # the sample stands for them
         row = {
             "perf/comm_ms": fmean(comm_ms),
             "perf/comm_ms_min": min(comm_ms),
             "perf/comm_ms_max": max(comm_ms),
-            "perf/comm_total_s": fmean(comm_ms) * num_steps / 1e3,
-            "perf/comm_share": fmean(comm_ms) / fmean(sample.step_ms for sample in samples),
+            "perf/comm_total_s": fmean(comm_ms) * (self._step - self._sampled) / 1e3,
+            "perf/comm_share": fmean(comm_ms) / mean_step_ms,
+            "perf/comm_mb": fmean(sample.num_bytes for sample in samples) / 1e6,
             "perf/imbalance": max(rest_ms) / fmean(rest_ms),
         }
-        num_bytes = [sample.num_bytes for sample in samples]
-        if not math.isnan(sum(num_bytes)):
-            row["perf/comm_mb"] = fmean(num_bytes) / 1e6
-            # The others waited for the rank that was the shortest time in its transfers.
-            last = min(samples, key=lambda sample: sample.comm_ms)
-            if last.comm_ms > 0:
-                row["perf/comm_gb_per_s"] = last.num_bytes / last.comm_ms / 1e6
+        # The others waited for the rank that was the shortest time in its transfers.
+        last = min(samples, key=lambda sample: sample.comm_ms)
+        if last.comm_ms > 0:
+            row["perf/comm_gb_per_s"] = last.num_bytes / last.comm_ms / 1e6
         for rank, sample in enumerate(samples):
             row[f"perf/memory_gb/rank_{rank}"] = sample.memory_gb
-            row[f"perf/{self._unit}_per_second/rank_{rank}"] = 1e3 * sample.num_examples / sample.rest_ms
+            row[f"perf/{self._unit}_per_second/rank_{rank}"] = 1e3 * sample.num_examples / rest_ms[rank]
             if sample.gpu_utilization is not None:
                 row[f"perf/gpu_utilization/rank_{rank}"] = sample.gpu_utilization
+        self._largest_gb = max(sample.memory_gb for sample in samples)
+        # A step may be sampled again once the traces have kept to their share.
+        trace_ms = max(sample.trace_ms for sample in samples)
+        wait = 1 if self._max_share is None else math.ceil(trace_ms / (self._max_share * mean_step_ms))
+        self._sampled, self._next = self._step, self._step + wait
         return row
 
 
-def _num_bytes(events: list[Any]) -> float:
-    total = 0.0
-    for event in events:
-        backend, colon, operation = event.name().partition(":")
-        if f"{backend}{colon}" in _BACKENDS and event.device_type() == DeviceType.CPU:
-            if operation.startswith("recv"):  # its sender counts the message
-                continue
-            for shape, dtype in zip(event.shapes(), event.dtypes(), strict=True):
-                total += math.prod(shape) * _BYTES.get(dtype, math.nan)
-    return total
+def _num_bytes(events: list[Any]) -> int:
+    return sum(
+        math.prod(shape) * _BYTES.get(dtype, 0)
+        for event in events
+        if event.device_type() == DeviceType.CPU and _SENT.match(event.name())
+        for shape, dtype in zip(event.shapes(), event.dtypes(), strict=True)
+    )

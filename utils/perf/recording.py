@@ -12,10 +12,9 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 # The parts of a step that the code names with torch.profiler.record_function. The calls without
 # gradient are inside of the forward part.
 FORWARD, NO_GRAD, BACKWARD = "forward", "forward without gradient", "backward"
-OPTIMIZER, AVERAGE, METRICS = "optimizer", "average", "metrics"
+OPTIMIZER, AVERAGE = "optimizer", "average"
 
-Span = tuple[int, int]
-"""Beginning and end, in ns."""
+Span = tuple[int, int]  # beginning and end, in ns
 
 
 @contextmanager
@@ -23,7 +22,7 @@ def recording(device: torch.device) -> Iterator[list[Any]]:
     """Record the transfers and the named parts of what runs inside, and on CUDA its kernels.
 
     torch.profiler would also record every operation of the step, which takes a hundred times as
-    long (docs/lab/benchmarks.md). The list holds the events once the block has ended.
+    long. The list holds the events once the block has ended.
     """
     activities = {ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])}
     # The flags: shapes of inputs, memory, stacks, FLOPs, modules.
@@ -42,14 +41,6 @@ def transfers(events: list[Any]) -> Iterator[Span]:
         name = event.name()
         on_device = event.device_type() == DeviceType.CUDA
         if name.startswith("nccl") if on_device else name.startswith(("gloo:", "mpi:")):
-            yield event.start_ns(), event.start_ns() + event.duration_ns()
-
-
-def parts(events: list[Any], name: str, device: torch.device) -> Iterator[Span]:
-    """Yield beginning and end of each named part, such as FORWARD, or of its kernels on CUDA."""
-    wanted = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
-    for event in events:
-        if event.name() == name and event.device_type() == wanted:
             yield event.start_ns(), event.start_ns() + event.duration_ns()
 
 

@@ -62,12 +62,7 @@ class StepProfiler:
         self._num_steps = config.steps[1] - config.steps[0] + 1
         self._profile: profile | None = None
         self._written = False
-        if not config.enabled:
-            return
-        if config.ranks is not None and world.rank not in config.ranks:
-            if world.is_main:
-                first, last = config.steps
-                say(f"ranks {', '.join(map(str, config.ranks))} trace steps {first} to {last} into {self._folder}")
+        if not config.enabled or (config.ranks is not None and world.rank not in config.ranks):
             return
         if self._on_cuda:
             torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS)
@@ -89,8 +84,7 @@ class StepProfiler:
     def close(self) -> None:
         if self._profile is not None:
             self._profile.stop()
-            # A run that was resumed may have been traced before.
-            if not self._written and not [*self._folder.glob(f"{self._name}.*.pt.trace.json.gz")]:
+            if not self._written:
                 self._say(f"no trace: the run ended before step {self._last_step}")
 
     def _write(self, finished: profile) -> None:

@@ -1,8 +1,7 @@
 """Find out from the environment which rank this process is and who started it.
 
-torchrun, Slurm, Open MPI, MPICH and Ray each tell a process its rank in variables of their own,
-which are read only here. A process of many that does not learn its rank must not train: it would
-train alone, beside others that do the same.
+A process of many that does not learn its rank must not train: it would train alone, beside others
+that do the same.
 """
 
 import os
@@ -13,7 +12,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -31,38 +29,26 @@ _MPI = (
 
 # Ports for ranks that nobody gave a port. They lie below those that systems give to clients.
 _FIRST_PORT, _NUM_PORTS = 10_000, 20_000
-_THIS_HOST = "127.0.0.1"
+
+# Variables of launch/ray_rank.py: the identity of the launch, and how often all ranks began again.
+LAUNCH, REQUEUES = "TRAINER_LAUNCH", "TRAINER_REQUEUES"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher says about this process.
+    """What the launcher says about this process."""
 
-    Attributes:
-        launcher: torchrun stands for all that set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as
-            Ray Train does and people by hand.
-        local_rank: the number of this rank on its host; None: the launcher does not tell.
-        host: where rank 0 opens the store in which ranks meet; None: the launcher does not tell.
-        port: of that store.
-        name: tells this launch from others that may use the same port; empty under torchrun, which
-            gives each launch a port of its own.
-        is_elastic: whether torchrun itself started the process, and may start it again.
-        restarts: torchrun's count of restarts; on rank 0, how often training began before.
-        requeues: how often Slurm has put the job back into the queue.
-        identity: the same for all attempts of a launch; None: there will be no further attempt.
-    """
-
-    launcher: LauncherName = "single"
+    launcher: LauncherName = "single"  # torchrun stands for all that set RANK, as people do by hand
     rank: int = 0
     size: int = 1
-    local_rank: int | None = None
-    host: str | None = None
-    port: int | None = None
-    name: str = ""
-    is_elastic: bool = False
-    restarts: int = 0
-    requeues: int = 0
-    identity: str | None = None
+    local_rank: int | None = None  # on this host; None: the launcher does not tell
+    host: str | None = None  # where rank 0 opens the store in which ranks meet; None: nobody tells
+    port: int | None = None  # of that store
+    name: str = ""  # tells this launch from others that may use the same port; empty under torchrun
+    is_elastic: bool = False  # whether torchrun itself started the process, and may start it again
+    restarts: int = 0  # torchrun's count of restarts; on rank 0, how often training began before
+    requeues: int = 0  # how often Slurm has put the job back into the queue, or Ray began again
+    identity: str | None = None  # of all attempts of this launch; None: there is only one
 
     @property
     def is_later_attempt(self) -> bool:
@@ -92,6 +78,8 @@ class Launch:
                 f"the environment says rank {launch.rank} of {launch.size}{where}; ranks count from 0 to one less than "
                 "their number, and ports from 1 to 65535"
             )
+        if LAUNCH in os.environ:
+            return replace(launch, requeues=int(os.environ[REQUEUES]), identity=os.environ[LAUNCH])
         if (job := os.environ.get("SLURM_JOB_ID")) is None:
             return launch
         # A job may start several runs one after the other, so the identity has the command line.
@@ -108,32 +96,27 @@ def may_be_first() -> bool:
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     whole = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    begins = ("TORCHELASTIC_", "GROUP_", "ROLE_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL")
+    begins = ("TORCHELASTIC_", "GROUP_", "ROLE_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "TRAINER_")
     return {name: value for name, value in environment.items() if name not in whole and not name.startswith(begins)}
 
 
-def end_with_launcher(launch: Launch) -> Callable[[], bool]:
+def end_with_launcher(launch: Launch) -> None:
     """End this process within a second after its launcher is gone.
 
-    Otherwise the worker would go on beside the run that somebody starts in its place. Return a
-    function that tells whether the launcher is gone.
+    Otherwise the worker would go on beside the run that somebody starts in its place.
     """
     # Somebody who sets RANK by hand may leave the shell, and the ranks go on.
     if not launch.is_elastic and launch.launcher not in ("slurm", "mpi"):
-        return lambda: False
+        return
     launcher = os.getppid()
 
-    def is_gone() -> bool:
-        return os.getppid() != launcher
-
     def watch() -> None:
-        while not is_gone():
+        while os.getppid() == launcher:
             time.sleep(1)
         tell(f"rank {launch.rank}: its launcher is gone; ending")
         os._exit(1)
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()
-    return is_gone
 
 
 def _innermost() -> Launch:
@@ -141,9 +124,16 @@ def _innermost() -> Launch:
     # then those of its task, which holds several ranks.
     found = [launch for read in (_by_torchrun, _by_mpi, _by_slurm) if (launch := read()) is not None]
     for number, launch in enumerate(found):
-        if launch.size != 1 or launch.is_elastic:
+        if launch.is_elastic:
+            num_met = int(os.environ.get("GROUP_WORLD_SIZE", 1))
             for outer in found[number + 1 :]:
-                _require_one_run(launch, outer)
+                if outer.size not in (1, num_met):
+                    raise UserError(
+                        f"{_COMMANDS[outer.launcher]} started {outer.size} torchruns, but {num_met} of them met, so "
+                        "that several runs would train side by side; start one torchrun for each node, with --nnodes "
+                        "and a common --rdzv-endpoint, or type dist.launcher=torchrun if they are to train apart"
+                    )
+        if launch.size != 1 or launch.is_elastic:
             return launch
     num_tasks = os.environ.get("SLURM_NTASKS", "1")
     if num_tasks != "1" and "SLURM_STEP_ID" not in os.environ:
@@ -154,44 +144,18 @@ def _innermost() -> Launch:
     return Launch()
 
 
-def _require_one_run(launch: Launch, outer: Launch) -> None:
-    """Raise UserError if a launcher started this one several times, so that each trains alone."""
-    command, outer_command = _COMMANDS[launch.launcher], _COMMANDS[outer.launcher]
-    if launch.is_elastic:
-        num_met = int(os.environ.get("GROUP_WORLD_SIZE", outer.size))
-        remedy = f"give torchrun --nnodes={outer.size} and a common --rdzv-endpoint"
-    elif launch.host == _THIS_HOST:
-        num_met, remedy = 1, "start mpirun alone, without srun"
-    else:  # of several hosts, on each of which the outer launcher may have started a part
-        return
-    if outer.size not in (1, num_met):
-        raise UserError(
-            f"{outer_command} started {outer.size} {command}s, but {num_met} of them met, so that several runs would "
-            f"train side by side; {remedy}, start it with one task for each node, or type "
-            f"dist.launcher={launch.launcher} if they are to train apart"
-        )
-
-
 def _by_torchrun() -> Launch | None:
     """Read RANK and WORLD_SIZE, which torchrun sets, Ray Train, and people who need no launcher."""
     if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         return None
-    is_elastic = "TORCHELASTIC_RESTART_COUNT" in os.environ
+    launch = _launch("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
+        return launch
     # Static rendezvous has no run id. Rank 0 then stays under the same torchrun process through all
     # restarts, so that this process can serve as the identity.
     run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     identity = run_id if run_id != "none" else f"{socket.gethostname()}-{os.getppid()}"
-    return Launch(
-        launcher="torchrun",
-        rank=_number("RANK"),
-        size=_number("WORLD_SIZE"),
-        local_rank=_number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else None,
-        host=os.environ.get("MASTER_ADDR"),
-        port=_number("MASTER_PORT") if "MASTER_PORT" in os.environ else None,
-        is_elastic=is_elastic,
-        restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
-        identity=identity if is_elastic else None,
-    )
+    return replace(launch, is_elastic=True, restarts=_number("TORCHELASTIC_RESTART_COUNT"), identity=identity)
 
 
 def _by_mpi() -> Launch | None:
@@ -208,37 +172,20 @@ def _by_mpi() -> Launch | None:
     rank, size, local_rank, local_size = names
     if rank == "PMI_RANK" and local_rank not in os.environ and in_step:
         return None  # srun --mpi=pmi2 sets PMI's variables beside its own, which say more
-    num_ranks = _number(size)
-    on_one_host = os.environ.get(local_size) == os.environ[size]
+    on_one_host = os.environ.get(local_size) == os.environ.get(size)
     # MPI tells no host. Without MASTER_ADDR, only ranks on one host or in one job of Slurm know
-    # where to meet.
-    in_slurm = _first_host(os.environ.get("SLURM_JOB_NODELIST", ""))
-    host = os.environ.get("MASTER_ADDR") or (_THIS_HOST if on_one_host else in_slurm)
-    # On one host, all ranks have a daemon of MPI above them.
+    # where to meet. On one host, all ranks have a daemon of MPI above them.
+    host = "127.0.0.1" if on_one_host else _first_host(os.environ.get("SLURM_JOB_NODELIST", ""))
     job = os.environ.get("PMIX_NAMESPACE") or (_daemon() if on_one_host else os.environ.get("SLURM_JOB_ID", host))
-    name = f"mpi {job}"
-    return Launch(
-        launcher="mpi",
-        rank=_number(rank),
-        size=num_ranks,
-        local_rank=_number(local_rank) if local_rank in os.environ else None,
-        host=host,
-        port=_port(name),
-        name=name,
-    )
+    return _launch("mpi", rank, size, local_rank, host, f"mpi {job}")
 
 
 def _daemon() -> int:
-    """Return the process of MPI that started the ranks of this host: the parent, or above it."""
-    process = parent = os.getppid()
-    with suppress(OSError, ValueError):  # systems without /proc
-        while process > 1:
-            _, _, rest = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").partition("(")
-            program, _, fields = rest.rpartition(")")
-            if re.match(r"hydra_pmi|pmi_proxy|orted|prted|mpirun|mpiexec", program):
-                return process
-            process = int(fields.split()[1])
-    return parent
+    """Return the daemon of MPICH on this host, which starts a session for each rank."""
+    leader = Path(f"/proc/{os.getsid(0)}/stat")
+    if not leader.exists():
+        return os.getppid()
+    return int(leader.read_text(encoding="utf-8").rpartition(")")[2].split()[1])
 
 
 def _by_slurm() -> Launch | None:
@@ -250,15 +197,8 @@ def _by_slurm() -> Launch | None:
         return None
     nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
     name = f"slurm {os.environ.get('SLURM_JOB_ID')}.{os.environ['SLURM_STEP_ID']}"
-    return Launch(
-        launcher="slurm",
-        rank=_number("SLURM_PROCID"),
-        size=_number("SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"),
-        local_rank=_number("SLURM_LOCALID"),
-        host=os.environ.get("MASTER_ADDR") or _first_host(nodes),
-        port=_port(name),
-        name=name,
-    )
+    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
+    return _launch("slurm", "SLURM_PROCID", size, "SLURM_LOCALID", _first_host(nodes), name)
 
 
 _READERS: dict[str, Callable[[], Launch | None]] = {
@@ -268,6 +208,22 @@ _READERS: dict[str, Callable[[], Launch | None]] = {
     "single": Launch,
 }
 _COMMANDS = {"torchrun": "torchrun", "slurm": "srun", "mpi": "mpirun"}
+
+
+def _launch(
+    launcher: LauncherName, rank: str, size: str, local_rank: str, host: str | None = None, name: str = ""
+) -> Launch:
+    """Read the variables with these names. Without MASTER_PORT, the port follows from `name`."""
+    port = _FIRST_PORT + zlib.crc32(name.encode()) % _NUM_PORTS if name else None
+    return Launch(
+        launcher=launcher,
+        rank=_number(rank),
+        size=_number(size),
+        local_rank=_number(local_rank) if local_rank in os.environ else None,
+        host=os.environ.get("MASTER_ADDR") or host,
+        port=_number("MASTER_PORT") if "MASTER_PORT" in os.environ else port,
+        name=name,
+    )
 
 
 def _number(name: str) -> int:
@@ -280,13 +236,6 @@ def _number(name: str) -> int:
         return int(os.environ[name])
     except ValueError as error:
         raise UserError(f"the environment variable {name} is {os.environ[name]!r}; set it to a number") from error
-
-
-def _port(name: str) -> int:
-    """Return MASTER_PORT, or a port that follows from the name of the launch."""
-    if "MASTER_PORT" in os.environ:
-        return _number("MASTER_PORT")
-    return _FIRST_PORT + zlib.crc32(name.encode()) % _NUM_PORTS
 
 
 def _first_host(nodes: str) -> str | None:

@@ -11,10 +11,10 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from utils.ranks.world import World
 
-# How many seconds a rank waits for the other ranks to report the fault too. After a kill ("gone")
-# the others notice at their next collective, and first give a running save one second. After a hang
-# ("late") each rank gives up after a fixed time, and the ranks began to wait at different moments.
-_ROLL_CALL_S = {"gone": 3.0, "late": 5.0}
+# How long a rank waits for the others to report the fault too. After a kill they notice at their
+# next collective, and first give a running save one second. After a hang each rank gives up after a
+# fixed time, and the ranks began to wait at different moments.
+_AFTER_A_KILL_S, _AFTER_A_HANG_S = 3.0, 5.0
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ def silent_ranks(world: World, error: Exception) -> list[str]:
         if not is_lost_peer(error):
             silent = []
             return
-        end = time.monotonic() + _ROLL_CALL_S["late" if late else "gone"]
+        end = time.monotonic() + (_AFTER_A_HANG_S if late else _AFTER_A_KILL_S)
         missing, gone = [rank for rank in range(world.size) if rank != world.rank], list[int]()
         while missing and not gone and time.monotonic() < end:
             time.sleep(0.1)
@@ -80,7 +80,7 @@ def silent_ranks(world: World, error: Exception) -> list[str]:
             # Kept up to date in each round, because rank 0 may leave and take the store along.
             silent = gone or elsewhere or missing
 
-    _asked(call_the_roll, _ROLL_CALL_S["late"] + 1)
+    _asked(call_the_roll, _AFTER_A_HANG_S + 1)
     if silent is None:
         return [f"nobody answers where the ranks met, in or beside rank 0 ({world.places[0]}): it hangs or is gone"]
     return [

@@ -2,10 +2,9 @@
 
 import os
 import socket
-import threading
 import time
 import uuid
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from utils.ranks.config import MeetingConfig
 from utils.ranks.launch import Launch
 
 _TO_READ_S = 1.0  # how long rank 0 leaves a message for the others before it ends
+_LOOK_EVERY_S = 0.02
 
 
 class Patience:
@@ -75,17 +75,11 @@ def open_store(launch: Launch, config: MeetingConfig, patience: Patience) -> Sto
         _await_server(host, int(port), patience)
     else:  # others find out whether the address leads here
         host = "localhost"
-    opened: Future[TCPStore] = Future()
-
-    def open_it() -> None:
-        try:
-            timeout, is_server = timedelta(seconds=patience.timeout_s), launch.rank == 0
-            opened.set_result(TCPStore(host, int(port), is_master=is_server, timeout=timeout, wait_for_workers=False))
-        except Exception as error:
-            opened.set_exception(error)
-
+    timeout, is_server = timedelta(seconds=patience.timeout_s), launch.rank == 0
     # In a thread, because a client never returns if another program answers at the port.
-    threading.Thread(target=open_it, name="meeting point", daemon=True).start()
+    opened = ThreadPoolExecutor(1).submit(
+        TCPStore, host, int(port), is_master=is_server, timeout=timeout, wait_for_workers=False
+    )
     try:
         store = opened.result(max(1.0, patience.left_s))
     except TimeoutError as error:
@@ -104,10 +98,7 @@ def open_store(launch: Launch, config: MeetingConfig, patience: Patience) -> Sto
 
 
 def _await_server(host: str, port: int, patience: Patience) -> None:
-    """Wait until something answers at an address.
-
-    TCPStore would wait, too, but it does not let Ctrl-C through, and prints each attempt.
-    """
+    """Wait until something answers. TCPStore's own wait does not let Ctrl-C through."""
     while True:
         try:
             socket.create_connection((host, port), timeout=max(0.1, min(5.0, patience.left_s))).close()
@@ -119,10 +110,8 @@ def _await_server(host: str, port: int, patience: Patience) -> None:
             ) from error
         except OSError as error:
             if patience.left_s < 0:
-                said = error.strerror or error
-                raise MissingRank(
-                    f"rank 0 does not answer at {host}:{port} ({said}); it did not come {patience}"
-                ) from error
+                said = f"rank 0 does not answer at {host}:{port} ({error.strerror or error})"
+                raise MissingRank(f"{said}; it did not come {patience}") from error
         time.sleep(0.1)
 
 
@@ -140,25 +129,22 @@ def store_of_this_attempt(store: Store, rank: int, size: int, patience: Patience
         _receive(store, own, size, patience)
         return PrefixStore(own, store)
 
-    def is_there(key: str) -> bool:
+    def answer(key: str, late: str, more_s: float = 0.0) -> str:
+        """Poll, because a wait in the store does not let Ctrl-C through."""
         try:
-            return bool(store.check([key]))
+            while not store.check([key]):
+                if patience.left_s < -more_s:
+                    raise MissingRank(f"{late} did not come {patience}")
+                time.sleep(_LOOK_EVERY_S)
+            return str(store.get(key).decode())
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             raise MissingRank("rank 0 ended while ranks met; its own message says why") from error
 
     store.set(f"ticket/{rank}", own)
-    while not is_there(f"attempt/{own}"):
-        if patience.left_s < 0:
-            raise MissingRank(f"rank 0 did not come {patience}")
-        time.sleep(0.02)
-    name = store.get(f"attempt/{own}").decode()
+    name = answer(f"attempt/{own}", "rank 0")
     store.set(f"{name}/arrived/{own}", "")
-    while not is_there(f"{name}/all here"):
-        if is_there(f"{name}/missing"):
-            raise MissingRank(store.get(f"{name}/missing").decode())
-        if patience.left_s < -_TO_READ_S:  # rank 0 gave up, and had no time to say so
-            raise MissingRank(f"a rank did not come {patience}")
-        time.sleep(0.02)
+    if missing := answer(f"{name}/missing", "a rank", _TO_READ_S):
+        raise MissingRank(missing)
     return PrefixStore(name, store)
 
 
@@ -177,10 +163,9 @@ def _receive(store: Store, own: str, size: int, patience: Patience) -> None:
 
     while missing := [other for other in range(1, size) if not has_come(other)]:
         if patience.left_s < 0:
-            named = ", ".join(f"rank {other}" for other in missing[:20]) + (" and others" if missing[20:] else "")
-            said = f"{named} of {size} did not come {patience}"
+            said = f"{', '.join(f'rank {other}' for other in missing[:20])} of {size} did not come {patience}"
             store.set(f"{own}/missing", said)
             time.sleep(_TO_READ_S)  # the store may end together with this rank
             raise MissingRank(said)
-        time.sleep(0.02)
-    store.set(f"{own}/all here", "")
+        time.sleep(_LOOK_EVERY_S)
+    store.set(f"{own}/missing", "")

@@ -29,13 +29,13 @@ def require_same_replicas(tensors: Mapping[str, Tensor], step: int, world: World
         values = {rank: of_rank[key] for rank, of_rank in enumerate(of_ranks) if key in of_rank}
         (usual, count), *others = Counter(values.values()).most_common()
         if others:
-            is_tie = count == others[0][1]
-            wrong = [rank for rank, value in values.items() if is_tie or value != usual]
-            named = ", ".join(f"{rank} ({world.places[rank]})" for rank in wrong)
-            said = f"ranks {named} differ from one another" if is_tie else f"rank {named} differs from the others"
+            is_tie = count == others[0][1]  # then nobody knows which rank is wrong
+            wrong = ", ".join(
+                f"rank {rank} ({world.places[rank]})" for rank, value in values.items() if is_tie or value != usual
+            )
             raise RuntimeError(
-                f"{said} in {key[0]} at step {step}, though they are to hold the same: memory, a device or its driver "
-                "is at fault; unlike devices may also round differently (switch this check off there)"
+                f"{wrong} differs from the others in {key[0]} at step {step}; memory, a device or its driver is at "
+                "fault; unlike devices may also round differently (switch this check off there)"
             )
 
 

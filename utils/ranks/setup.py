@@ -23,7 +23,7 @@ def join_ranks(launch: Launch | None = None, config: MeetingConfig = DEFAULT_MEE
     """Connect to the other ranks on the host. `connect_devices` connects the devices afterwards.
 
     Raises:
-        UserError: It is not known where the ranks meet, or they can't meet there.
+        UserError: The ranks can't meet where they are to meet.
         MissingRank: A rank did not come. The message names it.
     """
     launch = launch or Launch.from_environment(config.launcher)
@@ -57,7 +57,6 @@ def join_ranks(launch: Launch | None = None, config: MeetingConfig = DEFAULT_MEE
         host_group=dist.group.WORLD,
         device_group=dist.group.WORLD,
         data_group=dist.group.WORLD,
-        host_data_group=dist.group.WORLD,
         data_rank=rank,
         data_size=size,
         share_weights=(Fraction(1),) * size,
@@ -78,8 +77,7 @@ def connect_devices(
 ) -> World:
     """Return this world on a device, with all its process groups. Every rank.
 
-    Args:
-        axes: the layout of the ranks for strategies with a mesh; None: each rank has its own slots.
+    Without `axes`, the layout of the ranks on a mesh, each rank has its own slots.
     """
     config = config or DistConfig(
         **world.meeting.model_dump(), backend="auto", timeout_s=600, num_threads=None, rank_weights=[]
@@ -142,25 +140,23 @@ def _with_groups(world: World, backend: str, axes: Axes) -> World:
     dist.distributed_c10d._set_pg_timeout(_THREAD_TIMEOUT, thread_group)
     ranks_RSM = torch.arange(world.size).view(axes.replicate, axes.shard, axes.model)
 
-    def own_group(lines: Tensor, backend: str, timeout: timedelta) -> dist.ProcessGroup:
+    def own_group(lines: Tensor) -> dist.ProcessGroup:
         """Make one group for each line of ranks, and return the group of this rank."""
         (ranks,) = (line for line in lines.tolist() if world.rank in line)
-        return dist.new_group(ranks, timeout, backend, use_local_synchronization=True)
+        return dist.new_group(ranks, device_timeout, backend, use_local_synchronization=True)
 
-    data_ranks = ranks_RSM.flatten(0, 1).T
     return replace(
         world,
         backend=backend,
         host_group=host_group,
         device_group=device_group,
         thread_group=thread_group,
-        data_group=own_group(data_ranks, backend, device_timeout),
-        host_data_group=own_group(data_ranks, "gloo", timeout),
+        data_group=own_group(ranks_RSM.flatten(0, 1).T),
         data_rank=world.rank // axes.model,
         data_size=world.size // axes.model,
         mesh=DeviceMesh.from_group(
             [
-                own_group(lines.flatten(0, 1), backend, device_timeout)
+                own_group(lines.flatten(0, 1))
                 for lines in (ranks_RSM.permute(1, 2, 0), ranks_RSM.permute(0, 2, 1), ranks_RSM)
             ],
             device.type,
@@ -171,24 +167,21 @@ def _with_groups(world: World, backend: str, axes: Axes) -> World:
 
 
 def _pick_device(name: DeviceName, local_rank: int) -> torch.device:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = {"cuda": count > 0, "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if name == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if count == 0:
-            raise UserError("device=cuda, but PyTorch finds no CUDA device here; use device=cpu or device=auto")
-        # A launcher may show each rank a card of its own, which then is the only one.
-        return torch.device("cuda", local_rank % count)
-    if name == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device=mps, but PyTorch finds no Apple GPU here; use device=cpu or device=auto")
-    return torch.device(name)
+        return _pick_device("cuda" if count else "mps" if found["mps"] else "cpu", local_rank)
+    if not found[name]:
+        raise UserError(
+            f"device={name}, but PyTorch finds no {name.upper()} device here; use device=cpu or device=auto"
+        )
+    # A launcher may show each rank a card of its own, which then is the only one.
+    return torch.device("cuda", local_rank % count) if name == "cuda" else torch.device(name)
 
 
 def _pick_backend(name: str, device: torch.device) -> str:
     if name == "nccl" and device.type != "cuda":
-        raise UserError(
-            f"dist.backend=nccl moves data between CUDA devices, but this run is on {device.type}; use gloo"
-        )
+        raise UserError(f"dist.backend=nccl needs CUDA devices, but this run is on {device.type}; use gloo")
     if name in ("mpi", "nccl") and not dist.is_backend_available(name):
         raise UserError(f"dist.backend={name}, but this PyTorch was built without {name.upper()}; use auto")
     if device.type == "cuda":

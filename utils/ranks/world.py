@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
@@ -67,11 +67,10 @@ class Place:
     @property
     def is_gone(self) -> bool:
         try:
-            with suppress(PermissionError):  # the process exists and belongs to another user
-                if self.is_near:
-                    os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
+            if self.is_near:
+                os.kill(self.pid, 0)
+        except OSError as error:
+            return isinstance(error, ProcessLookupError)  # another user's process exists, too
         return False
 
 
@@ -91,9 +90,8 @@ class World:
     host_group: dist.ProcessGroup | None = None  # carries objects and flags (gloo)
     device_group: dist.ProcessGroup | None = None  # carries tensors
     data_group: dist.ProcessGroup | None = None  # the ranks that together hold the global batch once
-    host_data_group: dist.ProcessGroup | None = None  # the same ranks, for objects (gloo)
-    # For one thread beside the main thread (gloo). All ranks must start the collectives of a group
-    # in the same order, so the thread needs a group of its own.
+    # For one thread beside the main thread (gloo), because the order of collectives must be the
+    # same on all ranks.
     thread_group: dist.ProcessGroup | None = None
     data_rank: int = 0  # the number of this rank's share of the slots
     data_size: int = 1  # the number of shares
@@ -179,8 +177,7 @@ class World:
     def gather_rows(self, tensor: Tensor, num_rows: int | None = None) -> Tensor:
         """Return the rows of all shares, concatenated in the order of slots. Every rank.
 
-        Args:
-            num_rows: of which each rank holds its `slice_of`; None: all ranks hold equally many.
+        Each rank holds its `slice_of` of `num_rows`, or equally many rows for None.
         """
         if self.data_size == 1:
             return tensor
@@ -233,16 +230,15 @@ class World:
 
     def gather_to_main(self, value: T) -> list[T] | None:
         """Return the value of each share, in order, on rank 0; None on other ranks. Every rank."""
-        if self.data_size == 1:
-            return [value] if self.is_main else None
-        values: list[Any] | None = [None] * self.data_size if self.data_rank == 0 else None
-        dist.gather_object(value, values, group_dst=0, group=self.host_data_group)
-        return values if self.is_main else None
+        if self.size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.is_main else None
+        dist.gather_object(value, values, group_dst=0, group=self.host_group)
+        return values and values[:: self.ranks_per_share]
 
     def any(self, flag: bool) -> bool:
         """Return whether any rank raises the flag, without waiting for the device. Every rank."""
-        (raised,) = self.any_of(flag)
-        return raised
+        return self.any_of(flag)[0]
 
     def any_of(self, *flags: bool) -> list[bool]:
         """Return for each flag whether any rank raises it. Every rank."""
@@ -261,8 +257,7 @@ class World:
     def shared_errors(self) -> Iterator[None]:
         """Raise a UserError on all ranks if one rank raises it inside. Every rank.
 
-        Other errors leave this rank alone. No collective may stand inside, because a rank that
-        failed never reaches it.
+        No collective may stand inside, because a rank that failed never reaches it.
         """
         mistake = cause = None
         try:
@@ -278,10 +273,8 @@ class World:
 
 
 def is_dtensor(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Return whether each rank holds only a part of the tensor.
-
-    Importing DTensor takes half as long as importing torch, and few runs need it.
-    """
+    """Return whether each rank holds only a part of the tensor."""
+    # Importing DTensor takes half as long as importing torch, and few runs need it.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

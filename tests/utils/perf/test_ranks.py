@@ -54,19 +54,24 @@ def _check_rows(world: World) -> None:
 
 
 def _check_a_late_rank(world: World) -> None:
-    """Rank 0 waits for rank 1: communication for rank 0, work for rank 1, and imbalance."""
-    x, sampler = torch.ones(1000), RankSampler(1, world)
+    """Rank 0 waits for rank 1: communication for rank 0, work for rank 1, and imbalance.
+
+    The late rank does not lower the bandwidth, because the rank that waited does not count.
+    """
+    x, sampler = torch.ones(5_000_000), RankSampler(1, world)
     world.barrier()
     with sampler.step(1):
-        work = dist.all_reduce(torch.ones(1000), async_op=True) if world.rank == 0 else None
         time.sleep(0.5 * world.rank)
-        began = time.perf_counter()
-        (work or dist.all_reduce(x, async_op=True)).wait()
-        waited_ms = 1e3 * (time.perf_counter() - began)
+        dist.all_reduce(x)
+    assert sampler._sample is not None
+    comm_ms = world.gather_objects(sampler._sample.comm_ms)
     row = sampler.row()
-    assert 250 * 0.9 < row["perf/comm_ms"] < sum(world.gather_objects(waited_ms)) / 2 + 50
+    assert comm_ms[0] > comm_ms[1] + 400
+    assert (row["perf/comm_ms_min"], row["perf/comm_ms_max"]) == (comm_ms[1], comm_ms[0])
+    assert row["perf/comm_ms"] == pytest.approx(sum(comm_ms) / 2)
     assert 0.4 < row["perf/comm_share"] < 0.7
     assert 1.6 < row["perf/imbalance"] <= 2
+    assert row["perf/comm_gb_per_s"] == pytest.approx(0.02 / (comm_ms[1] / 1e3), rel=0.05)
 
 
 def _check_it_sees_everything(world: World) -> None:
@@ -93,55 +98,31 @@ def _check_it_sees_everything(world: World) -> None:
             time.sleep(0.1 * world.rank)
             call()
         row = sampler.row()
-        assert 50 * 0.8 < row["perf/comm_ms"] < 200, name
         # Rank 1 is late, so that rank 0 waits for it.
-        assert row["perf/comm_ms_min"] < row["perf/comm_ms"] - 30 and row["perf/comm_ms_max"] > row["perf/comm_ms"] + 30
+        assert row["perf/comm_ms_max"] > row["perf/comm_ms_min"] + 60, name
 
 
 def _check_bytes(world: World) -> None:
     """The bytes are those of the tensors that a rank hands over, whatever their dtype."""
     half, whole = torch.ones(30, dtype=torch.bfloat16), torch.ones(500)
     parts = [torch.empty(70, dtype=torch.float64) for _ in range(world.size)]
-    calls: dict[str, tuple[Callable[[], object], list[float]]] = {
-        "all-gather of doubles": (lambda: dist.all_gather(parts, torch.ones(70, dtype=torch.float64)), [560] * 2),
-        "reduce-scatter": (lambda: dist.reduce_scatter_tensor(torch.empty(250), whole), [2000] * 2),
-        "sum of bfloat16": (lambda: dist.all_reduce(half), [60] * 2),
-        "broadcast of int64": (lambda: dist.broadcast(torch.arange(9), 0), [72] * 2),
-        "flags": (lambda: world.any_of(True, False), [8] * 2),
-        "a message counts at its sender": (
-            lambda: dist.recv(whole, 1) if world.rank == 0 else dist.send(whole, 0),
-            [0, 2000],
-        ),
-        "asynchronous": (lambda: [work.wait() for work in [dist.all_reduce(whole, async_op=True)]], [2000] * 2),
-        "none": (lambda: None, [0] * 2),
+    calls: dict[str, tuple[Callable[[], object], float]] = {
+        "all-gather of doubles": (lambda: dist.all_gather(parts, torch.ones(70, dtype=torch.float64)), 560),
+        "reduce-scatter": (lambda: dist.reduce_scatter_tensor(torch.empty(250), whole), 2000),
+        "sum of bfloat16": (lambda: dist.all_reduce(half), 60),
+        "broadcast of int64": (lambda: dist.broadcast(torch.arange(9), 0), 72),
+        "flags": (lambda: world.any_of(True, False), 8),
+        "a message counts at its sender": (lambda: dist.recv(whole, 1) if world.is_main else dist.send(whole, 0), 1000),
+        "asynchronous": (lambda: [work.wait() for work in [dist.all_reduce(whole, async_op=True)]], 2000),
+        "none": (lambda: None, 0),
     }
     for name, (call, num_bytes) in calls.items():
         sampler = RankSampler(1, world)
         with sampler.step(1):
             call()
-        assert sampler._sample is not None
-        found = world.gather_objects(sampler._sample.num_bytes)
-        assert found == num_bytes, f"{name}: {found}"
         row = sampler.row()
-        assert row["perf/comm_mb"] == pytest.approx(sum(num_bytes) / 2 / 1e6), name
-        assert ("perf/comm_gb_per_s" in row) == any(num_bytes), name
-
-
-def _check_bandwidth(world: World) -> None:
-    """A late rank does not lower the bandwidth, because the rank that waited does not count."""
-    x, sampler = torch.ones(5_000_000), RankSampler(1, world)
-    world.barrier()
-    with sampler.step(1):
-        time.sleep(0.3 * world.rank)
-        began = time.perf_counter()
-        dist.all_reduce(x)
-        taken_s = world.gather_objects(time.perf_counter() - began)
-    assert taken_s[0] > taken_s[1] + 0.2
-    assert sampler._sample is not None
-    comm_ms = world.gather_objects(sampler._sample.comm_ms)
-    row = sampler.row()
-    assert row["perf/comm_gb_per_s"] == pytest.approx(0.02 / (comm_ms[1] / 1e3), rel=0.05)
-    assert (row["perf/comm_ms_min"], row["perf/comm_ms_max"]) == (comm_ms[1], comm_ms[0])
+        assert row["perf/comm_mb"] == pytest.approx(num_bytes / 1e6), name
+        assert ("perf/comm_gb_per_s" in row) == (num_bytes > 0), name
 
 
 def _check_the_share(world: World) -> None:
@@ -184,7 +165,7 @@ def _check_each_rank(world: World) -> None:
 
 def _check_all(world: World) -> None:
     checks = [_check_rows, _check_a_late_rank, _check_it_sees_everything, _check_bytes]
-    for check in (*checks, _check_bandwidth, _check_the_share, _check_each_rank):
+    for check in (*checks, _check_the_share, _check_each_rank):
         check(world)
 
 

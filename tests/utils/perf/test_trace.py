@@ -56,10 +56,9 @@ def test_the_chosen_steps_are_traced_with_their_largest_operations(
 
 @pytest.mark.parametrize(("ranks", "traced"), [([0], [0]), ([1, 2], [1, 2]), (None, [0, 1, 2])])
 def test_the_chosen_ranks_are_traced(tmp_path: Path, ranks: list[int] | None, traced: list[int]) -> None:
-    said = [_trace(tmp_path, 6, rank=rank, size=3, ranks=ranks) for rank in range(3)]
+    for rank in range(3):
+        _trace(tmp_path, 6, rank=rank, size=3, ranks=ranks)
     assert _traces(tmp_path) == [f"rank_{rank}" for rank in traced]
-    if ranks == [1, 2]:  # rank 0, whose words are seen, has no trace of its own
-        assert said[0] == [f"ranks 1, 2 trace steps 4 to 6 into {tmp_path / 'profile'}"]
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -78,7 +77,6 @@ def test_a_resumed_run_keeps_its_earlier_trace(tmp_path: Path) -> None:
     (first,) = tmp_path.glob("profile/*.gz")
     assert re.fullmatch(r"rank_0\.\d+\.pt\.trace\.json\.gz", first.name), "TensorBoard finds it by this pattern"
     contents = first.read_bytes()
-    assert _trace(tmp_path, 1) == [], "the first part of the run has a trace"
     _trace(tmp_path, 6)
     assert _traces(tmp_path) == ["rank_0", "rank_0"] and first.read_bytes() == contents
 
