@@ -40,13 +40,13 @@ from records.heading import heading
 from records.launched import Launched
 from records.lock import RunLock
 from records.metrics import Row
-from training.attention_kernel import require_attention_kernel
 from training.compiling import with_compile
 from training.data import Data
 from training.dry_run import dry_run, smaller_step
+from training.kernels import require_kernels
 from training.number_watch import NumberWatch
 from training.plan import Plan
-from training.precision import require_fp8_products, with_forward_dtype
+from training.precision import with_forward_dtype
 from training.recovery import Recovery
 from training.resume import Start, read_start
 from training.session import Session
@@ -176,8 +176,7 @@ def build_state(start: Start, data: Data, world: World) -> TrainState:
         start.notes.append(f"starting from the weights of {config.initial_weights}")
     else:
         weights = initial_weights(config.arch, data.sizes, config.seed, world)
-    start.notes.extend(require_fp8_products(model, world))
-    require_attention_kernel(model, world)
+    start.notes.extend(require_kernels(model, world))
     # compile=auto is decided once, like forward_dtype=auto: a resumed run keeps what its checkpoint
     # says.
     was_compiled = checkpoint.state.config.get("compile") is True if checkpoint else None

@@ -62,7 +62,14 @@ def _decide(config: PretrainConfig, model: Model, data: Data, world: World) -> t
     """Return whether to compile a new run, and why. A run that is too short has no reason."""
     device, strategy = world.device.type, config.parallel.name
     num_units, unit = (torch.get_num_threads(), "CPU thread") if device == "cpu" else (1, "GPU")
-    flops = estimated_flops(config, model, data) / (num_units * world.size)
+    num_steps = config.epochs * kind_of_arch(config.arch).size_of_epoch(data.train) / config.global_batch_size
+    num_steps = min(num_steps, config.max_steps or num_steps)
+    if isinstance(model, RecursiveModel):  # counting exactly would take a second
+        flops = num_steps * estimated_flops_of_step(config, model)
+    else:
+        last_step = math.ceil(num_steps)
+        flops = FlopsOfRun(config, data.sizes, last_step).of_steps(1, last_step)
+    flops /= num_units * world.size
     least = LEAST_FLOPS.get(device, LEAST_FLOPS["cpu"])
     if flops < least:
         return False, ""
@@ -73,19 +80,6 @@ def _decide(config: PretrainConfig, model: Model, data: Data, world: World) -> t
     if strategy not in _TESTED_STRATEGIES:
         return False, f"because compiling was never tested with parallel={strategy}"
     return True, f"because {flops:.0e} operations for each {unit} are more than the {least:.0e} where compiling pays"
-
-
-def estimated_flops(config: PretrainConfig, model: Model, data: Data) -> float:
-    """Return about how many floating-point operations a whole run has.
-
-    Counting those of puzzles exactly would take a second.
-    """
-    num_steps = config.epochs * kind_of_arch(config.arch).size_of_epoch(data.train) / config.global_batch_size
-    num_steps = min(num_steps, config.max_steps or num_steps)
-    if isinstance(model, RecursiveModel):
-        return num_steps * estimated_flops_of_step(config, model)
-    last_step = math.ceil(num_steps)
-    return float(FlopsOfRun(config, data.sizes, last_step).of_steps(1, last_step))
 
 
 def estimated_flops_of_step(config: PretrainConfig, model: RecursiveModel) -> float:

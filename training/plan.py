@@ -25,7 +25,6 @@ class Plan:
     config: PretrainConfig
     sampler: Sampler | TextSampler
     last_step: int
-    evaluates: bool
     evaluators: Evaluators
     best_metric: str  # with its set; empty for none
     augmentation: OnlineAugmentation | None
@@ -49,7 +48,7 @@ class Plan:
             evaluators = NO_EVALUATORS if data.test is None else kind.evaluators(config, data.test)
             best_metric = full_best_metric(config, data, evaluators)
             augmentation = online_augmentation(config, data, world)
-        return Plan(config, sampler, last_step, data.test is not None, evaluators, best_metric, augmentation)
+        return Plan(config, sampler, last_step, evaluators, best_metric, augmentation)
 
     # ---- rates of a step ----
 
@@ -78,17 +77,10 @@ class Plan:
     def log_due(self, step: int) -> bool:
         return step == 1 or step % self.config.log_interval == 0
 
-    def next_row(self, step: int) -> int:
-        """Return the first step from this one on that has a row, if only that of its evaluation."""
-        every = self.config.log_interval
-        return step if self.log_due(step) else min(-(-step // every) * every, self.last_step)
-
     def evaluation_due(self, step: int) -> bool:
         """Return whether the step is the last, or the first after an interval."""
-        if not self.evaluates:
-            return False
         config, sampler = self.config, self.sampler
-        return (
+        return config.evaluates and (
             step >= self.last_step
             or self._interval_ends(config.eval_every_n_steps, step, step - 1)
             or self._interval_ends(config.eval_interval, sampler.epochs_done(step), sampler.epochs_done(step - 1))

@@ -4,13 +4,10 @@ import os
 import re
 import shutil
 from dataclasses import dataclass, field
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from records.checkpoint.format import read_state, step_folders
 from records.checkpoint.names import nearest_run, refuse_folder_of_runs, run_folder_of
@@ -19,16 +16,16 @@ from records.folder import CHECKPOINTS, clear_stopped, same_folder
 from records.launched import Launched
 from records.lock import RunLock
 from sharing.sources import kind_of, step_around
-from sharing.stored_config import GONE, completed, name_in
+from sharing.stored_config import GONE, completed, name_in, read_yaml
 from training.config import PretrainConfig
-from training.run_config import RunConfig, claim_fresh, note_name, place_of_run, with_names
+from training.run_config import RunConfig, claim_fresh, place_of_run, with_names
 from training.trained import read_config_of_new_run
 from utils.command_line import differences, typed_changes, typed_keys_and_groups, validate, with_changes
 from utils.composing import Composed, compose
 from utils.config import Container, flatten
 from utils.config_files import Place, default_groups, places_in
 from utils.errors import UserError
-from utils.files import file_errors, read_plain_yaml, refuse_links, write_atomically
+from utils.files import file_errors, refuse_links, write_atomically
 from utils.overrides import typed_override
 from utils.ranks.launch import Launch
 from utils.terminal import tell
@@ -266,16 +263,7 @@ def _changes(stored: Container, now: Container) -> list[str]:
 def _config_of(run_path: Path) -> Container | None:
     """Return the stored config of a run without checkpoints; None if no run began there."""
     file = run_path / "config.yaml"
-    if not file.is_file():
-        return None
-    try:
-        # Interpolations are not resolved: somebody else's file must not read the environment.
-        stored = OmegaConf.to_container(OmegaConf.load(StringIO(read_plain_yaml(file))))
-        if not isinstance(stored, dict):
-            raise ValueError("no config")
-    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} can't be read as YAML; remove it to start afresh") from error
-    return stored  # type: ignore[return-value]
+    return read_yaml(file, "remove it to start afresh") if file.is_file() else None
 
 
 def _named_checkpoint(where: RunConfig, launch: Launch, lock: RunLock, notes: list[str]) -> Checkpoint:
@@ -310,7 +298,7 @@ def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
         put_back(run)
 
 
-def prepare(start: Start, lock: RunLock, launch: Launch) -> None:
+def prepare(start: Start, lock: RunLock) -> None:
     """Create and lock the run's folder, write config.yaml, and clear the marker of a graceful stop.
 
     A run that branches off starts with a copy of the other run's metrics.
@@ -324,7 +312,6 @@ def prepare(start: Start, lock: RunLock, launch: Launch) -> None:
             claim_fresh(run, branches_off=start.branches_off)
         write_atomically(run / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(start.config.model_dump())))
         clear_stopped(run)
-        note_name(start.config, launch)
         if start.checkpoint is not None and start.branches_off:
             history = start.checkpoint.path.parent / "metrics.jsonl"
             if history.is_file():

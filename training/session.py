@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
+import torch
 from torch import Tensor
 
 from models.text.objective import TextBatch
@@ -15,16 +16,15 @@ from records.folder import mark_stopped
 from records.launched import Launched
 from records.lock import RunLock
 from records.metrics import Metrics, Row
-from training.advice import advice
 from training.config import PretrainConfig
-from training.data import Data
+from training.data import Data, num_parameters
 from training.evaluation import EvalOptions
 from training.flops import FlopsGauge, FlopsOfRun
 from training.kinds import kind_of_arch
 from training.laps import Interrupts
-from training.meta_model import num_parameters
 from training.number_watch import BadStep
 from training.plan import Plan
+from training.precision import multiplies_bfloat16
 from training.resume import Start, prepare
 from training.saves import Saves
 from training.state import TrainState
@@ -38,7 +38,7 @@ from utils.perf.trace import StepProfiler
 from utils.ranks.replicas import require_same_replicas
 from utils.ranks.world import World
 from utils.stop import StopSignal
-from utils.text import for_shell, in_words
+from utils.text import for_shell
 
 _LONG_EVALUATION_S = 10.0
 
@@ -70,7 +70,7 @@ class Session:
         with world.shared_errors():
             self._loader = plan.kind.loader(config, data.train, plan.sampler, plan.augmentation, world)
             if world.is_main:
-                prepare(start, lock, world.launch)
+                prepare(start, lock)
                 Launched(
                     last_step=plan.last_step,
                     ranks=world.size,
@@ -114,12 +114,7 @@ class Session:
         self._flops = FlopsGauge(flops, state.model.dtype, progress.step, world)
         self.clock, self._eval_share = StepClock(), TimeShare(config.eval_max_share)
         self._data_error: UserError | None = None  # why this rank has no next batch
-        for line in [*start.notes, describe(config, data, state, plan, world)]:
-            self.say(line)
-        self._first_step = progress.step + 1
-        if config.compile and world.is_main:
-            stop.answer = "stopping after this step, which still compiles"
-        for line in advice(plan, flops, state.model, self._first_step, world):
+        for line in [*start.notes, describe(config, data, state, plan, world), *warnings_of(plan, state, world)]:
             self.say(line)
 
     def __enter__(self) -> "Session":
@@ -162,8 +157,6 @@ class Session:
         self._profiler.step()
         self._metrics.advance(step)
         row = self._row() if self.plan.log_due(step) else {}
-        if step == self._first_step and not row:
-            self.say(f"step {step}/{self.plan.last_step}; the next row is that of step {self.plan.next_row(step)}")
         with self.clock.waiting_for_data():
             self._data_error = self._loader.next_mistake()
         return row
@@ -204,11 +197,9 @@ class Session:
         state, progress = self.state, self.state.progress
         assert test is not None
         state.watch.require_no_bad_step(self._saves.last_good)
-        last_s = self._eval_share.last_s
-        if last_s is None or last_s >= _LONG_EVALUATION_S:  # a silent run looks hung
+        if (self._eval_share.last_s or _LONG_EVALUATION_S) >= _LONG_EVALUATION_S:  # a silent run looks hung
             num_examples = sum(test.num_examples(config.eval_max_examples).values())
-            before = "" if last_s is None else f", which took {in_words(last_s)} the last time"
-            self.say(f"step {progress.step}: evaluating {num_examples:,} examples{before}")
+            self.say(f"step {progress.step}: evaluating {num_examples:,} examples")
         options = EvalOptions(
             config.eval_batch_size or config.global_batch_size,
             config.eval_max_examples,
@@ -319,11 +310,8 @@ class Session:
         if error is None:
             try:
                 self._saves.finish_last()
-            except UserError as refused:
-                self._end_after_mistake(refused)
-                raise
-            except Exception as fault:
-                self._end_after_fault(fault)
+            except Exception as failed:
+                self._end_after(failed)
                 raise
             if self.config.evaluates:
                 self.say(f"evaluation took {self._eval_share.share:.1%} of the time")
@@ -331,12 +319,14 @@ class Session:
                 self.say(what_next(self.config, self._data))
             self._profiler.close()
             self._metrics.close()
-        elif isinstance(error, UserError):
-            self._end_after_mistake(error)
         elif isinstance(error, Exception):
-            self._end_after_fault(error)
+            self._end_after(error)
 
-    def _end_after_mistake(self, error: UserError) -> None:
+    def _end_after(self, error: Exception) -> None:
+        if not isinstance(error, UserError):  # a fault: sinks stay open, because nobody would wait for them
+            self._checkpointer.settle(error)
+            error.add_note(f"at step {self.state.progress.step}; {self._checkpointer.last_good}")
+            return
         try:
             self._saves.finish_last()  # the save that is under way is still of use
         except UserError as failed:
@@ -347,11 +337,6 @@ class Session:
             # The other ranks wait meanwhile, for the rewind or for the error message.
             at_most_s = min(60.0, self._world.timeout.total_seconds() / 2)
             self._metrics.close(failed=not rewinds, at_most_s=at_most_s)
-
-    def _end_after_fault(self, error: Exception) -> None:
-        """Prepare for the end of the process. Sinks stay open: nobody would wait for them."""
-        self._checkpointer.settle(error)
-        error.add_note(f"at step {self.state.progress.step}; {self._checkpointer.last_good}")
 
 
 def what_next(config: PretrainConfig, data: Data) -> str:
@@ -375,3 +360,19 @@ def describe(config: PretrainConfig, data: Data, state: TrainState, plan: Plan, 
         f"{config.run_path}: {config.arch.name}, {network:,} parameters{data_in_words}{drawn}; "
         f"{plan.last_step:,} steps of {batch_in_words}; {config.parallel.name}, {world.size} x {world.device.type}"
     )
+
+
+def warnings_of(plan: Plan, state: TrainState, world: World) -> list[str]:
+    """Return what a user would otherwise find out late, and the way out."""
+    config, lines = plan.config, list[str]()
+    if config.lr and config.lr_warmup_steps >= plan.last_step:
+        lines.append(
+            f"warning: the warm-up (lr_warmup_steps={config.lr_warmup_steps}) is as long as the run of "
+            f"{plan.last_step} steps or longer, so that the learning rate stays below lr={config.lr:g}; set "
+            f"lr_warmup_steps={plan.last_step // 10}"
+        )
+    if state.model.dtype == torch.bfloat16 and world.device.type == "cpu" and not multiplies_bfloat16(world.device):
+        lines.append(
+            "warning: this CPU emulates bfloat16, which takes many times as long; set arch.forward_dtype=float32"
+        )
+    return lines
