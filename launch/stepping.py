@@ -112,7 +112,7 @@ class SteppedRun:
         """Write a checkpoint, and return its folder, which pretrain.py resume=... accepts."""
         self._log()
         self._session.save(is_best=self._is_best)
-        self._session.finish_save()
+        self._session.saves.finish_last()
         run = self._session.config.run_path
         return run / read_name(run / "latest")
 

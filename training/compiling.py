@@ -28,11 +28,8 @@ def with_compile(
     """Replace compile=auto by true or false, and check that the ranks can compile. Every rank.
 
     Args:
-        before: what the checkpoint says that the run goes on from. The run keeps it, because
-            compiled blocks round otherwise than eager ones.
-
-    Returns:
-        The config, and lines for the log.
+        before: what the checkpoint says. The run keeps it, because compiled blocks round otherwise
+            than eager ones.
     """
     is_auto, notes = config.compile == "auto", list[str]()
     chosen, why = config.compile is True, ""
@@ -83,10 +80,7 @@ def _decide(config: PretrainConfig, model: Model, data: Data, world: World) -> t
 
 
 def estimated_flops_of_step(config: PretrainConfig, model: RecursiveModel) -> float:
-    """Return about how many floating-point operations a step of puzzles has, over all ranks.
-
-    Attention scores, embeddings and heads are left out.
-    """
+    """Return about how many floating-point operations a step of puzzles has, over all ranks."""
     arch = config.puzzle_arch
     weights = sum(weight.numel() for weight in model.block_weights()) / max(1, len(model.levels()))
     passes = 2 if arch.values_going_on else 1  # q_continue needs a segment more

@@ -42,10 +42,7 @@ _DEGREES = {"fsdp_tp": "tensor", "pipeline": "stages"}
 
 
 class OwnKeys(StrictModel):
-    """What --dry-run takes beside the keys of a run.
-
-    The sizes are of data, which tell them if they are there.
-    """
+    """What --dry-run takes beside the keys of a run. The sizes are of data that are not there."""
 
     ranks: Int = Field(1, ge=1, lt=10**9)
     memory_gb: Float = Field(80.0, gt=0)
@@ -89,9 +86,6 @@ class Variants:
 
         The run's own strategy has the options of the run. Another strategy has its defaults, or
         other degrees if these don't suit the model's heads or blocks.
-
-        Raises:
-            UserError: The strategy can't work with this model or these ranks.
         """
         options, mistakes = [[f"parallel={name}"]], list[UserError]()
         if name == self.config.parallel.name:
@@ -136,12 +130,7 @@ class Variants:
 
 
 def dry_run(typed: list[str], num_ranks: int) -> Iterator[str]:
-    """Yield the lines of the page of --dry-run, as soon as they are known.
-
-    Args:
-        typed: overrides of a run, with those of OwnKeys among them.
-        num_ranks: how many ranks there are if the command line does not say it.
-    """
+    """Yield the lines of the page of --dry-run, as soon as they are known."""
     own = validate(OwnKeys, {"ranks": num_ranks} | typed_values(typed, list(OwnKeys.model_fields)))
     overrides = [each for each in typed if each.partition("=")[0] not in OwnKeys.model_fields]
     config = validate(PretrainConfig, read_config_of_new_run(overrides), lambda: compose("pretrain", overrides))
@@ -236,10 +225,7 @@ def _of_fits(variants: Variants, memory_gb: float) -> Iterator[str]:
 
 
 def smaller_step(start: Start, data: Data, world: World) -> str:
-    """Return the overrides with which a step of training fits where memory ran out.
-
-    The strategy stays, and so does what the run learns.
-    """
+    """Return the overrides with which a step of training fits where memory ran out."""
     config = start.config
     limit = _USABLE_SHARES["cuda" if world.device.type == "cuda" else "cpu"] * room_for(world)
     variants = Variants(config, data.sizes, world.size, limit)

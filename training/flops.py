@@ -38,11 +38,7 @@ from utils.ranks.world import World
 
 
 def flops_until(run: Path, steps: list[int]) -> list[float]:
-    """Return the cumulative FLOPs of a run after each of these steps.
-
-    The count follows the config with which the run was started last. Steps that a rewind left out
-    do not count.
-    """
+    """Return the cumulative FLOPs of a run after each of these steps, by its newest config."""
     config = validate(PretrainConfig, completed(read_run_config(run)))
     folders, launched = step_folders(run), Launched.read(run)
     state = read_state(folders[-1]) if folders else None

@@ -63,9 +63,7 @@ class Footprints:
         self._steps: dict[Any, Any] = {}
 
     def of(self, config: PretrainConfig) -> Bytes:
-        """Return the memory of the rank that has the most slots.
-
-        In a pipeline it is the first rank, which has the most microbatches under way.
+        """Return the memory of the rank that has the most slots, or the first of a pipeline.
 
         Args:
             config: differs from that of other calls only in parallel, grad_accumulation and

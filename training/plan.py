@@ -31,11 +31,7 @@ class Plan:
 
     @staticmethod
     def make(config: PretrainConfig, data: Data, progress: Progress, world: World) -> "Plan":
-        """Plan the rest of a run that has come so far. Every rank.
-
-        Raises:
-            UserError: The run would have no step, or the data do not give what the config asks for.
-        """
+        """Plan the rest of a run that has come so far. Every rank."""
         with world.shared_errors():
             kind = kind_of_arch(config.arch)
             sampler = kind.sampler(config, data.train, progress)
@@ -101,10 +97,7 @@ class Plan:
     # ---- the best evaluation ----
 
     def update_best(self, metrics: dict[str, float], progress: Progress) -> bool:
-        """Note in the progress whether an evaluation is the best so far, and return that.
-
-        An evaluation of examples without labels is not.
-        """
+        """Note in the progress whether an evaluation is the best so far, and return that."""
         value, best, mode = metrics.get(self.best_metric), progress.best, self.config.best_mode
         if mode == "auto":
             mode = "min" if self.best_metric.rpartition("/")[2] in _LOWER_IS_BETTER else "max"
@@ -125,13 +118,7 @@ class Plan:
 
 
 def full_best_metric(config: PretrainConfig, data: Data, evaluators: Evaluators) -> str:
-    """Return the metric that `best` follows, with its set. It is empty if the run follows none.
-
-    The metric "auto" is the accuracy of whole answers or, if there are none, the loss.
-
-    Raises:
-        UserError: Evaluation never gives such a metric.
-    """
+    """Return the metric that `best` follows, with its set. It is empty if the run follows none."""
     if config.best_metric is None or data.test is None:
         return ""
     sets = list(data.test.num_examples(None))

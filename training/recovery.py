@@ -15,11 +15,7 @@ from utils.ranks.world import World
 
 
 class Recovery:
-    """Starts a run, and starts it again from its last good checkpoint when a step went wrong.
-
-    After each start the state is built as in any resumed run, so that a rewind gives the same bits
-    as a restart. The batches of the steps that went wrong are left out.
-    """
+    """Starts a run, and starts it again from its last good checkpoint when a step went wrong."""
 
     def __init__(self, start: Start, world: World) -> None:
         self._start, self._config, self._world = start, start.config, world
@@ -33,11 +29,7 @@ class Recovery:
 
     @contextmanager
     def next_start(self) -> Iterator[Start]:
-        """Give the checkpoint and the config to go on from. The run goes on inside. Every rank.
-
-        With on_nonfinite=rewind, a step that went wrong does not end the run: the caller asks for
-        the next start until `is_done`.
-        """
+        """Give the checkpoint and the config to go on from. The run goes on inside. Every rank."""
         gc.collect()  # frees the tensors of the last start before this one takes as much memory
         try:
             yield self._start

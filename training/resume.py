@@ -1,7 +1,6 @@
 """Decide how a run begins: its config, and the checkpoint that it resumes, if any. For rank 0."""
 
 import os
-import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from records.checkpoint.format import read_state, step_folders
+from records.checkpoint.format import step_folders
 from records.checkpoint.names import nearest_run, refuse_folder_of_runs, run_folder_of
 from records.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
 from records.folder import CHECKPOINTS, clear_stopped, same_folder
@@ -94,15 +93,7 @@ def read_start(overrides: list[str], lock: RunLock, launch: Launch) -> Start:
 
 
 def _new_run(overrides: list[str], where: RunConfig, notes: list[str]) -> Start:
-    values = read_config_of_new_run(overrides)
-    asked = validate(PretrainConfig, values, lambda: compose("pretrain", overrides))
-    typed = typed_keys_and_groups("pretrain", overrides)
-    if {"arch", "experiment"} <= typed:
-        recipe = compose("pretrain", [each for each in overrides if not re.match(r"\+*arch[.=]", each)]).values
-        before, now = dict(flatten({"arch": recipe["arch"]})), dict(flatten({"arch": values["arch"]}))
-        both = [key for key in before if key in now and key not in typed and before[key] != now[key]]
-        if changed := ", ".join(f"{key} {before[key]} -> {now[key]}" for key in both):
-            notes.append(f"the typed arch replaces that of the recipe, and with it these keys: {changed}")
+    asked = validate(PretrainConfig, read_config_of_new_run(overrides), lambda: compose("pretrain", overrides))
     named = {key: getattr(where, key) for key in (*_NAMES, "checkpoint_path")}
     return Start(asked.model_copy(update=named | {"started_in": asked.started_in or os.getcwd()}), notes=notes)
 
@@ -145,8 +136,8 @@ def _resumed(
         of_file = {key: place for key, place in of_file.items() if is_stored(key)}
         return Composed(places=of_file | {key: place for key, place in places.items() if not is_stored(key)})
 
-    named = with_names(validate(PretrainConfig, with_changes(merged, changes), origin), launch)
-    config = _with_started_in(named, checkpoint)
+    config = with_names(validate(PretrainConfig, with_changes(merged, changes), origin), launch)
+    config = config.model_copy(update={"started_in": config.started_in or os.getcwd()})
     if checkpoint is None:
         if merged.get("resume") not in (None, "auto"):
             source = config.located(str(merged["resume"]))
@@ -161,7 +152,7 @@ def _resumed(
         notes.append(f"branches off {checkpoint.path.parent} at step {checkpoint.state.step} into {run_path}")
     if config.started_in != os.getcwd():
         notes.append(f"the run was started in {config.started_in}, to which its relative paths refer")
-    notes += [f"changed on the command line: {line}" for line in _changes(whole, named.model_dump())]
+    notes += [f"changed on the command line: {line}" for line in _changes(whole, config.model_dump())]
     return Start(config, checkpoint, notes)
 
 
@@ -170,27 +161,6 @@ def _absolute(path: Any) -> Any:
         return [_absolute(each) for each in path]
     is_path = isinstance(path, str) and path != "auto" and "://" not in path
     return os.path.join(os.getcwd(), path) if is_path else path
-
-
-def _with_started_in(config: PretrainConfig, checkpoint: Checkpoint | None) -> PretrainConfig:
-    """Return the config with `started_in`, the folder to which its relative paths refer.
-
-    That is the folder where the run was started. It is the current directory if that is not known,
-    or if the training data have moved from there to here. What did not move gets absolute paths.
-    """
-    train_paths, before = config.data_paths or [config.data_path], config.started_in
-    if before is not None:
-        are_there = all(os.path.exists(os.path.join(before, path)) for path in train_paths)
-        if are_there or not all(os.path.exists(path) for path in train_paths):
-            return config
-    # A run with a checkpoint does not read its first weights again.
-    others = {"data_paths_test"} if checkpoint is not None else _PATHS - {"data_path", "data_paths", "resume"}
-    absolute = {
-        key: [config.located(path) for path in value] if isinstance(value, list) else config.located(value)
-        for key, value in config.model_dump(include=others).items()
-        if value is not None
-    }
-    return config.model_copy(update=absolute | {"started_in": os.getcwd()})
 
 
 def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
@@ -213,10 +183,7 @@ def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
         if not same_folder(path, source):
             names = {"run_name": path.name} | names
     elif names:
-        stored = _config_of(source)
-        if stored is None:  # only steps were copied, or nothing is there
-            steps = step_folders(source)
-            stored = read_state(steps[-1]).config if steps else {}
+        stored = _config_of(source) or {}  # nothing, if only steps were copied
         of_folder = {"project_name": source.resolve().parent.name, "run_name": source.resolve().name}
         own = {key: stored.get(key) or name for key, name in of_folder.items()}
         if own | names != own:
@@ -299,10 +266,7 @@ def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
 
 
 def prepare(start: Start, lock: RunLock) -> None:
-    """Create and lock the run's folder, write config.yaml, and clear the marker of a graceful stop.
-
-    A run that branches off starts with a copy of the other run's metrics.
-    """
+    """Create and lock the run's folder, with config.yaml and the metrics that it branches off."""
     run = start.config.run_path
     try:
         run.mkdir(parents=True, exist_ok=True)

@@ -100,7 +100,7 @@ class Session:
                 plan.last_step,
             )
         self.say = self._metrics.say
-        self._saves = Saves(self._checkpointer, config, progress, self.say)
+        self.saves = Saves(self._checkpointer, config, progress, self.say)
         self._profiler = StepProfiler(config.profile, config.run_path, self.say, world)
         mine = world.slice_of(config.num_slots)
         self._ranks = RankSampler(
@@ -147,11 +147,7 @@ class Session:
         state.progress.open_slots += self.config.global_batch_size
 
     def end_step(self) -> Row:
-        """Return the row of the step, which is empty if none is due. Every rank.
-
-        Raises:
-            BadStep: A step since the last row went wrong.
-        """
+        """Return the row of the step, which is empty if none is due. Every rank."""
         step = self.state.progress.step
         self._stop.answer, self._stop.may_end = "stopping after this step" if self._world.is_main else "", False
         self._profiler.step()
@@ -163,8 +159,8 @@ class Session:
 
     def _row(self) -> Row:
         config, state, progress = self.config, self.state, self.state.progress
-        state.watch.require_no_bad_step(self._saves.last_good)
-        self._saves.look()  # a failed save is noticed here, even if the next save is hours away
+        state.watch.require_no_bad_step(self.saves.last_good)
+        self.saves.look()  # a failed save is noticed here, even if the next save is hours away
         row = state.sums.reduce(progress.open_steps, progress.open_slots)
         progress.open_steps = progress.open_slots = 0
         row["train/lr"] = config.lr * self.plan.lr_multiplier(progress.step) * self.plan.lr_scale
@@ -188,15 +184,11 @@ class Session:
             row: what is logged of this step already.
             limited: keep to eval_max_share. An evaluation that a stop put off is not limited, since
                 this process has no training time yet to take a share of.
-
-        Raises:
-            UserError: The data or the disk failed. The step is saved first; the resumed run makes
-                up for the evaluation.
         """
         config, kind, test = self.config, self.plan.kind, self._data.test
         state, progress = self.state, self.state.progress
         assert test is not None
-        state.watch.require_no_bad_step(self._saves.last_good)
+        state.watch.require_no_bad_step(self.saves.last_good)
         if (self._eval_share.last_s or _LONG_EVALUATION_S) >= _LONG_EVALUATION_S:  # a silent run looks hung
             num_examples = sum(test.num_examples(config.eval_max_examples).values())
             self.say(f"step {progress.step}: evaluating {num_examples:,} examples")
@@ -219,7 +211,7 @@ class Session:
                 )
         except UserError:
             progress.pending_row = row
-            self.save(is_best=False, is_last=True)
+            self.save(is_best=False)
             raise
         if metrics is None:
             progress.pending_row = row
@@ -234,53 +226,32 @@ class Session:
         if not deadline.was_met:  # a result on some of the examples may be luck
             self.say(f"step {progress.step}: no time for all of the evaluation (eval_max_share)")
             return Evaluation(row, is_done=True)
-        if self._saves.may_fail:  # a best step that could not be saved must not count as the best any more
-            self._saves.finish(last_comes=True)
+        if self.saves.may_fail:  # a best step that could not be saved must not count as the best any more
+            self.saves.finish()
         return Evaluation(row, is_done=True, is_best=self.plan.update_best(metrics, progress))
 
     def log(self, row: Row) -> None:
         """Write a row to all sinks. Every rank.
 
-        Raises:
-            UserError: The disk refuses it. With on_save_error=continue, the row waits instead, and
-                the next save fails if it can't write the row.
+        With on_save_error=continue, a row that the disk refuses waits for the next save.
         """
         step = self.state.progress.step
         with self._world.shared_errors():
-            self._metrics.write(step, {"epoch": self.plan.sampler.epoch(step), **row}, may_wait=self._saves.may_fail)
+            self._metrics.write(step, {"epoch": self.plan.sampler.epoch(step), **row}, may_wait=self.saves.may_fail)
 
     def vote_to_end(self) -> tuple[bool, bool]:
-        """Return whether any rank was asked to stop, and whether any lacks a batch. Every rank.
-
-        Raises:
-            UserError: max_failed_saves saves in a row have failed, and the run does not end at this
-                step otherwise. If it does, its last save is tried.
-        """
-        plan, progress = self.plan, self.state.progress
+        """Return whether any rank was asked to stop, and whether any lacks a batch. Every rank."""
         stopping, data_failed = self._world.any_of(self._stop.requested(), self._data_error is not None)
-        if not (stopping or data_failed or plan.out_of_patience(progress) or progress.step >= plan.last_step):
-            self._saves.require_attempts_left()
         return stopping, data_failed
 
-    def save(self, *, is_best: bool, is_last: bool = False) -> None:
-        """Begin to write a checkpoint of this step. Every rank.
-
-        Args:
-            is_last: no other save follows, because the run ends.
-
-        Raises:
-            UserError: A step went wrong, or the save before this one failed and that ends the run.
-        """
-        self.state.watch.require_no_bad_step(self._saves.last_good)
+    def save(self, *, is_best: bool) -> None:
+        """Begin to write a checkpoint of this step, if no step went wrong. Every rank."""
+        self.state.watch.require_no_bad_step(self.saves.last_good)
         self.check_replicas()  # a checkpoint of one rank's tensors would make its errors everybody's
-        self._saves.finish(last_comes=is_last)  # its failure changes the progress, which the snapshot holds
+        self.saves.finish()  # its failure changes the progress, which the snapshot holds
         snapshot = self.state.snapshot(self.config, self._data, self._world)
         upload = partial(self._metrics.add_checkpoint, is_best=is_best)
-        self._saves.begin(snapshot, is_best=is_best, first=self._metrics.write_waiting, then=upload)
-
-    def finish_save(self) -> None:
-        """Wait until the checkpoint that is under way is whole, or raise UserError. Every rank."""
-        self._saves.finish_last()
+        self.saves.begin(snapshot, is_best=is_best, first=self._metrics.write_waiting, then=upload)
 
     def check_replicas(self) -> None:
         """Compare the tensors that ranks hold alike, if the config asks for it. Every rank."""
@@ -296,7 +267,7 @@ class Session:
     def mark_stopped(self) -> None:
         """Write the marker of a graceful stop after the checkpoint is whole. Every rank."""
         reason = self._stop.name or "a signal to another rank"
-        self._saves.finish_last()
+        self.saves.finish_last()
         self.say(f"stopped by {reason} at step {self.state.progress.step}; resume=auto goes on from here")
         with self._world.shared_errors():
             if self._world.is_main:
@@ -309,7 +280,7 @@ class Session:
     ) -> None:
         if error is None:
             try:
-                self._saves.finish_last()
+                self.saves.finish_last()
             except Exception as failed:
                 self._end_after(failed)
                 raise
@@ -328,7 +299,7 @@ class Session:
             error.add_note(f"at step {self.state.progress.step}; {self._checkpointer.last_good}")
             return
         try:
-            self._saves.finish_last()  # the save that is under way is still of use
+            self.saves.finish_last()  # the save that is under way is still of use
         except UserError as failed:
             raise UserError(f"{error}; and {failed}") from failed
         finally:

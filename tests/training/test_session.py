@@ -291,10 +291,10 @@ def test_a_checkpoint_comes_after_the_rows_that_wait(open_session: Open, monkeyp
             patched.setattr(rows, "write_waiting", Mock(side_effect=OSError(28, os.strerror(28))))
             session.log({"train/lm_loss": 1.0})
             session.save(is_best=False)
-            session._saves.finish()
+            session.saves.finish()
         assert not (_run(session) / "latest").exists() and not (_run(session) / "metrics.jsonl").exists()
         session.save(is_best=False)
-        session._saves.finish()
+        session.saves.finish()
         assert '"step": 4' in (_run(session) / "metrics.jsonl").read_text()
         assert (_run(session) / "latest").exists() and session.state.progress.failed_saves == 1
 
