@@ -171,6 +171,6 @@ def test_a_rank_of_a_pipeline_has_its_blocks_and_the_microbatches_under_way() ->
     gpipe = _counted(4, *pipeline, "parallel.schedule=gpipe")
     assert gpipe[ACTIVATIONS] == pytest.approx(2 * staged[ACTIVATIONS], rel=0.1)
     interleaved = _counted(4, *pipeline, "parallel.schedule=interleaved")
-    assert staged[ACTIVATIONS] < interleaved[ACTIVATIONS] < 2 * staged[ACTIVATIONS]
+    assert staged[ACTIVATIONS] < interleaved[ACTIVATIONS] <= gpipe[ACTIVATIONS]
     sharded = _counted(8, *pipeline, "parallel.shard=2", "global_batch_size=32")
     assert sharded[MOMENTS] < staged[MOMENTS] and sharded[GATHERED] > 0
