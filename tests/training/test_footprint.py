@@ -35,14 +35,12 @@ SIZES = Sizes(seq_len=81, vocab_size=11, num_puzzle_identifiers=1001)
 VARIANTS = {
     "hrm_blocks_again": ["arch.activation_checkpointing=block", "ema=true"],
     "hrm_calls_again": ["arch.activation_checkpointing=cycle", "arch.backprop=all", "optim=adamw"],
-    "hrm_in_four": ["grad_accumulation=4"],
     "trm_mlp": ["arch=trm_mlp", "arch.width_multiple=16", "optim=muon"],
     "se_rrm_dropping": ["arch=se_rrm", "arch.head_dim=16", "arch.dropout=0.2", "arch.activation_checkpointing=block"],
     "transformer": ["arch=transformer", "freeze=blocks", "arch.pos_encodings=learned"],
     "hrm_text_blocks_again": ["arch=hrm_text", "arch.activation_checkpointing=block", "ema=true"],
     "trm_text_in_two": ["arch=trm_text", "grad_accumulation=2"],
     "gpt": ["arch=gpt", "arch.num_kv_heads=1", "arch.mlp=gelu", "arch.tie_head=true", "optim=adamw"],
-    "gpt_calls_again": ["arch=gpt", "arch.attention=prefixlm", "arch.activation_checkpointing=cycle"],
 }
 
 
