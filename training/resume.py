@@ -79,7 +79,7 @@ def read_start(overrides: list[str], lock: RunLock, launch: Launch) -> Start:
     run_path = where.run_path
     stored = _config_of(run_path) if checkpoint is None else checkpoint.state.config
     if stored is not None:
-        return _resumed(stored, checkpoint, overrides, where, launch, notes)
+        return _resumed(stored, checkpoint, overrides, where, notes)
     if where.resume == "auto" and not run_path.exists():
         similar = f" (did you mean {nearest}?)" if (nearest := nearest_run(run_path)) else ""
         # Told at once: the defaults may fail on missing data, which would hide the reason.
@@ -99,12 +99,7 @@ def _new_run(overrides: list[str], where: RunConfig, notes: list[str]) -> Start:
 
 
 def _resumed(
-    stored: Container,
-    checkpoint: Checkpoint | None,
-    overrides: list[str],
-    where: RunConfig,
-    launch: Launch,
-    notes: list[str],
+    stored: Container, checkpoint: Checkpoint | None, overrides: list[str], where: RunConfig, notes: list[str]
 ) -> Start:
     """Return the start of a run that has a stored config."""
     run_path, whole = where.run_path, completed(stored)
@@ -113,11 +108,8 @@ def _resumed(
     if gone := [f"{key}={value}" for key, value in flatten(stored) if key in GONE]:
         notes.append(f"stored keys that no longer exist are dropped: {', '.join(gone)}")
     merged, changes, places = _merged(whole, overrides)
-    changes |= {
-        "resume": where.resume,
-        "checkpoint_path": str(run_path),
-        "allow_changed_data": where.allow_changed_data,
-    }
+    changes |= {"resume": where.resume, "checkpoint_path": str(run_path)}
+    changes["allow_changed_data"] = where.allow_changed_data
     if where.resume not in (None, "auto"):  # a typed group, such as debug=tiny, gives no new names
         changes |= {key: getattr(where, key) or merged.get(key) for key in _NAMES}
     if changes.get("started_in", merged.get("started_in")) not in (None, os.getcwd()):
@@ -136,7 +128,7 @@ def _resumed(
         of_file = {key: place for key, place in of_file.items() if is_stored(key)}
         return Composed(places=of_file | {key: place for key, place in places.items() if not is_stored(key)})
 
-    config = with_names(validate(PretrainConfig, with_changes(merged, changes), origin), launch)
+    config = with_names(validate(PretrainConfig, with_changes(merged, changes), origin), Launch())
     config = config.model_copy(update={"started_in": config.started_in or os.getcwd()})
     if checkpoint is None:
         if merged.get("resume") not in (None, "auto"):
