@@ -1,13 +1,5 @@
 """Train a recursive reasoning model, or a model of text: the whole run, in the order of events.
 
-main             the whole run, again from a checkpoint if a step goes wrong
-open_run         connect the devices, and open the data
-build_state      the model in parts, its weights, its optimizers, and what a checkpoint has of both
-train            the loop: a step, and what is due after it
-take_step        a step, and the row that is to be logged of it
-train_step       one segment of every slot, or one pass over text, and an update of every weight
-after_step       evaluate, log, save, stop
-
 Every rank runs this file. The objects that it makes hide how many ranks there are. A docstring that
 says "Every rank." marks a function that all ranks must call together.
 """

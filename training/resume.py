@@ -236,7 +236,7 @@ def _named_checkpoint(where: RunConfig, launch: Launch, lock: RunLock, notes: li
         return own  # an earlier attempt of this launch has already gone on from PATH
     checkpoint = open_checkpoint(asked, notes.append)
     if not same_folder(run_path, source):
-        claim_fresh(run_path, branches_off=True)
+        claim_fresh(run_path)
     elif source != asked and (newest := step_folders(run_path)[-1]).name != checkpoint.path.name:
         raise UserError(
             f"resume={asked}, but the run went on to {newest.name}; "
@@ -265,7 +265,7 @@ def prepare(start: Start, lock: RunLock) -> None:
         lock.take(run, start.notes.append)
         if start.checkpoint is None or start.branches_off:
             # Another run may have used the folder while this one read its data.
-            claim_fresh(run, branches_off=start.branches_off)
+            claim_fresh(run)
         write_atomically(run / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(start.config.model_dump())))
         clear_stopped(run)
         if start.checkpoint is not None and start.branches_off:

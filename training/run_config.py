@@ -101,11 +101,10 @@ def _draw_name(project: str, launch: Launch) -> str:
 
 
 @file_errors()
-def claim_fresh(run: Path, *, branches_off: bool = False) -> None:
+def claim_fresh(run: Path) -> None:
     """Raise UserError if the folder holds checkpoints, which a new run would overwrite."""
     if steps := step_folders(run):
-        goes_on = typed_override("resume", str(run)) if branches_off else "resume=auto"
         raise UserError(
-            f"{run} already holds checkpoints (newest {steps[-1].name}); {goes_on} continues that run, "
-            "another run_name or checkpoint_path starts a new one"
+            f"{run} already holds checkpoints (newest {steps[-1].name}); {typed_override('resume', str(run))} "
+            "continues that run, another run_name or checkpoint_path starts a new one"
         )
