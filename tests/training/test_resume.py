@@ -137,6 +137,12 @@ def test_resume_auto_needs_the_run_unless_a_launch_knows_its_name(monkeypatch: p
     assert read("resume=auto", "project_name=p").config.run_path == first.config.run_path
 
 
+def test_resume_auto_without_a_folder_warns(copied: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert read("resume=auto", f"checkpoint_path={copied}x").checkpoint is None
+    said = capfd.readouterr().err
+    assert f"warning: resume=auto finds no folder {copied}x (did you mean {copied}?)" in " ".join(said.split())
+
+
 def test_what_is_no_run_cannot_be_resumed(copied: Path) -> None:
     file = copied / "step_00000012" / "model.safetensors"
     of_runs = f"{copied.parent} is a folder of runs; give one of them: {copied} \\(step 12\\)"
