@@ -1,13 +1,5 @@
 """Train a recursive reasoning model, or a model of text: the whole run, in the order of events.
 
-main             the whole run, again from a checkpoint if a step goes wrong
-open_run         connect the devices, and open the data
-build_state      the model in parts, its weights, its optimizers, and what a checkpoint has of both
-train            the loop: a step, and what is due after it
-take_step        a step, and the row that is to be logged of it
-train_step       one segment of every slot, or one pass over text, and an update of every weight
-after_step       evaluate, log, save, stop
-
 Every rank runs this file. The objects that it makes hide how many ranks there are. A docstring that
 says "Every rank." marks a function that all ranks must call together.
 """
@@ -39,13 +31,13 @@ from records.folder import Launched, clear_stopped
 from records.heading import heading
 from records.lock import RunLock
 from records.metrics import Row
-from training.attention_kernel import require_attention_kernel
 from training.compiling import with_compile
 from training.data import Data
 from training.dry_run import dry_run, smaller_step
+from training.kernels import require_kernels
 from training.number_watch import NumberWatch
 from training.plan import Plan
-from training.precision import require_fp8_products, with_forward_dtype
+from training.precision import with_forward_dtype
 from training.recovery import Recovery
 from training.resume import Start, read_start
 from training.session import Session
@@ -123,10 +115,7 @@ def read_overrides(argv: list[str], world: World) -> list[str] | None:
 
 
 def read_config_and_checkpoint(overrides: list[str], lock: RunLock, world: World) -> Start:
-    """Read the config on rank 0, find the checkpoint to go on from, and broadcast both. Every rank.
-
-    A restart by torchrun, which `world.launch` tells, resumes without being asked to.
-    """
+    """Read the config and find the checkpoint on rank 0, and broadcast both. Every rank."""
     start: Start | None = None
     with world.shared_errors():
         if world.is_main:
@@ -137,11 +126,7 @@ def read_config_and_checkpoint(overrides: list[str], lock: RunLock, world: World
 
 
 def open_run(start: Start, world: World) -> tuple[World, Data]:
-    """Connect the devices of the ranks, and open the data. Every rank.
-
-    Args:
-        start: its config gets what depends on the device.
-    """
+    """Connect the devices, choose the dtype, and open the data. Every rank."""
     config = start.config
     with world.shared_errors():
         axes = config.parallel.axes(world.size)
@@ -156,11 +141,7 @@ def open_run(start: Start, world: World) -> tuple[World, Data]:
 
 
 def build_state(start: Start, data: Data, world: World) -> TrainState:
-    """Build a fresh state, or that of the checkpoint. Every rank.
-
-    Args:
-        start: its config gets what depends on the size of the model.
-    """
+    """Build a fresh state, or that of the checkpoint. Every rank."""
     config, checkpoint = start.config, start.checkpoint
     with world.shared_errors():  # shapes only: no rank needs memory for the whole model
         model = build_on_meta(config.arch, **data.sizes.of_model(), num_parts=config.parallel.num_parts(world.size))
@@ -175,10 +156,8 @@ def build_state(start: Start, data: Data, world: World) -> TrainState:
         start.notes.append(f"starting from the weights of {config.initial_weights}")
     else:
         weights = initial_weights(config.arch, data.sizes, config.seed, world)
-    start.notes.extend(require_fp8_products(model, world))
-    require_attention_kernel(model, world)
-    # compile=auto is decided once, like forward_dtype=auto: a resumed run keeps what its checkpoint
-    # says.
+    start.notes.extend(require_kernels(model, world))
+    # compile=auto is decided once, like forward_dtype=auto.
     was_compiled = checkpoint.state.config.get("compile") is True if checkpoint else None
     config, notes = with_compile(config, model, data, world, before=was_compiled)
     start.config = config
@@ -280,7 +259,7 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one training step found out, on the device. The loop uses the sums and the norm."""
+    """What one training step found out, on the device."""
 
     outputs: list[Outputs]  # of each microbatch, for python -m tests.parity
     sums: Tensor  # this rank's, in the order of the objective's SumsSpec
@@ -297,10 +276,8 @@ def train_step(state: TrainState, batch: Batch | TextBatch, settings: StepSettin
     runs one pass over packed rows (models/text/objective.py).
 
     The gradients are of the loss summed over the global batch and divided by its number of slots,
-    or of labelled tokens. So each counts the same, however many a rank holds.
-
-    The host does not wait for the device. Only float16 makes it wait, because there the gradients
-    decide whether the step is taken.
+    or of labelled tokens. Only float16 makes the host wait for the device, because there the
+    gradients decide whether the step is taken.
     """
     layout, loss_scale = state.layout, state.loss_scale
     scale = 1.0 if loss_scale is None else loss_scale.factor
@@ -347,11 +324,7 @@ def train_step(state: TrainState, batch: Batch | TextBatch, settings: StepSettin
 
 
 def after_step(session: Session, row: Row) -> bool:
-    """Evaluate, log, save and stop, whatever is due after the step. Every rank.
-
-    Returns:
-        Whether the run was asked to stop, or is out of patience.
-    """
+    """Evaluate, log and save, as is due, and return whether the run ends here. Every rank."""
     plan, progress = session.plan, session.state.progress
     was_pending = progress.pending_row is not None
     progress.pending_row = None  # session.evaluate sets it again if the evaluation is interrupted
@@ -366,8 +339,7 @@ def after_step(session: Session, row: Row) -> bool:
         out_of_patience = evaluated and plan.out_of_patience(progress)
         checkpoint_due = plan.checkpoint_due(progress.step, evaluated=evaluated)
         if stopping or data_failed or out_of_patience or is_best or checkpoint_due:
-            ends = stopping or data_failed or out_of_patience or progress.step >= plan.last_step
-            session.save(is_best=is_best, is_last=ends)
+            session.save(is_best=is_best)
         elif plan.replicas_check_due(progress.step):
             session.check_replicas()
         if data_failed:

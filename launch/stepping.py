@@ -69,7 +69,7 @@ class SteppedRun:
         They join the row of the step in metrics.jsonl, unless it is written. The best step so far
         is saved at once, because no later save can have its weights.
         """
-        if not self._session.plan.evaluates:
+        if not self._session.config.evaluates:
             raise UserError("this config never evaluates; give eval_interval or eval_every_n_steps")
         try:
             done = self._session.evaluate(self._row or {}, limited=False)
@@ -108,7 +108,7 @@ class SteppedRun:
         """Write a checkpoint, and return its folder, which pretrain.py resume=... accepts."""
         self._log()
         self._session.save(is_best=self._is_best)
-        self._session.finish_save()
+        self._session.saves.finish_last()
         run = self._session.config.run_path
         return run / read_name(run / "latest")
 

@@ -19,9 +19,8 @@ from search.study import FINISHED, dry_points
 from search.sweep import Sweep
 from training import step_time
 from training.config import PretrainConfig
-from training.data import AnySizes
+from training.data import AnySizes, num_parameters
 from training.kinds import kind_of_arch
-from training.meta_model import num_parameters
 from training.splits import open_own
 from utils.errors import UserError
 from utils.processes import ending_with_parent

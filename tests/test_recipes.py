@@ -1,6 +1,5 @@
 """The parts of a recipe besides the architecture: the average, early stopping, several datasets."""
 
-import functools
 import json
 import re
 import shutil
@@ -186,30 +185,6 @@ def test_data_on_changes_no_result(data: Path, two: tuple[Path, Path], tmp_path:
         paths = f"[{two[0]},{two[1]}]"
         train_here(settings(data, tmp_path / where, data_on=where, augment="online", data_paths=paths))
     runs.assert_same_run(tmp_path / "device", tmp_path / "host")
-
-
-# ---- compiled ----------------------------------------------------------------------------------
-
-
-def test_compiled_stacks_work_at_every_depth(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that was compiled as a whole failed at its second depth.
-
-    The backend of this test generates no code.
-    """
-    monkeypatch.setattr("training.compiling.why_compiling_fails", lambda device: "")
-    monkeypatch.setattr(torch.nn.Module, "compile", functools.partialmethod(torch.nn.Module.compile, backend="eager"))
-    schedule = {
-        "arch.depth_curriculum": "[{until:0.3,H_cycles:1,L_cycles:1},{until:0.6,H_cycles:1,L_cycles:2}]",
-        "arch.backprop": "all",
-        "arch.backprop_warmup_steps": 9,
-        "log_interval": 1,
-    }
-    losses = {}
-    for compiled in (False, True):
-        run = tmp_path / f"compiled_{compiled}"
-        train_here(settings(data, run, compile=compiled, **schedule))
-        losses[compiled] = [row["train/lm_loss"] for row in rows(run)]
-    assert losses[True] == pytest.approx(losses[False], rel=1e-5) and len(losses[True]) == runs.LAST_STEP
 
 
 # ---- mistakes ----------------------------------------------------------------------------------

@@ -28,11 +28,8 @@ def with_compile(
     """Replace compile=auto by true or false, and check that the ranks can compile. Every rank.
 
     Args:
-        before: what the checkpoint says that the run goes on from. The run keeps it, because
-            compiled blocks round otherwise than eager ones.
-
-    Returns:
-        The config, and lines for the log.
+        before: what the checkpoint says. The run keeps it, because compiled blocks round otherwise
+            than eager ones.
     """
     is_auto, notes = config.compile == "auto", list[str]()
     chosen, why = config.compile is True, ""
@@ -62,7 +59,14 @@ def _decide(config: PretrainConfig, model: Model, data: Data, world: World) -> t
     """Return whether to compile a new run, and why. A run that is too short has no reason."""
     device, strategy = world.device.type, config.parallel.name
     num_units, unit = (torch.get_num_threads(), "CPU thread") if device == "cpu" else (1, "GPU")
-    flops = estimated_flops(config, model, data) / (num_units * world.size)
+    num_steps = config.epochs * kind_of_arch(config.arch).size_of_epoch(data.train) / config.global_batch_size
+    num_steps = min(num_steps, config.max_steps or num_steps)
+    if isinstance(model, RecursiveModel):  # counting exactly would take a second
+        flops = num_steps * estimated_flops_of_step(config, model)
+    else:
+        last_step = math.ceil(num_steps)
+        flops = FlopsOfRun(config, data.sizes, last_step).of_steps(1, last_step)
+    flops /= num_units * world.size
     least = LEAST_FLOPS.get(device, LEAST_FLOPS["cpu"])
     if flops < least:
         return False, ""
@@ -75,24 +79,8 @@ def _decide(config: PretrainConfig, model: Model, data: Data, world: World) -> t
     return True, f"because {flops:.0e} operations for each {unit} are more than the {least:.0e} where compiling pays"
 
 
-def estimated_flops(config: PretrainConfig, model: Model, data: Data) -> float:
-    """Return about how many floating-point operations a whole run has.
-
-    Counting those of puzzles exactly would take a second.
-    """
-    num_steps = config.epochs * kind_of_arch(config.arch).size_of_epoch(data.train) / config.global_batch_size
-    num_steps = min(num_steps, config.max_steps or num_steps)
-    if isinstance(model, RecursiveModel):
-        return num_steps * estimated_flops_of_step(config, model)
-    last_step = math.ceil(num_steps)
-    return float(FlopsOfRun(config, data.sizes, last_step).of_steps(1, last_step))
-
-
 def estimated_flops_of_step(config: PretrainConfig, model: RecursiveModel) -> float:
-    """Return about how many floating-point operations a step of puzzles has, over all ranks.
-
-    Attention scores, embeddings and heads are left out.
-    """
+    """Return about how many floating-point operations a step of puzzles has, over all ranks."""
     arch = config.puzzle_arch
     weights = sum(weight.numel() for weight in model.block_weights()) / max(1, len(model.levels()))
     passes = 2 if arch.values_going_on else 1  # q_continue needs a segment more

@@ -7,7 +7,9 @@ from typing import Any
 
 from dataset.schema import Split, SplitName
 from dataset.text.schema import UNKNOWN, Form, TextSplit
+from models import shapes_of
 from models.base import CommonConfig
+from models.model import Model
 from training.config import PretrainConfig
 from utils.errors import UserError
 from utils.ranks.world import World, shares
@@ -42,23 +44,14 @@ class Sizes:
 
 @dataclass(frozen=True)
 class TextSizes:
-    """What a text model and those who use it need to know of a dataset.
+    """What a text model and those who use it need to know of a dataset."""
 
-    Attributes:
-        vocab_size: that of the model, which is the dataset's, rounded up (VOCAB_MULTIPLE).
-        max_len: the most tokens of a sequence that the model has seen.
-        mean_context: about the length of the sequence that a token lies in, for counts of FLOPs.
-        tokenizer: as in dataset.json: "bytes", the sha256 of tokenizer.json, or "unknown".
-        special_tokens: their numbers by name; empty if nobody knows them.
-        form: what most samples are; None if nobody knows it.
-    """
-
-    vocab_size: int
-    max_len: int
-    mean_context: int
-    tokenizer: str
-    special_tokens: dict[str, int]
-    form: Form | None = None
+    vocab_size: int  # that of the model, which is the dataset's, rounded up (VOCAB_MULTIPLE)
+    max_len: int  # the most tokens of a sequence that the model has seen
+    mean_context: int  # about the length of the sequence that a token lies in, for counts of FLOPs
+    tokenizer: str  # as in dataset.json: "bytes", the sha256 of tokenizer.json, or "unknown"
+    special_tokens: dict[str, int]  # their numbers by name; empty if nobody knows them
+    form: Form | None = None  # what most samples are; None if nobody knows it
 
     @staticmethod
     def of(split: TextSplit) -> "TextSizes":
@@ -101,6 +94,21 @@ class Data:
         split = self.train if name == "train" else self.test
         assert isinstance(split, Split)
         return split
+
+
+def model_on_meta(config: PretrainConfig, sizes: AnySizes) -> Model:
+    """Return the whole model of a run on the meta device, whose tensors have no memory."""
+    arch = config.arch
+    if arch.forward_dtype == "auto":
+        arch = arch.model_copy(update={"forward_dtype": "float32"})
+    model = shapes_of(arch, **sizes.of_model())
+    model.freeze("weights" if config.freeze_weights else config.freeze)
+    return model
+
+
+def num_parameters(config: PretrainConfig, sizes: AnySizes) -> int:
+    """Return the number of parameters of a run's whole model, without its puzzle table."""
+    return sum(weight.numel() for weight in model_on_meta(config, sizes).parameters())
 
 
 def require_whole_shares(config: PretrainConfig, world: World) -> None:

@@ -5,7 +5,7 @@ Nothing is allocated and no other rank is started. A laptop can ask about 64 GPU
 
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import get_args
 
@@ -13,11 +13,10 @@ from pydantic import Field
 
 from models.model import Checkpointing
 from training.config import PretrainConfig
-from training.data import AnySizes, Data, slots_of_ranks
-from training.flops import flops_of_parts
-from training.footprint import PARTS, Footprint, Footprints, imagined_world
+from training.data import AnySizes, Data, model_on_meta, num_parameters, slots_of_ranks
+from training.flops import flops_of_step
+from training.footprint import PARTS, Bytes, Footprints, imagined_world
 from training.kinds import kind_of_arch
-from training.meta_model import model_on_meta, num_parameters
 from training.precision import with_forward_dtype
 from training.resume import Start
 from training.splits import open_own
@@ -28,7 +27,6 @@ from utils.config import Float, Int, StrictModel
 from utils.config_files import choices
 from utils.errors import UserError
 from utils.perf.devices import room_for
-from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
 from utils.ranks.world import World
 
 # The share of a device's memory that stays free: for the driver, for other libraries, and for the
@@ -44,10 +42,7 @@ _DEGREES = {"fsdp_tp": "tensor", "pipeline": "stages"}
 
 
 class OwnKeys(StrictModel):
-    """What --dry-run takes beside the keys of a run.
-
-    The sizes are of data, which tell them if they are there.
-    """
+    """What --dry-run takes beside the keys of a run. The sizes are of data that are not there."""
 
     ranks: Int = Field(1, ge=1, lt=10**9)
     memory_gb: Float = Field(80.0, gt=0)
@@ -62,11 +57,11 @@ class OwnKeys(StrictModel):
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to lay a run out, what to type for it, and what it takes."""
+    """A way to lay a run out, what to type for it, and the bytes that it takes at its peak."""
 
     config: PretrainConfig
     typed: list[str]
-    footprint: Footprint
+    peak: int
 
 
 class Variants:
@@ -79,11 +74,11 @@ class Variants:
     def __init__(self, config: PretrainConfig, sizes: AnySizes, num_ranks: int, limit: float) -> None:
         self.config, self.limit, self._num_ranks = config, limit, num_ranks
         self._footprints = Footprints(sizes, num_ranks)
+        self.asked = self.bytes_with(config.arch.activation_checkpointing)
 
-    def asked(self, checkpointing: Checkpointing | None = None) -> Footprint:
-        """Return what the run takes as it was asked for."""
-        arch = self.config.arch
-        arch = arch.model_copy(update={"activation_checkpointing": checkpointing or arch.activation_checkpointing})
+    def bytes_with(self, checkpointing: Checkpointing) -> Bytes:
+        """Return what the run takes with this activation checkpointing."""
+        arch = self.config.arch.model_copy(update={"activation_checkpointing": checkpointing})
         return self._footprints.of(self.config.model_copy(update={"arch": arch}))
 
     def row(self, name: str) -> list[Variant]:
@@ -91,9 +86,6 @@ class Variants:
 
         The run's own strategy has the options of the run. Another strategy has its defaults, or
         other degrees if these don't suit the model's heads or blocks.
-
-        Raises:
-            UserError: The strategy can't work with this model or these ranks.
         """
         options, mistakes = [[f"parallel={name}"]], list[UserError]()
         if name == self.config.parallel.name:
@@ -123,35 +115,22 @@ class Variants:
         for number in (n for n in range(least, pieces + 1) if pieces % n == 0):
             config = config.model_copy(update={"grad_accumulation": number})
             more = [f"grad_accumulation={number}"] if number != self.config.grad_accumulation else []
-            variants.append(Variant(config, [*typed, *more], self._footprints.of(config)))
-            if variants[-1].footprint.peak <= self.limit:
+            variants.append(Variant(config, [*typed, *more], sum(self._footprints.of(config).values())))
+            if variants[-1].peak <= self.limit:
                 return variants[-1]
-        return min(variants, key=lambda variant: variant.footprint.peak)
+        return min(variants, key=lambda variant: variant.peak)
 
     def smallest_change(self, variants: list[Variant]) -> Variant | None:
-        """Return the variant that fits with few overrides, and with little more work for a step.
-
-        With FSDP more microbatches send more. Therefore they come after activation checkpointing.
-        """
-
-        def cost(variant: Variant) -> tuple[bool, int, int, int]:
-            config, place = variant.config, _CHECKPOINTINGS.index(variant.config.arch.activation_checkpointing)
-            is_another = config.parallel.name != self.config.parallel.name
-            return is_another, len(variant.typed), config.grad_accumulation, place
-
-        return min((each for each in variants if each.footprint.peak <= self.limit), key=cost, default=None)
+        """Return the variant that fits with few overrides, and with few microbatches."""
+        fitting = [each for each in variants if each.peak <= self.limit]
+        return min(fitting, key=lambda each: (len(each.typed), each.config.grad_accumulation), default=None)
 
 
 # ---- the page ------------------------------------------------------------------------------------
 
 
 def dry_run(typed: list[str], num_ranks: int) -> Iterator[str]:
-    """Yield the lines of the page of --dry-run, as soon as they are known.
-
-    Args:
-        typed: overrides of a run, with those of OwnKeys among them.
-        num_ranks: how many ranks there are if the command line does not say it.
-    """
+    """Yield the lines of the page of --dry-run, as soon as they are known."""
     own = validate(OwnKeys, {"ranks": num_ranks} | typed_values(typed, list(OwnKeys.model_fields)))
     overrides = [each for each in typed if each.partition("=")[0] not in OwnKeys.model_fields]
     config = validate(PretrainConfig, read_config_of_new_run(overrides), lambda: compose("pretrain", overrides))
@@ -162,11 +141,9 @@ def dry_run(typed: list[str], num_ranks: int) -> Iterator[str]:
         arch = arch.model_copy(update={"forward_dtype": "bfloat16"})
     config = config.model_copy(update={"arch": with_forward_dtype(arch, World.single())})
     sizes = _sizes(config, own.model_dump(exclude={"ranks", "memory_gb", "tflops"}, exclude_none=True))
-    yield from _of_model(config, sizes, own, overrides)
-    yield ""
+    yield from _of_model(config, sizes, own)
     variants = Variants(config, sizes, own.ranks, (1 - FREE_SHARE) * own.memory_gb * 1e9)
     yield from _of_rank(variants)
-    yield ""
     yield from _of_fits(variants, own.memory_gb)
 
 
@@ -186,7 +163,7 @@ def _sizes(config: PretrainConfig, typed: dict[str, int]) -> AnySizes:
     return sizes
 
 
-def _of_model(config: PretrainConfig, sizes: AnySizes, own: OwnKeys, overrides: list[str]) -> Iterator[str]:
+def _of_model(config: PretrainConfig, sizes: AnySizes, own: OwnKeys) -> Iterator[str]:
     """Yield the lines on the model and on a step, and if a rate was typed the time."""
     model, kind = model_on_meta(config, sizes), kind_of_arch(config.arch)
     of_rank = max(slots_of_ranks(config, imagined_world(config, own.ranks)))
@@ -199,12 +176,9 @@ def _of_model(config: PretrainConfig, sizes: AnySizes, own: OwnKeys, overrides: 
     in_blocks = sum(weight.numel() for weight in model.block_weights())
     rows = f"; {model.puzzle_embedding.weight.numel():,} in the puzzle table" if model.puzzle_embedding else ""
     yield f"parameters: {num_parameters(config, sizes):,}, of which {in_blocks:,} in blocks{rows}"
-    of_part = flops_of_parts(config, sizes, kind.usual_depth(config))
-    flops = sum(of_part.values())
+    flops = flops_of_step(config, sizes, kind.usual_depth(config))
     each = ", ".join(f"{_si(flops / number)} for {what}" for what, number in kind.parts_of_batch(config, sizes).items())
-    names = {FORWARD: "forward", BACKWARD: "backward", NO_GRAD: "without gradient"}
-    shares = ", ".join(f"{names[part]} {n / flops:.0%}" for part, n in of_part.items() if n)
-    yield f"FLOPs: {each} ({shares}); {_si(flops)} for a step"
+    yield f"FLOPs: {each}; {_si(flops)} for a step"
     if own.tflops is not None:
         seconds, num_steps = flops / own.tflops / 1e12 / own.ranks, config.max_steps or 1000
         hours = num_steps * seconds / 3600
@@ -212,23 +186,20 @@ def _of_model(config: PretrainConfig, sizes: AnySizes, own: OwnKeys, overrides: 
 
 
 def _of_rank(variants: Variants) -> Iterator[str]:
-    config = variants.config
-    footprints = [variants.asked(each) for each in _CHECKPOINTINGS]
-    yield f"memory of a rank in GB (10^9 bytes), with grad_accumulation={config.grad_accumulation}:"
+    config, columns = variants.config, [variants.bytes_with(each) for each in _CHECKPOINTINGS]
+    yield f"\nmemory of a rank in GB (10^9 bytes), with grad_accumulation={config.grad_accumulation}:"
     asked = [f"{each}{' *' * (each == config.arch.activation_checkpointing)}" for each in _CHECKPOINTINGS]
     yield _row("  arch.activation_checkpointing=", asked)
     for part in PARTS:
-        if any(values := [footprint.parts[part] for footprint in footprints]):
-            yield _row(f"  {part}", [_gb(value) for value in values])
-    if footprints[0].on_host:
-        yield _row("  beside it, on the host", [_gb(footprint.on_host) for footprint in footprints])
-    yield _row("  most at a time", [_gb(footprint.peak) for footprint in footprints])
+        if any(values := [column[part] for column in columns]):
+            yield _row(f"  {part}", map(_gb, values))
+    yield _row("  most at a time", [_gb(sum(column.values())) for column in columns])
 
 
 def _of_fits(variants: Variants, memory_gb: float) -> Iterator[str]:
     own, tried = variants.config.parallel.name, list[Variant]()
-    yield f"what fits into {memory_gb:g} GB, of which a tenth stays free (in brackets: too much)"
-    yield _row("  parallel=", list(_CHECKPOINTINGS))
+    yield f"\nwhat fits into {memory_gb:g} GB, of which a tenth stays free (in brackets: too much)"
+    yield _row("  parallel=", _CHECKPOINTINGS)
     for name in sorted(choices("parallel"), key=lambda name: name != own):
         try:
             row = variants.row(name)
@@ -238,47 +209,40 @@ def _of_fits(variants: Variants, memory_gb: float) -> Iterator[str]:
         tried += row
         cells = []
         for variant in row:
-            size, number = _gb(variant.footprint.peak), variant.config.grad_accumulation
+            size, number = _gb(variant.peak), variant.config.grad_accumulation
             fitting = size if number == 1 else f"{size} /{number:<3}"
-            cells.append(fitting if variant.footprint.peak <= variants.limit else f"({size})")
+            cells.append(fitting if variant.peak <= variants.limit else f"({size})")
         degree = [each.removeprefix("parallel.") for each in row[0].typed if each.startswith("parallel.")]
         yield _row(" ".join([f"  {name}", *degree, *["*"] * (name == own)]), cells)
     yield "* as asked; /4: with grad_accumulation=4"
-    asked = f"{_gb(variants.asked().peak)} of {memory_gb:g} GB"
-    if variants.asked().peak <= variants.limit:
-        yield f"the run fits: {asked}"
-    elif best := variants.smallest_change(tried):
-        yield f"the run does not fit: {asked}; it would with {' '.join(best.typed)}"
-    else:
-        yield f"the run does not fit: {asked}; take more ranks, or a smaller batch or model"
+    peak = sum(variants.asked.values())
+    change = "take more ranks, or a smaller batch or model"
+    if best := variants.smallest_change(tried):
+        change = f"it would with {' '.join(best.typed)}"
+    fits = "fits" if peak <= variants.limit else "does not fit"
+    yield f"the run {fits}: {_gb(peak)} of {memory_gb:g} GB" + ("" if fits == "fits" else f"; {change}")
     yield "not counted: what CUDA and NCCL take for themselves, and data that data_on keeps on the device"
 
 
 def smaller_step(start: Start, data: Data, world: World) -> str:
-    """Return the overrides with which a step of training fits where memory ran out.
-
-    The strategy stays, and so does what the run learns.
-    """
+    """Return the overrides with which a step of training fits where memory ran out."""
     config = start.config
     limit = _USABLE_SHARES["cuda" if world.device.type == "cuda" else "cpu"] * room_for(world)
     variants = Variants(config, data.sizes, world.size, limit)
-    asked = variants.asked().peak
+    asked = sum(variants.asked.values())
     if asked <= limit:  # something that is not counted did not fit beside it
         variants.limit = asked / 2
     possible = variants.row(config.parallel.name)
     if best := variants.smallest_change(possible):
-        return (
-            f"it should fit with {' '.join(best.typed)}: {_gb(best.footprint.peak)} GB instead of {_gb(asked)} by "
-            "calculation, and the same result"
-        )
-    least = min(variant.footprint.peak for variant in possible)
+        return f"it should fit with {' '.join(best.typed)}: {_gb(best.peak)} GB instead of {_gb(asked)} by calculation"
+    least = min(variant.peak for variant in possible)
     return (
         f"no grad_accumulation and no activation_checkpointing is enough ({_gb(least)} GB by calculation); take more "
         f"ranks with parallel=fsdp, or a smaller model, such as arch.hidden_size={config.arch.hidden_size // 2}"
     )
 
 
-def _row(head: str, cells: list[str]) -> str:
+def _row(head: str, cells: Iterable[str]) -> str:
     return f"{head:<32}" + "".join(f"{cell:>14}" for cell in cells)
 
 

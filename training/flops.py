@@ -7,7 +7,6 @@ Elementwise work and the optimizer are left out, as is usual.
 
 import time
 from bisect import bisect_right
-from collections import Counter
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -30,23 +29,16 @@ from records.folder import Launched
 from records.history import read_run_config
 from sharing.stored_config import completed
 from training.config import PretrainConfig
-from training.data import AnySizes, TextSizes
+from training.data import AnySizes, TextSizes, model_on_meta
 from training.kinds import kind_of_arch
-from training.meta_model import model_on_meta
 from training.splits import open_own, sizes_of_checkpoint
 from utils.command_line import validate
-from utils.errors import UserError
 from utils.perf.devices import peak_tflops
-from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
 from utils.ranks.world import World
 
 
 def flops_until(run: Path, steps: list[int]) -> list[float]:
-    """Return the cumulative FLOPs of a run after each of these steps.
-
-    The count follows the config with which the run was started last. Steps that a rewind left out
-    do not count.
-    """
+    """Return the cumulative FLOPs of a run after each of these steps, by its newest config."""
     config = validate(PretrainConfig, completed(read_run_config(run)))
     folders, launched = step_folders(run), Launched.read(run)
     state = read_state(folders[-1]) if folders else None
@@ -54,12 +46,7 @@ def flops_until(run: Path, steps: list[int]) -> list[float]:
         sizes = sizes_of_checkpoint(Checkpoint(folders[-1], state, frozenset()), config.arch)
     else:
         sizes = kind_of_arch(config.arch).sizes.of(open_own(config, "train"))
-    flops = FlopsOfRun(config, sizes, launched.last_step if launched is not None else 0)
-    if flops.depth_changes and launched is None:
-        raise UserError(
-            f"{run}: its depth changes over the run, whose planned last step is not known (no launch.json, "
-            "because an older version trained it); give another --x"
-        )
+    flops = FlopsOfRun(config, sizes, launched.last_step if launched is not None else max(steps))  # older: none
     sums = {0: 0}
     for before, step in pairwise(sorted({0, *steps})):
         sums[step] = sums[before] + flops.of_steps(before + 1, step)
@@ -121,16 +108,8 @@ def flops_of_step(config: PretrainConfig, sizes: AnySizes, depth: Depth | CallCo
     """Return the operations of one training step with this depth, over all ranks together.
 
     What activation_checkpointing computes a second time is not counted: it adds nothing to the
-    result.
-    """
-    return sum(flops_of_parts(config, sizes, depth).values())
-
-
-def flops_of_parts(config: PretrainConfig, sizes: AnySizes, depth: Depth | CallCounts) -> dict[str, int]:
-    """Return what flops_of_step counts, by its part: FORWARD, NO_GRAD, BACKWARD.
-
-    The tokens of text are taken for sequences of the dataset's mean context, so what attention
-    takes is an estimate. The rest is exact. Padding counts as tokens.
+    result. The tokens of text are taken for sequences of the dataset's mean context, so what
+    attention takes is an estimate. The rest is exact. Padding counts as tokens.
     """
     arch = config.arch.model_copy(update={"activation_checkpointing": "none"})
     config = config.model_copy(update={"arch": arch})
@@ -141,17 +120,16 @@ def flops_of_parts(config: PretrainConfig, sizes: AnySizes, depth: Depth | CallC
         layout: Layout = Layout(model, World.single("meta"))
         with torch.device("meta"), counter:
             layout.forward_backward(carry, batch, replace(settings, depth=depth))
-        return dict(counter.of_part)
+        return counter.flops
 
     num_tokens = sizes.mean_context
     packing = Packing([(1, num_tokens - 1)], num_tokens).apply(lambda tensor: tensor.to("meta"))
     tokens_N = torch.zeros(num_tokens, dtype=torch.int32, device="meta")
     with torch.device("meta"), counter:
         cast(TextModel, model).hidden(tokens_N, tokens_N, packing, cast(CallCounts, depth)).sum().backward()
-    # The head, without what the chunks of the loss compute a second time.
-    of_head = 2 * num_tokens * arch.hidden_size * sizes.vocab_size
-    counter.of_part.update({FORWARD: of_head, BACKWARD: 2 * of_head})
-    return {part: flops * config.global_batch_size // num_tokens for part, flops in counter.of_part.items()}
+    # The head three times, without what the chunks of the loss compute a second time.
+    of_head = 3 * 2 * num_tokens * arch.hidden_size * sizes.vocab_size
+    return (counter.flops + of_head) * config.global_batch_size // num_tokens
 
 
 class _Counter(TorchDispatchMode):
@@ -161,15 +139,10 @@ class _Counter(TorchDispatchMode):
     on a view that was made without gradient, such as the transposed positions of mlp_t.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.of_part = Counter({FORWARD: 0, NO_GRAD: 0, BACKWARD: 0})
+    flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if (formula := flop_registry.get(func.overloadpacket)) is not None:
-            part = FORWARD if torch.is_grad_enabled() else NO_GRAD
-            if torch._C._current_autograd_node() is not None:
-                part = BACKWARD
-            self.of_part[part] += int(formula(*args, **(kwargs or {}), out_val=result))
+            self.flops += int(formula(*args, **(kwargs or {}), out_val=result))
         return result

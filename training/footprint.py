@@ -10,7 +10,6 @@ of its axes.
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,9 +26,8 @@ from models.parallel.layout import Layout
 from models.parallel.pipeline import PipelineConfig
 from models.parallel.tensor import take_shapes
 from training.config import PretrainConfig
-from training.data import AnySizes, require_whole_shares, slots_of_ranks
+from training.data import AnySizes, model_on_meta, require_whole_shares, slots_of_ranks
 from training.kinds import kind_of_arch
-from training.meta_model import model_on_meta
 from training.state import optimizers_of
 from utils.ranks.config import Axes
 from utils.ranks.setup import pick_weights
@@ -39,23 +37,12 @@ WEIGHTS, GATHERED, GRADIENTS = "weights", "gathered for a call", "gradients"
 MOMENTS, AVERAGE, TABLE = "optimizer's moments", "average (ema)", "puzzle table"
 CARRY, ACTIVATIONS, UPDATE = "carry and batch", "activations", "more for the update"
 PARTS = (WEIGHTS, GATHERED, GRADIENTS, MOMENTS, AVERAGE, TABLE, CARRY, ACTIVATIONS, UPDATE)
+Bytes = dict[str, int]
+"""The memory of a rank at its peak, in bytes, by the names of PARTS."""
 
 # A step runs for at most so many tokens of text, because its loss goes through many chunks; or so
 # many slots of puzzles.
 _MOST_UNITS = 2**15
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """The memory of a rank, in bytes."""
-
-    parts: dict[str, int]  # by the names of PARTS
-    on_host: int  # what parallel.cpu_offload keeps in the host's memory, which is in no part
-
-    @property
-    def peak(self) -> int:
-        """The most that is there at a time."""
-        return sum(self.parts.values())
 
 
 def imagined_world(config: PretrainConfig, num_ranks: int) -> World:
@@ -75,10 +62,8 @@ class Footprints:
         self._sizes, self._num_ranks = sizes, num_ranks
         self._steps: dict[Any, Any] = {}
 
-    def of(self, config: PretrainConfig) -> Footprint:
-        """Return the memory of the rank that has the most slots.
-
-        In a pipeline it is the first rank, which has the most microbatches under way.
+    def of(self, config: PretrainConfig) -> Bytes:
+        """Return the memory of the rank that has the most slots, or the first of a pipeline.
 
         Args:
             config: differs from that of other calls only in parallel, grad_accumulation and
@@ -86,20 +71,24 @@ class Footprints:
         """
         parallel = config.parallel
         world, axes = imagined_world(config, self._num_ranks), parallel.axes(self._num_ranks) or Axes()
+        parts = _held(config, self._sizes, world, axes)
         num_slots, num_parts = max(slots_of_ranks(config, world)), parallel.num_microbatches(config.grad_accumulation)
-        parts, update, on_host = _held(config, self._sizes, world, axes)
         most = min(num_slots, max(2, _MOST_UNITS // config.units_per_slot))
         few = max(1, most // 2)
         of_few, of_most = (self._of_step(config, axes, n) for n in (few, most))
         # Memory grows evenly with the slots. So two measurements are enough for any number.
         peak, left, given = of_most + (num_slots / num_parts - most) * (of_most - of_few) / max(1, most - few)
         if isinstance(parallel, PipelineConfig):
-            step = peak * _under_way(parallel, axes.model) / axes.model
+            # What the first rank keeps to go back. The schedule interleaved may need less.
+            is_1f1b = parallel.schedule == "1f1b"
+            under_way = min(parallel.microbatches, axes.model) if is_1f1b else parallel.microbatches
+            step = peak * under_way / axes.model
         else:
             step = peak + (num_parts - 1) * left
         parts |= {CARRY: round(num_parts * given), ACTIVATIONS: round(step)}
-        parts[UPDATE] = max(0, update - parts[ACTIVATIONS] - parts[GATHERED])
-        return Footprint({name: parts[name] for name in PARTS}, on_host)
+        # The update begins when activations and gathered weights are gone.
+        parts[UPDATE] = max(0, parts[UPDATE] - parts[ACTIVATIONS] - parts[GATHERED])
+        return parts
 
     def _of_step(self, config: PretrainConfig, axes: Axes, num_slots: int) -> Any:
         """Run the forward and the backward pass of some slots, where gradients are there before.
@@ -121,9 +110,8 @@ class Footprints:
             given = [] if carry is None else [*carry.tensors().values(), *batch.values()]
             if carry is None:
                 batch.apply(given.append)
-            allocations = Allocations([*model.parameters(), *model.buffers(), *_gradients(model), *given])
             layout: Layout = Layout(model, World.single("meta"))
-            with allocations.counting():
+            with counting([*model.parameters(), *model.buffers(), *_gradients(model), *given]) as allocations:
                 result = layout.forward_backward(carry, batch, settings)
                 left = allocations.live
             del result
@@ -146,22 +134,12 @@ def _gradients(model: Model) -> list[Tensor]:
     return [weight.grad for weight in _trained(model) if weight.grad is not None]
 
 
-def _under_way(parallel: PipelineConfig, length: int) -> float:
-    """Return how many microbatches the first rank of a pipeline keeps at once, to go back."""
-    if parallel.schedule == "gpipe":
-        return parallel.microbatches
-    per_rank = parallel.num_stages(length) // length
-    stages = (per_rank - 1) * length + (2 * length - 1 if per_rank > 1 else length)
-    return min(parallel.microbatches, stages / per_rank)
-
-
-def _held(config: PretrainConfig, sizes: AnySizes, world: World, axes: Axes) -> tuple[dict[str, int], int, int]:
-    """Return the bytes of the model on a rank by part, of the update, and on the host."""
+def _held(config: PretrainConfig, sizes: AnySizes, world: World, axes: Axes) -> Bytes:
+    """Return what a rank holds of the model, and what the update takes for a moment."""
     model, parallel = model_on_meta(config, sizes), config.parallel
-    is_pipeline = isinstance(parallel, PipelineConfig)
-    offloads = isinstance(parallel, ShardingConfig) and parallel.cpu_offload
+    is_pipeline, is_sharding = isinstance(parallel, PipelineConfig), isinstance(parallel, ShardingConfig)
     # Whether the device can offload, and the backend sum bfloat16, is known where the run starts.
-    unknown = {"cpu_offload": False, "reduce_dtype": "float32"} if isinstance(parallel, ShardingConfig) else {}
+    unknown = {"cpu_offload": False, "reduce_dtype": "float32"} if is_sharding else {}
     parallel.model_copy(update=unknown).require_support(model, world)
     if not is_pipeline:
         take_shapes(model, axes.model)
@@ -172,26 +150,24 @@ def _held(config: PretrainConfig, sizes: AnySizes, world: World, axes: Axes) -> 
         # The ends of a pipeline are whole.
         return sum(t.nbytes // (1 if is_pipeline and id(t) not in in_blocks else num_shards) for t in tensors)
 
-    weights, trained, gradients = list(model.parameters()), _trained(model), _gradients(model)
-    optimizers = optimizers_of(config, model)
+    optimizers, gradients = optimizers_of(config, model), _gradients(model)
     moments = list(optimizers.export_state(model).values())
-    with (allocations := Allocations([*weights, *gradients, *moments])).counting():
+    with counting([*model.parameters(), *gradients, *moments]) as allocations:
         optimizers.step(1.0)
-    share = own(trained) / max(1, num_bytes(trained))
-    of_host = {
-        WEIGHTS: own(weights),
-        GRADIENTS: own(trained),
-        MOMENTS: round(share * num_bytes(moments)),
-        AVERAGE: own(weights) if config.ema else 0,
-    }
+    weights, trained = own(model.parameters()), own(_trained(model))
+    share = trained / max(1, num_bytes(_trained(model)))
+    held = {WEIGHTS: weights, GRADIENTS: trained, MOMENTS: round(share * num_bytes(moments)), AVERAGE: weights}
+    held[UPDATE] = round(share * allocations.peak)
+    if isinstance(parallel, ShardingConfig) and parallel.cpu_offload:
+        held = dict.fromkeys(held, 0)  # on the host
+    parts = dict.fromkeys(PARTS, 0) | held
     table = num_bytes([model.puzzle_embedding.weight]) if model.puzzle_embedding is not None else 0
-    parts = dict.fromkeys(PARTS, 0) | ({} if offloads else of_host)
     parts[WEIGHTS] += num_bytes(model.buffers()) - table
     parts[TABLE] = -(-table // world.data_size) if parallel.puzzle_table == "sharded" else table
-    parts[AVERAGE] += parts[TABLE] if config.ema else 0
+    parts[AVERAGE] = parts[AVERAGE] + parts[TABLE] if config.ema else 0
     parts[GATHERED], whole_gradients = _gathered(model, config, axes)
     parts[GRADIENTS] += whole_gradients
-    return parts, 0 if offloads else round(share * allocations.peak), sum(of_host.values()) if offloads else 0
+    return parts
 
 
 def _gathered(model: Model, config: PretrainConfig, axes: Axes) -> tuple[int, int]:
@@ -219,6 +195,23 @@ def _gathered(model: Model, config: PretrainConfig, axes: Axes) -> tuple[int, in
 # ---- tensors without memory ---------------------------------------------------------------------
 
 
+@contextmanager
+def counting(known: Iterable[Tensor]) -> Iterator["Allocations"]:
+    """Make new tensors on the meta device, and count them.
+
+    Attention takes a fused kernel, as devices do, which keeps no scores.
+    """
+    own = F.scaled_dot_product_attention
+    # A mode can't replace the kernel: modes are off where the backward pass computes activations
+    # again.
+    F.scaled_dot_product_attention = _attend  # type: ignore[assignment]
+    try:
+        with torch.device("meta"), Allocations(known) as allocations:
+            yield allocations
+    finally:
+        F.scaled_dot_product_attention = own
+
+
 class Allocations(TorchDispatchMode):
     """Counts the bytes of all storages that are made inside, as long as they live.
 
@@ -230,22 +223,6 @@ class Allocations(TorchDispatchMode):
         super().__init__()
         self.live = self.peak = 0
         self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in known}
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Make new tensors on the meta device, and count them.
-
-        Attention takes a fused kernel, as devices do, which keeps no scores.
-        """
-        own = F.scaled_dot_product_attention
-        # A mode can't replace the kernel: modes are off where the backward pass computes
-        # activations again.
-        F.scaled_dot_product_attention = _attend  # type: ignore[assignment]
-        try:
-            with torch.device("meta"), self:
-                yield
-        finally:
-            F.scaled_dot_product_attention = own
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

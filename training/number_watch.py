@@ -33,9 +33,6 @@ class BadStep(UserError):
 class NumberWatch:
     """Watches gradients and losses without waiting for the device, until somebody asks.
 
-    Gradients are summed over ranks before their norm is taken. So every rank holds the same norm,
-    unless its own memory fails; for that case the ranks agree on the first step that went wrong.
-
     Args:
         loss_spike: how many times the median of the steps before it the loss of a step may be.
     """
@@ -56,18 +53,13 @@ class NumberWatch:
             self._unread.append((step, metric_sums[self._loss_index] / divisor))
 
     def require_no_bad_step(self, last_good: Callable[[], str]) -> None:
-        """Wait for the device and raise BadStep, on every rank, if a step went wrong. Every rank.
-
-        Args:
-            last_good: says where the run can be taken up again.
-        """
+        """Wait for the device, and raise BadStep on every rank if a step went wrong. Every rank."""
         self._world.await_peers()
         found = self._first_spike()
         if step := int(self._first_bad_step):
             found.append((step, f"the gradients are not finite (NaN or infinite) since step {step}"))
         if self._world.any(bool(found)):
-            # Ranks that went back to different steps would leave out different batches, and wait
-            # for one another.
+            # The ranks agree on a step, also if the memory of one of them fails.
             step, what = min(bad for of_rank in self._world.gather_objects(found) for bad in of_rank)
             raise BadStep(step, what, last_good())
 

@@ -25,18 +25,13 @@ class Plan:
     config: PretrainConfig
     sampler: Sampler | TextSampler
     last_step: int
-    evaluates: bool
     evaluators: Evaluators
     best_metric: str  # with its set; empty for none
     augmentation: OnlineAugmentation | None
 
     @staticmethod
     def make(config: PretrainConfig, data: Data, progress: Progress, world: World) -> "Plan":
-        """Plan the rest of a run that has come so far. Every rank.
-
-        Raises:
-            UserError: The run would have no step, or the data do not give what the config asks for.
-        """
+        """Plan the rest of a run that has come so far. Every rank."""
         with world.shared_errors():
             kind = kind_of_arch(config.arch)
             sampler = kind.sampler(config, data.train, progress)
@@ -49,7 +44,7 @@ class Plan:
             evaluators = NO_EVALUATORS if data.test is None else kind.evaluators(config, data.test)
             best_metric = full_best_metric(config, data, evaluators)
             augmentation = online_augmentation(config, data, world)
-        return Plan(config, sampler, last_step, data.test is not None, evaluators, best_metric, augmentation)
+        return Plan(config, sampler, last_step, evaluators, best_metric, augmentation)
 
     # ---- rates of a step ----
 
@@ -78,17 +73,10 @@ class Plan:
     def log_due(self, step: int) -> bool:
         return step == 1 or step % self.config.log_interval == 0
 
-    def next_row(self, step: int) -> int:
-        """Return the first step from this one on that has a row, if only that of its evaluation."""
-        every = self.config.log_interval
-        return step if self.log_due(step) else min(-(-step // every) * every, self.last_step)
-
     def evaluation_due(self, step: int) -> bool:
         """Return whether the step is the last, or the first after an interval."""
-        if not self.evaluates:
-            return False
         config, sampler = self.config, self.sampler
-        return (
+        return config.evaluates and (
             step >= self.last_step
             or self._interval_ends(config.eval_every_n_steps, step, step - 1)
             or self._interval_ends(config.eval_interval, sampler.epochs_done(step), sampler.epochs_done(step - 1))
@@ -109,10 +97,7 @@ class Plan:
     # ---- the best evaluation ----
 
     def update_best(self, metrics: dict[str, float], progress: Progress) -> bool:
-        """Note in the progress whether an evaluation is the best so far, and return that.
-
-        An evaluation of examples without labels is not.
-        """
+        """Note in the progress whether an evaluation is the best so far, and return that."""
         value, best, mode = metrics.get(self.best_metric), progress.best, self.config.best_mode
         if mode == "auto":
             mode = "min" if self.best_metric.rpartition("/")[2] in _LOWER_IS_BETTER else "max"
@@ -133,13 +118,7 @@ class Plan:
 
 
 def full_best_metric(config: PretrainConfig, data: Data, evaluators: Evaluators) -> str:
-    """Return the metric that `best` follows, with its set. It is empty if the run follows none.
-
-    The metric "auto" is the accuracy of whole answers or, if there are none, the loss.
-
-    Raises:
-        UserError: Evaluation never gives such a metric.
-    """
+    """Return the metric that `best` follows, with its set. It is empty if the run follows none."""
     if config.best_metric is None or data.test is None:
         return ""
     sets = list(data.test.num_examples(None))

@@ -1,7 +1,6 @@
 """Decide how a run begins: its config, and the checkpoint that it resumes, if any. For rank 0."""
 
 import os
-import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,14 +8,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from records.checkpoint.format import nearest_run, read_state, refuse_folder_of_runs, run_folder_of, step_folders
+from records.checkpoint.format import nearest_run, refuse_folder_of_runs, run_folder_of, step_folders
 from records.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
 from records.folder import CHECKPOINTS, Launched, clear_stopped, same_folder
 from records.lock import RunLock
 from sharing.sources import kind_of, step_around
 from sharing.stored_config import GONE, completed, name_in
 from training.config import PretrainConfig
-from training.run_config import RunConfig, claim_fresh, note_name, place_of_run, with_names
+from training.run_config import RunConfig, claim_fresh, place_of_run, with_names
 from training.trained import read_config_of_new_run
 from utils.command_line import differences, typed_changes, typed_keys_and_groups, validate, with_changes
 from utils.composing import Composed, compose
@@ -78,7 +77,7 @@ def read_start(overrides: list[str], lock: RunLock, launch: Launch) -> Start:
     run_path = where.run_path
     stored = _config_of(run_path) if checkpoint is None else checkpoint.state.config
     if stored is not None:
-        return _resumed(stored, checkpoint, overrides, where, launch, notes)
+        return _resumed(stored, checkpoint, overrides, where, notes)
     if where.resume == "auto" and not run_path.exists():
         similar = f" (did you mean {nearest}?)" if (nearest := nearest_run(run_path)) else ""
         # Told at once: the defaults may fail on missing data, which would hide the reason.
@@ -92,26 +91,13 @@ def read_start(overrides: list[str], lock: RunLock, launch: Launch) -> Start:
 
 
 def _new_run(overrides: list[str], where: RunConfig, notes: list[str]) -> Start:
-    values = read_config_of_new_run(overrides)
-    asked = validate(PretrainConfig, values, lambda: compose("pretrain", overrides))
-    typed = typed_keys_and_groups("pretrain", overrides)
-    if {"arch", "experiment"} <= typed:
-        recipe = compose("pretrain", [each for each in overrides if not re.match(r"\+*arch[.=]", each)]).values
-        before, now = dict(flatten({"arch": recipe["arch"]})), dict(flatten({"arch": values["arch"]}))
-        both = [key for key in before if key in now and key not in typed and before[key] != now[key]]
-        if changed := ", ".join(f"{key} {before[key]} -> {now[key]}" for key in both):
-            notes.append(f"the typed arch replaces that of the recipe, and with it these keys: {changed}")
+    asked = validate(PretrainConfig, read_config_of_new_run(overrides), lambda: compose("pretrain", overrides))
     named = {key: getattr(where, key) for key in (*_NAMES, "checkpoint_path")}
     return Start(asked.model_copy(update=named | {"started_in": asked.started_in or os.getcwd()}), notes=notes)
 
 
 def _resumed(
-    stored: Container,
-    checkpoint: Checkpoint | None,
-    overrides: list[str],
-    where: RunConfig,
-    launch: Launch,
-    notes: list[str],
+    stored: Container, checkpoint: Checkpoint | None, overrides: list[str], where: RunConfig, notes: list[str]
 ) -> Start:
     """Return the start of a run that has a stored config."""
     run_path, whole = where.run_path, completed(stored)
@@ -120,11 +106,8 @@ def _resumed(
     if gone := [f"{key}={value}" for key, value in flatten(stored) if key in GONE]:
         notes.append(f"stored keys that no longer exist are dropped: {', '.join(gone)}")
     merged, changes, places = _merged(whole, overrides)
-    changes |= {
-        "resume": where.resume,
-        "checkpoint_path": str(run_path),
-        "allow_changed_data": where.allow_changed_data,
-    }
+    changes |= {"resume": where.resume, "checkpoint_path": str(run_path)}
+    changes["allow_changed_data"] = where.allow_changed_data
     if where.resume not in (None, "auto"):  # a typed group, such as debug=tiny, gives no new names
         changes |= {key: getattr(where, key) or merged.get(key) for key in _NAMES}
     if changes.get("started_in", merged.get("started_in")) not in (None, os.getcwd()):
@@ -143,8 +126,8 @@ def _resumed(
         of_file = {key: place for key, place in of_file.items() if is_stored(key)}
         return Composed(places=of_file | {key: place for key, place in places.items() if not is_stored(key)})
 
-    named = with_names(validate(PretrainConfig, with_changes(merged, changes), origin), launch)
-    config = _with_started_in(named, checkpoint)
+    config = with_names(validate(PretrainConfig, with_changes(merged, changes), origin), Launch())
+    config = config.model_copy(update={"started_in": config.started_in or os.getcwd()})
     if checkpoint is None:
         if merged.get("resume") not in (None, "auto"):
             source = config.located(str(merged["resume"]))
@@ -159,7 +142,7 @@ def _resumed(
         notes.append(f"branches off {checkpoint.path.parent} at step {checkpoint.state.step} into {run_path}")
     if config.started_in != os.getcwd():
         notes.append(f"the run was started in {config.started_in}, to which its relative paths refer")
-    notes += [f"changed on the command line: {line}" for line in _changes(whole, named.model_dump())]
+    notes += [f"changed on the command line: {line}" for line in _changes(whole, config.model_dump())]
     return Start(config, checkpoint, notes)
 
 
@@ -168,27 +151,6 @@ def _absolute(path: Any) -> Any:
         return [_absolute(each) for each in path]
     is_path = isinstance(path, str) and path != "auto" and "://" not in path
     return os.path.join(os.getcwd(), path) if is_path else path
-
-
-def _with_started_in(config: PretrainConfig, checkpoint: Checkpoint | None) -> PretrainConfig:
-    """Return the config with `started_in`, the folder to which its relative paths refer.
-
-    That is the folder where the run was started. It is the current directory if that is not known,
-    or if the training data have moved from there to here. What did not move gets absolute paths.
-    """
-    train_paths, before = config.data_paths or [config.data_path], config.started_in
-    if before is not None:
-        are_there = all(os.path.exists(os.path.join(before, path)) for path in train_paths)
-        if are_there or not all(os.path.exists(path) for path in train_paths):
-            return config
-    # A run with a checkpoint does not read its first weights again.
-    others = {"data_paths_test"} if checkpoint is not None else _PATHS - {"data_path", "data_paths", "resume"}
-    absolute = {
-        key: [config.located(path) for path in value] if isinstance(value, list) else config.located(value)
-        for key, value in config.model_dump(include=others).items()
-        if value is not None
-    }
-    return config.model_copy(update=absolute | {"started_in": os.getcwd()})
 
 
 def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
@@ -211,10 +173,7 @@ def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
         if not same_folder(path, source):
             names = {"run_name": path.name} | names
     elif names:
-        stored = _config_of(source)
-        if stored is None:  # only steps were copied, or nothing is there
-            steps = step_folders(source)
-            stored = read_state(steps[-1]).config if steps else {}
+        stored = _config_of(source) or {}  # nothing, if only steps were copied
         of_folder = {"project_name": source.resolve().parent.name, "run_name": source.resolve().name}
         own = {key: stored.get(key) or name for key, name in of_folder.items()}
         if own | names != own:
@@ -275,7 +234,7 @@ def _named_checkpoint(where: RunConfig, launch: Launch, lock: RunLock, notes: li
         return own  # an earlier attempt of this launch has already gone on from PATH
     checkpoint = open_checkpoint(asked, notes.append)
     if not same_folder(run_path, source):
-        claim_fresh(run_path, branches_off=True)
+        claim_fresh(run_path)
     elif source != asked and (newest := step_folders(run_path)[-1]).name != checkpoint.path.name:
         raise UserError(
             f"resume={asked}, but the run went on to {newest.name}; "
@@ -296,21 +255,17 @@ def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
         put_back(run)
 
 
-def prepare(start: Start, lock: RunLock, launch: Launch) -> None:
-    """Create and lock the run's folder, write config.yaml, and clear the marker of a graceful stop.
-
-    A run that branches off starts with a copy of the other run's metrics.
-    """
+def prepare(start: Start, lock: RunLock) -> None:
+    """Create and lock the run's folder, with config.yaml and the metrics that it branches off."""
     run = start.config.run_path
     try:
         run.mkdir(parents=True, exist_ok=True)
         lock.take(run, start.notes.append)
         if start.checkpoint is None or start.branches_off:
             # Another run may have used the folder while this one read its data.
-            claim_fresh(run, branches_off=start.branches_off)
+            claim_fresh(run)
         write_atomically(run / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(start.config.model_dump())))
         clear_stopped(run)
-        note_name(start.config, launch)
         if start.checkpoint is not None and start.branches_off:
             history = start.checkpoint.path.parent / "metrics.jsonl"
             if history.is_file():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
+import torch
 from torch import Tensor
 
 from models.text.objective import TextBatch
@@ -14,16 +15,15 @@ from records.checkpoint.writer import Checkpointer
 from records.folder import Launched, mark_stopped
 from records.lock import RunLock
 from records.metrics import Metrics, Row
-from training.advice import advice
 from training.config import PretrainConfig
-from training.data import Data
+from training.data import Data, num_parameters
 from training.evaluation import EvalOptions
 from training.flops import FlopsGauge, FlopsOfRun
 from training.kinds import kind_of_arch
 from training.laps import Interrupts
-from training.meta_model import num_parameters
 from training.number_watch import BadStep
 from training.plan import Plan
+from training.precision import multiplies_bfloat16
 from training.resume import Start, prepare
 from training.saves import Saves
 from training.state import TrainState
@@ -37,7 +37,7 @@ from utils.perf.trace import StepProfiler
 from utils.ranks.replicas import require_same_replicas
 from utils.ranks.world import World
 from utils.stop import StopSignal
-from utils.text import for_shell, in_words
+from utils.text import for_shell
 
 _LONG_EVALUATION_S = 10.0
 
@@ -69,7 +69,7 @@ class Session:
         with world.shared_errors():
             self._loader = plan.kind.loader(config, data.train, plan.sampler, plan.augmentation, world)
             if world.is_main:
-                prepare(start, lock, world.launch)
+                prepare(start, lock)
                 Launched(
                     last_step=plan.last_step,
                     ranks=world.size,
@@ -99,7 +99,7 @@ class Session:
                 plan.last_step,
             )
         self.say = self._metrics.say
-        self._saves = Saves(self._checkpointer, config, progress, self.say)
+        self.saves = Saves(self._checkpointer, config, progress, self.say)
         self._profiler = StepProfiler(config.profile, config.run_path, self.say, world)
         mine = world.slice_of(config.num_slots)
         self._ranks = RankSampler(
@@ -113,12 +113,7 @@ class Session:
         self._flops = FlopsGauge(flops, state.model.dtype, progress.step, world)
         self.clock, self._eval_share = StepClock(), TimeShare(config.eval_max_share)
         self._data_error: UserError | None = None  # why this rank has no next batch
-        for line in [*start.notes, describe(config, data, state, plan, world)]:
-            self.say(line)
-        self._first_step = progress.step + 1
-        if config.compile and world.is_main:
-            stop.answer = "stopping after this step, which still compiles"
-        for line in advice(plan, flops, state.model, self._first_step, world):
+        for line in [*start.notes, describe(config, data, state, plan, world), *warnings_of(plan, state, world)]:
             self.say(line)
 
     def __enter__(self) -> "Session":
@@ -151,26 +146,20 @@ class Session:
         state.progress.open_slots += self.config.global_batch_size
 
     def end_step(self) -> Row:
-        """Return the row of the step, which is empty if none is due. Every rank.
-
-        Raises:
-            BadStep: A step since the last row went wrong.
-        """
+        """Return the row of the step, which is empty if none is due. Every rank."""
         step = self.state.progress.step
         self._stop.answer, self._stop.may_end = "stopping after this step" if self._world.is_main else "", False
         self._profiler.step()
         self._metrics.advance(step)
         row = self._row() if self.plan.log_due(step) else {}
-        if step == self._first_step and not row:
-            self.say(f"step {step}/{self.plan.last_step}; the next row is that of step {self.plan.next_row(step)}")
         with self.clock.waiting_for_data():
             self._data_error = self._loader.next_mistake()
         return row
 
     def _row(self) -> Row:
         config, state, progress = self.config, self.state, self.state.progress
-        state.watch.require_no_bad_step(self._saves.last_good)
-        self._saves.look()  # a failed save is noticed here, even if the next save is hours away
+        state.watch.require_no_bad_step(self.saves.last_good)
+        self.saves.look()  # a failed save is noticed here, even if the next save is hours away
         row = state.sums.reduce(progress.open_steps, progress.open_slots)
         progress.open_steps = progress.open_slots = 0
         row["train/lr"] = config.lr * self.plan.lr_multiplier(progress.step) * self.plan.lr_scale
@@ -194,20 +183,14 @@ class Session:
             row: what is logged of this step already.
             limited: keep to eval_max_share. An evaluation that a stop put off is not limited, since
                 this process has no training time yet to take a share of.
-
-        Raises:
-            UserError: The data or the disk failed. The step is saved first; the resumed run makes
-                up for the evaluation.
         """
         config, kind, test = self.config, self.plan.kind, self._data.test
         state, progress = self.state, self.state.progress
         assert test is not None
-        state.watch.require_no_bad_step(self._saves.last_good)
-        last_s = self._eval_share.last_s
-        if last_s is None or last_s >= _LONG_EVALUATION_S:  # a silent run looks hung
+        state.watch.require_no_bad_step(self.saves.last_good)
+        if (self._eval_share.last_s or _LONG_EVALUATION_S) >= _LONG_EVALUATION_S:  # a silent run looks hung
             num_examples = sum(test.num_examples(config.eval_max_examples).values())
-            before = "" if last_s is None else f", which took {in_words(last_s)} the last time"
-            self.say(f"step {progress.step}: evaluating {num_examples:,} examples{before}")
+            self.say(f"step {progress.step}: evaluating {num_examples:,} examples")
         options = EvalOptions(
             config.eval_batch_size or config.global_batch_size,
             config.eval_max_examples,
@@ -227,7 +210,7 @@ class Session:
                 )
         except UserError:
             progress.pending_row = row
-            self.save(is_best=False, is_last=True)
+            self.save(is_best=False)
             raise
         if metrics is None:
             progress.pending_row = row
@@ -242,53 +225,32 @@ class Session:
         if not deadline.was_met:  # a result on some of the examples may be luck
             self.say(f"step {progress.step}: no time for all of the evaluation (eval_max_share)")
             return Evaluation(row, is_done=True)
-        if self._saves.may_fail:  # a best step that could not be saved must not count as the best any more
-            self._saves.finish(last_comes=True)
+        if self.saves.may_fail:  # a best step that could not be saved must not count as the best any more
+            self.saves.finish()
         return Evaluation(row, is_done=True, is_best=self.plan.update_best(metrics, progress))
 
     def log(self, row: Row) -> None:
         """Write a row to all sinks. Every rank.
 
-        Raises:
-            UserError: The disk refuses it. With on_save_error=continue, the row waits instead, and
-                the next save fails if it can't write the row.
+        With on_save_error=continue, a row that the disk refuses waits for the next save.
         """
         step = self.state.progress.step
         with self._world.shared_errors():
-            self._metrics.write(step, {"epoch": self.plan.sampler.epoch(step), **row}, may_wait=self._saves.may_fail)
+            self._metrics.write(step, {"epoch": self.plan.sampler.epoch(step), **row}, may_wait=self.saves.may_fail)
 
     def vote_to_end(self) -> tuple[bool, bool]:
-        """Return whether any rank was asked to stop, and whether any lacks a batch. Every rank.
-
-        Raises:
-            UserError: max_failed_saves saves in a row have failed, and the run does not end at this
-                step otherwise. If it does, its last save is tried.
-        """
-        plan, progress = self.plan, self.state.progress
+        """Return whether any rank was asked to stop, and whether any lacks a batch. Every rank."""
         stopping, data_failed = self._world.any_of(self._stop.requested(), self._data_error is not None)
-        if not (stopping or data_failed or plan.out_of_patience(progress) or progress.step >= plan.last_step):
-            self._saves.require_attempts_left()
         return stopping, data_failed
 
-    def save(self, *, is_best: bool, is_last: bool = False) -> None:
-        """Begin to write a checkpoint of this step. Every rank.
-
-        Args:
-            is_last: no other save follows, because the run ends.
-
-        Raises:
-            UserError: A step went wrong, or the save before this one failed and that ends the run.
-        """
-        self.state.watch.require_no_bad_step(self._saves.last_good)
+    def save(self, *, is_best: bool) -> None:
+        """Begin to write a checkpoint of this step, if no step went wrong. Every rank."""
+        self.state.watch.require_no_bad_step(self.saves.last_good)
         self.check_replicas()  # a checkpoint of one rank's tensors would make its errors everybody's
-        self._saves.finish(last_comes=is_last)  # its failure changes the progress, which the snapshot holds
+        self.saves.finish()  # its failure changes the progress, which the snapshot holds
         snapshot = self.state.snapshot(self.config, self._data, self._world)
         upload = partial(self._metrics.add_checkpoint, is_best=is_best)
-        self._saves.begin(snapshot, is_best=is_best, first=self._metrics.write_waiting, then=upload)
-
-    def finish_save(self) -> None:
-        """Wait until the checkpoint that is under way is whole, or raise UserError. Every rank."""
-        self._saves.finish_last()
+        self.saves.begin(snapshot, is_best=is_best, first=self._metrics.write_waiting, then=upload)
 
     def check_replicas(self) -> None:
         """Compare the tensors that ranks hold alike, if the config asks for it. Every rank."""
@@ -304,7 +266,7 @@ class Session:
     def mark_stopped(self) -> None:
         """Write the marker of a graceful stop after the checkpoint is whole. Every rank."""
         reason = self._stop.name or "a signal to another rank"
-        self._saves.finish_last()
+        self.saves.finish_last()
         self.say(f"stopped by {reason} at step {self.state.progress.step}; resume=auto goes on from here")
         with self._world.shared_errors():
             if self._world.is_main:
@@ -317,12 +279,9 @@ class Session:
     ) -> None:
         if error is None:
             try:
-                self._saves.finish_last()
-            except UserError as refused:
-                self._end_after_mistake(refused)
-                raise
-            except Exception as fault:
-                self._end_after_fault(fault)
+                self.saves.finish_last()
+            except Exception as failed:
+                self._end_after(failed)
                 raise
             if self.config.evaluates:
                 self.say(f"evaluation took {self._eval_share.share:.1%} of the time")
@@ -330,14 +289,16 @@ class Session:
                 self.say(what_next(self.config, self._data))
             self._profiler.close()
             self._metrics.close()
-        elif isinstance(error, UserError):
-            self._end_after_mistake(error)
         elif isinstance(error, Exception):
-            self._end_after_fault(error)
+            self._end_after(error)
 
-    def _end_after_mistake(self, error: UserError) -> None:
+    def _end_after(self, error: Exception) -> None:
+        if not isinstance(error, UserError):  # a fault: sinks stay open, because nobody would wait for them
+            self._checkpointer.settle(error)
+            error.add_note(f"at step {self.state.progress.step}; {self._checkpointer.last_good}")
+            return
         try:
-            self._saves.finish_last()  # the save that is under way is still of use
+            self.saves.finish_last()  # the save that is under way is still of use
         except UserError as failed:
             raise UserError(f"{error}; and {failed}") from failed
         finally:
@@ -346,11 +307,6 @@ class Session:
             # The other ranks wait meanwhile, for the rewind or for the error message.
             at_most_s = min(60.0, self._world.timeout.total_seconds() / 2)
             self._metrics.close(failed=not rewinds, at_most_s=at_most_s)
-
-    def _end_after_fault(self, error: Exception) -> None:
-        """Prepare for the end of the process. Sinks stay open: nobody would wait for them."""
-        self._checkpointer.settle(error)
-        error.add_note(f"at step {self.state.progress.step}; {self._checkpointer.last_good}")
 
 
 def what_next(config: PretrainConfig, data: Data) -> str:
@@ -374,3 +330,19 @@ def describe(config: PretrainConfig, data: Data, state: TrainState, plan: Plan, 
         f"{config.run_path}: {config.arch.name}, {network:,} parameters{data_in_words}{drawn}; "
         f"{plan.last_step:,} steps of {batch_in_words}; {config.parallel.name}, {world.size} x {world.device.type}"
     )
+
+
+def warnings_of(plan: Plan, state: TrainState, world: World) -> list[str]:
+    """Return what a user would otherwise find out late, and the way out."""
+    config, lines = plan.config, list[str]()
+    if config.lr and config.lr_warmup_steps >= plan.last_step:
+        lines.append(
+            f"warning: the warm-up (lr_warmup_steps={config.lr_warmup_steps}) is as long as the run of "
+            f"{plan.last_step} steps or longer, so that the learning rate stays below lr={config.lr:g}; set "
+            f"lr_warmup_steps={plan.last_step // 10}"
+        )
+    if state.model.dtype == torch.bfloat16 and world.device.type == "cpu" and not multiplies_bfloat16(world.device):
+        lines.append(
+            "warning: this CPU emulates bfloat16, which takes many times as long; set arch.forward_dtype=float32"
+        )
+    return lines

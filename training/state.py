@@ -39,10 +39,7 @@ class HostCopy:
 
 @dataclass
 class TrainState:
-    """Everything that a training step changes, and so everything that a checkpoint holds.
-
-    The counters are in `progress` (records/checkpoint/format.py).
-    """
+    """Everything that a training step changes, and so everything that a checkpoint holds."""
 
     layout: Layout  # the model, and how it lies over the ranks
     optimizers: Optimizers
@@ -88,11 +85,7 @@ class TrainState:
         )
 
     def restore(self, checkpoint: Checkpoint, config: PretrainConfig, world: World) -> None:
-        """Overwrite everything but the weights with a checkpoint's state. Every rank.
-
-        Raises:
-            UserError: The checkpoint is of another model or optimizer, or it is damaged.
-        """
+        """Overwrite everything but the weights with a checkpoint's state. Every rank."""
         saved, live, tensors = checkpoint.state, _live_tensors(self), _portable(self)
         own = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
         own = {key: shape for part in world.gather_objects(own) for key, shape in part.items()}  # of all stages
@@ -143,11 +136,7 @@ class TrainState:
 
     @torch.no_grad()
     def take_host_copy(self, copy: HostCopy, config: PretrainConfig, world: World) -> None:
-        """Go on where another state was when `copy` was made, bit for bit. Every rank.
-
-        Raises:
-            UserError: The copy is of another model, optimizer, strategy or number of ranks.
-        """
+        """Go on where another state was when `copy` was made, bit for bit. Every rank."""
         own, shared = self._local_tensors(), _without_prefix("shared.", copy.tensors)
         given = {name: tensor for name, tensor in copy.tensors.items() if not name.startswith("shared.")}
         place = (world.rank, world.size, config.parallel.name)
@@ -182,11 +171,7 @@ def optimizers_of(config: PretrainConfig, model: Model) -> Optimizers:
 
 
 def require_same_run(checkpoint: Checkpoint, config: PretrainConfig, data: Data) -> list[str]:
-    """Return what a person should know about the data of a run that goes on from a checkpoint.
-
-    Raises:
-        UserError: The data, the rows of text or the first weights are others.
-    """
+    """Refuse other data, rows of text or first weights than the checkpoint's. Return notes."""
     saved, stored = checkpoint.state, checkpoint.state.config
     sources = filter(None, (stored["init_from"], stored["load_checkpoint"]))
     if config.initial_weights and config.initial_weights not in map(config.located, sources):

@@ -18,9 +18,8 @@ from tests.dataset.text.samples import random_dataset
 from tests.gpu.device import DEVICE, on_the_gpu, waiting_is_an_error
 from tests.in_process import begin, train_here
 from tests.models.text.helpers import make_config
-from training.attention_kernel import why_varlen_fails
+from training.kernels import why_fp8_fails, why_varlen_fails
 from training.plan import Plan
-from training.precision import why_fp8_fails
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
 

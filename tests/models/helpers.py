@@ -26,7 +26,7 @@ from models.hrm import HRM
 from models.layers import BoardConv, ConvSwiGLU, NormalizedSwiGLU, SwiGLU
 from models.symbols import NUM_SPECIAL
 from models.tokens import TokenConfig, TokenModel
-from training.precision import why_fp8_fails
+from training.kernels import why_fp8_fails
 from utils.batch import Batch
 from utils.command_line import read_config
 from utils.config import name_of

@@ -43,7 +43,7 @@ def test_the_page_tells_of_64_ranks_that_are_not_there() -> None:
 
 def _of_model(typed: list[str], num_ranks: int = 1) -> list[str]:
     """Return the lines above the first empty one: what follows takes seconds."""
-    return list(itertools.takewhile(bool, of_dry_run.dry_run(typed, num_ranks)))
+    return list(itertools.takewhile(lambda line: line[0] != "\n", of_dry_run.dry_run(typed, num_ranks)))
 
 
 def test_a_rate_gives_the_hours() -> None:
@@ -70,7 +70,7 @@ def _variants(typed: list[str], sizes: AnySizes, num_ranks: int) -> Variants:
 def test_the_smallest_change_keeps_what_was_asked_for() -> None:
     typed = [*TINY, "global_batch_size=32", "arch.activation_checkpointing=block"]
     variants = _variants(typed, Sizes(81, 11, 1001), 2)
-    variants.limit = variants.asked().peak - 1
+    variants.limit = sum(variants.asked.values()) - 1
     best = variants.smallest_change(variants.row("ddp"))
     assert best is not None and best.typed == ["grad_accumulation=2"]
 
@@ -88,7 +88,7 @@ def test_other_degrees_are_tried_where_the_defaults_do_not_suit_the_model() -> N
 
 
 def test_the_sizes_are_those_of_the_data_if_they_are_there(data: Path, tmp_path: Path) -> None:
-    assert "seq_len 16, vocab_size" in dry_run([*TINY, f"data_path={data}", "ranks=2"], 1)
+    assert "seq_len 16, vocab_size" in _of_model([*TINY, f"data_path={data}"])[1]
     (tmp_path / "train").mkdir()
     shutil.copy(data / "train" / "dataset.json", tmp_path / "train")
     with pytest.raises(UserError, match=r"can't be opened \(.*give data_path=.*seq_len=81 vocab_size=11"):
@@ -137,13 +137,13 @@ def test_the_command_prints_the_page_and_leaves_nothing_behind(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("share", [0.05, 0.5, 2.0, 1e-6])
+@pytest.mark.parametrize("share", [0.05, 2.0, 1e-6])
 def test_the_named_change_of_a_step_fits(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     begun = begin(settings(data, tmp_path / "run", global_batch_size=1024, epochs=100_000))
     config, footprints = begun.start.config, Footprints(begun.data.sizes, 1)
-    asked = footprints.of(config).peak
+    asked = sum(footprints.of(config).values())
     monkeypatch.setattr(of_dry_run, "room_for", lambda world: share * asked / of_dry_run._USABLE_SHARES["cpu"])
     said = of_dry_run.smaller_step(begun.start, begun.data, SINGLE)
     if share < 0.01:
@@ -154,4 +154,4 @@ def test_the_named_change_of_a_step_fits(
     arch = {"activation_checkpointing": named.get("arch.activation_checkpointing", "none")}
     parts = int(named.get("grad_accumulation", 1))
     changed = config.model_copy(update={"arch": config.arch.model_copy(update=arch), "grad_accumulation": parts})
-    assert footprints.of(changed).peak <= min(share, 0.5) * asked, said
+    assert sum(footprints.of(changed).values()) <= min(share, 0.5) * asked, said

@@ -20,11 +20,10 @@ from tests.in_process import pretrain_config
 from tests.models.helpers import ARCH_NAMES
 from training.config import PretrainConfig
 from training.data import Sizes
-from training.flops import FlopsGauge, FlopsOfRun, flops_of_parts, flops_of_step, flops_until
+from training.flops import FlopsGauge, FlopsOfRun, flops_of_step, flops_until
 from utils.batch import Batch
 from utils.command_line import validate
 from utils.errors import UserError
-from utils.perf.recording import BACKWARD, FORWARD, NO_GRAD
 from utils.ranks.world import World
 
 SIZES = Sizes(seq_len=16, vocab_size=6, num_puzzle_identifiers=3)
@@ -79,10 +78,6 @@ def test_an_hrm() -> None:
     counted = _count("arch=hrm", f"arch.L_layers={L_layers}", f"arch.H_layers={H_layers}")
     assert counted == expected
     assert _count("arch=hrm", "arch.L_layers=2", "arch.H_layers=3", "arch.halt_max_steps=1") == expected - target
-
-    config = _config("arch=hrm", f"arch.L_layers={L_layers}", f"arch.H_layers={H_layers}")
-    of_part = flops_of_parts(config, SIZES, config.puzzle_arch.depth)
-    assert of_part == {FORWARD: with_gradient, BACKWARD: 2 * with_gradient, NO_GRAD: expected - 3 * with_gradient}
 
 
 # The transformer refuses cycles where it has no recursion.
@@ -171,9 +166,8 @@ def test_a_run_whose_depth_changes(copied: Path) -> None:
     of = {depth: flops_of_step(config, sizes, depth) for depth in set(depths)}
     counts = [of[depth] for depth in depths]
     assert flops_until(copied, [1, 5, 12]) == [counts[0], sum(counts[:5]), sum(counts)]
-    (copied / "launch.json").unlink()
-    with pytest.raises(UserError, match=r"whose planned last step is not known \(no launch.json, .* give another --x"):
-        flops_until(copied, [1])
+    (copied / "launch.json").unlink()  # as an older version left the run
+    assert flops_until(copied, [1, 12]) == [counts[0], sum(counts)]
 
 
 def test_the_sizes_come_from_a_checkpoint_or_the_data(copied: Path) -> None:

@@ -44,9 +44,9 @@ def _sampler(epoch: int, epochs: int, batch: int, first_step: int = 1, first_dra
     )
 
 
-def _plan(sampler: Sampler | None = None, *, last_step: int = 1000, evaluates: bool = True, **changes: object) -> Plan:
+def _plan(sampler: Sampler | None = None, *, last_step: int = 1000, **changes: object) -> Plan:
     metric = "eval/all/exact_accuracy"
-    return Plan(_config(**changes), sampler or _sampler(1, 1, 1), last_step, evaluates, NO_EVALUATORS, metric, None)
+    return Plan(_config(**changes), sampler or _sampler(1, 1, 1), last_step, NO_EVALUATORS, metric, None)
 
 
 def test_the_first_step_and_every_interval_are_logged() -> None:
@@ -54,8 +54,6 @@ def test_the_first_step_and_every_interval_are_logged() -> None:
         plan = _plan(log_interval=interval, last_step=49)
         logged = [step for step in range(1, 50) if plan.log_due(step)]
         assert logged == sorted({1, *range(interval, 50, interval)})
-        for step in range(1, 50):
-            assert plan.next_row(step) == next((each for each in logged if each >= step), 49)
 
 
 def _evaluations_by_steps(every: int, leave_out: int, last_step: int) -> Iterator[int]:

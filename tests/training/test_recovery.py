@@ -263,7 +263,7 @@ def test_the_next_start_knows_all_steps_that_are_left_out(begun: Begun) -> None:
     begun.state.progress.skipped_steps = [8]
     recovery = Recovery(begun.start, SINGLE)
     _fails(recovery, begun.state, _bad(5))
-    assert begun.state.progress.skipped_steps == [8] and not recovery.is_done
+    assert not recovery.is_done
     with recovery.next_start() as start:
         state = recovery.with_history(_fresh(begun))
         assert (state.progress.skipped_steps, state.progress.wandb_run_id) == ([5, 8], "first")

@@ -60,7 +60,7 @@ def test_resume_of_a_run_takes_the_newest_step(copied: Path) -> None:
 
 def test_restart_implies_resume(quiet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step on the command line is the start of the launch."""
-    with pytest.raises(ValueError, match=HOLDS_CHECKPOINTS + "; resume=auto"):
+    with pytest.raises(ValueError, match=HOLDS_CHECKPOINTS + "; resume=.*continues that run"):
         read(f"checkpoint_path={quiet}")
     set_attempt(monkeypatch, "x", 1)
     for typed in (f"checkpoint_path={quiet}", f"resume={quiet}/step_00000004"):
@@ -135,6 +135,12 @@ def test_resume_auto_needs_the_run_unless_a_launch_knows_its_name(monkeypatch: p
     prepare_run(first)
     set_attempt(monkeypatch, "x", 1)
     assert read("resume=auto", "project_name=p").config.run_path == first.config.run_path
+
+
+def test_resume_auto_without_a_folder_warns(copied: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert read("resume=auto", f"checkpoint_path={copied}x").checkpoint is None
+    said = capfd.readouterr().err
+    assert f"warning: resume=auto finds no folder {copied}x (did you mean {copied}?)" in " ".join(said.split())
 
 
 def test_what_is_no_run_cannot_be_resumed(copied: Path) -> None:

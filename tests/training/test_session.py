@@ -11,16 +11,17 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from dataset.evaluators import NO_EVALUATORS
 from models.losses import METRICS
 from records.checkpoint import storage
 from records.checkpoint.format import step_folders
 from records.checkpoint.reader import Checkpoint
-from tests.in_process import SINGLE, begin
+from tests.in_process import SINGLE, begin, pretrain_config
 from tests.runs import settings
 from training.laps import Interrupts
 from training.number_watch import BadStep
 from training.plan import Plan
-from training.session import Session
+from training.session import Session, warnings_of
 from utils.errors import UserError
 from utils.ranks.world import World
 from utils.stop import StopSignal
@@ -92,6 +93,17 @@ def test_a_row_covers_the_steps_since_the_row_before(open_session: Open) -> None
         assert rows[9]["train/grad_norm"] == pytest.approx(2 * 8)
         assert rows[9]["train/lr"] == pytest.approx(1e-3 * 9 / 10)
         assert not [name for name in rows[6] if name in ("train/skipped_steps", "train/loss_scale")]
+
+
+def test_a_long_warm_up_and_an_emulated_dtype_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(dtype: torch.dtype, last_step: int) -> list[str]:
+        plan = Plan(pretrain_config("lr_warmup_steps=2000"), Mock(), last_step, NO_EVALUATORS, "", None)
+        return [line.rpartition("; set ")[2] for line in warnings_of(plan, Mock(model=Mock(dtype=dtype)), SINGLE)]
+
+    for in_hardware in (True, False):
+        monkeypatch.setattr("training.session.multiplies_bfloat16", lambda device, answer=in_hardware: answer)
+        assert told(torch.float32, 2000) == ["lr_warmup_steps=200"] and told(torch.float32, 2001) == []
+        assert told(torch.bfloat16, 2001) == [] if in_hardware else ["arch.forward_dtype=float32"]
 
 
 def test_a_vote_distinguishes_a_stop_from_missing_data(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,10 +291,10 @@ def test_a_checkpoint_comes_after_the_rows_that_wait(open_session: Open, monkeyp
             patched.setattr(rows, "write_waiting", Mock(side_effect=OSError(28, os.strerror(28))))
             session.log({"train/lm_loss": 1.0})
             session.save(is_best=False)
-            session._saves.finish()
+            session.saves.finish()
         assert not (_run(session) / "latest").exists() and not (_run(session) / "metrics.jsonl").exists()
         session.save(is_best=False)
-        session._saves.finish()
+        session.saves.finish()
         assert '"step": 4' in (_run(session) / "metrics.jsonl").read_text()
         assert (_run(session) / "latest").exists() and session.state.progress.failed_saves == 1
 

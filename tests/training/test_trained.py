@@ -19,7 +19,6 @@ from tests.runs import rows, settings, train
 from training.resume import Start, prepare
 from training.trained import TrainedConfig, open_trained
 from utils.command_line import validate
-from utils.ranks.launch import Launch
 from view import at_named_step, parse_settings
 
 # A TRM that halts by q_halt. The published code knows all its options except the moving average.
@@ -120,7 +119,7 @@ def test_a_restart_keeps_its_architecture(puzzles: Path, trained: Path, tmp_path
     first = _start([*typed, "arch.halt_max_steps=2"])
     assert first.config.puzzle_arch.halt_max_steps == 2
     with RunLock() as lock:
-        prepare(first, lock, Launch())
+        prepare(first, lock)
     again = _start(["resume=auto", f"checkpoint_path={run}"])
     assert again.config.arch == first.config.arch, "nothing was typed that changes the architecture"
     assert not [note for note in again.notes if "changed" in note]
