@@ -3,7 +3,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from dataset.tta import Ballots, Variations
 from models.base import RecursiveModel
 from models.inference import Examples, Finished, Slots, idle_segment
 from models.metric_sums import EvalSums
-from training.laps import Interrupts, run_laps
+from training.laps import Interrupts, Lap, run_laps
 from training.samples import AnswerSample
 from training.saved_outputs import OutputWriter, SavedOutput
 from utils.ranks.world import World
@@ -70,71 +71,91 @@ def evaluate(
         OutputWriter.clear(options.save_to, list(split.sets), world)
     for set_name, deadline in interrupts.deadline.shared_by(list(split.sets)):
         of_set = _SetEvaluation(model, split, set_name, world, options, evaluators, sample)
-        laps = of_set.laps(each_batch=deadline.is_set)
-        if not run_laps(laps, of_set.idle, world, interrupts, deadline):
+        idle = partial(idle_segment, model, split.metadata.seq_len, world.device)
+        if not run_laps(of_set.laps(each_batch=deadline.is_set), idle, world, interrupts, deadline):
             return None
         metrics |= {f"eval/{set_name}/{name}": value for name, value in of_set.metrics().items()}
     return metrics
 
 
+@dataclass
 class _SetEvaluation:
-    def __init__(
-        self,
-        model: RecursiveModel,
-        split: Split,
-        set_name: str,
-        world: World,
-        options: EvalOptions,
-        evaluators: Evaluators,
-        sample: AnswerSample | None,
-    ) -> None:
-        self.model, self._split, self._set_name, self._world = model, split, set_name, world
-        self.options, self._evaluators, self._sample = options, evaluators, sample
-        self.num_steps = options.num_steps or model.config.halt_max_steps
-        self.sums = self.new_sums()
-        self._writer: OutputWriter | None = None
-        if options.save_outputs and options.save_to is not None:
-            self._writer = OutputWriter(options.save_to, set_name, world)
+    model: RecursiveModel
+    split: Split
+    set_name: str
+    world: World
+    options: EvalOptions
+    evaluators: Evaluators
+    sample: AnswerSample | None
 
-    def new_sums(self) -> EvalSums:
-        return EvalSums(self.num_steps, self._evaluators.checks, self._world)
+    def __post_init__(self) -> None:
+        to = self.options.save_to if self.options.save_outputs else None
+        self._writer = None if to is None else OutputWriter(to, self.set_name, self.world)
+        self.sums = self._new_sums()
 
-    def laps(self, *, each_batch: bool) -> Iterator["_Lap"]:
+    def _new_sums(self) -> EvalSums:
+        num_steps = self.options.num_steps or self.model.config.halt_max_steps
+        return EvalSums(num_steps, self.evaluators.checks, self.world)
+
+    def laps(self, *, each_batch: bool) -> Iterator[Lap]:
         """Yield this rank's laps: one of all examples, or one of each batch, which is spread."""
-        options, world = self.options, self._world
+        options, world = self.options, self.world
         self._loader = EvalLoader(
-            self._split, self._set_name, options.batch_size, options.max_examples, spread=each_batch
+            self.split, self.set_name, options.batch_size, options.max_examples, spread=each_batch
         )
-        if self._sample is not None:
-            self._sample.begin(self._set_name, next(self._loader.shares(world), np.zeros(0, np.int64)))
+        if self.sample is not None:
+            self.sample.begin(self.set_name, next(self._loader.shares(world), np.zeros(0, np.int64)))
         if not options.keep_votes:
-            self._evaluators.clear()
+            self.evaluators.clear()
         examples = self._loader.batches(world)
-        while (lap := _Lap(self, islice(examples, 1) if each_batch else examples, holds=each_batch)).busy:
-            yield lap
+        for first in examples:
+            yield self._lap(chain([first], () if each_batch else examples), holds=each_batch)
 
-    def idle(self) -> None:
-        idle_segment(self.model, self._split.metadata.seq_len, self._world.device)
+    def _lap(self, examples: Iterator[Examples], *, holds: bool) -> Lap:
+        """Run the segments of some examples.
 
-    def count_answers(self, done: Finished) -> None:
+        Args:
+            holds: keep the answers until the lap is known to be in time.
+        """
+        options, sums, held = self.options, self._new_sums(), list[Finished]()
+        slots = Slots(
+            self.model,
+            examples,
+            num_steps=options.num_steps or self.model.config.halt_max_steps,
+            adaptive=options.adaptive,
+            keep_steps=not {"predictions_at_step", "q_halt_at_step"}.isdisjoint(options.save_outputs),
+            keep_deltas=options.loop_deltas,
+        )
+        while slots.busy:
+            yield True
+            said = slots.advance()
+            sums.add_segment(
+                *(said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, said.deltas_B),
+                ignore_label=IGNORE_LABEL,
+            )
+            if said.finished is not None and holds:
+                held.append(said.finished)
+            elif said.finished is not None:
+                self._count_answers(said.finished)
+        yield False
+        self.sums.add(sums)
+        for finished in held:
+            self._count_answers(finished)
+
+    def _count_answers(self, done: Finished) -> None:
         """Count the answers of sequences that left."""
-        if (corner := self._split.sets[self._set_name].corner) is not None:
+        if (corner := self.split.sets[self.set_name].corner) is not None:
             done = cropped(done, corner)
         answers_NS = answers_of(done, corner)
-        self._evaluators.vote(done.batch, answers_NS, done.outputs.q_halt_B.sigmoid())
-        checks = self._evaluators.judge(done.batch["inputs"], answers_NS, self._set_name)
-        self.sums.add_last(
-            done.outputs,
-            done.batch["labels"],
-            done.steps_N,
-            checks,
-            config=self.model.config.loss,
-            ignore_label=IGNORE_LABEL,
-        )
-        if self._sample is not None:
-            self._sample.take(self._set_name, done, answers_NS)
+        self.evaluators.vote(done.batch, answers_NS, done.outputs.q_halt_B.sigmoid())
+        checks = self.evaluators.judge(done.batch["inputs"], answers_NS, self.set_name)
+        loss, labels_NS = self.model.config.loss, done.batch["labels"]
+        self.sums.add_last(done.outputs, labels_NS, done.steps_N, checks, config=loss, ignore_label=IGNORE_LABEL)
+        if self.sample is not None:
+            self.sample.take(self.set_name, done, answers_NS)
         if self._writer is not None:
             possible = done.batch | {
+                "rows": torch.from_numpy(done.rows_N),
                 "logits": done.outputs.logits_BSV,
                 "predictions": answers_NS.int(),
                 "q_halt": done.outputs.q_halt_B,
@@ -143,64 +164,19 @@ class _SetEvaluation:
             }
             if done.predictions_NTS is not None and done.q_halt_NT is not None:
                 possible |= {"predictions_at_step": done.predictions_NTS, "q_halt_at_step": done.q_halt_NT}
-            possible["rows"] = torch.from_numpy(done.rows_N)
             self._writer.add({name: possible[name] for name in ("rows", *self.options.save_outputs)})
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of all ranks together. Every rank.
-
-        Raises:
-            UserError: A file of the data changed, or the outputs can't be written.
-        """
-        options, world = self.options, self._world
+        """Return the metrics of all ranks together, or raise UserError for a file. Every rank."""
+        options, world = self.options, self.world
         with world.shared_errors():
             self._loader.require_all_read()
         found = self.sums.reduce(calibration=options.calibration)
         if found:  # at least one example
-            found |= self._evaluators.results(world, None if options.keep_results else options.save_to)
+            found |= self.evaluators.results(world, None if options.keep_results else options.save_to)
         if self._writer is not None:
             self._writer.close(world)
         return found
-
-
-class _Lap:
-    """Segments of some examples.
-
-    Args:
-        holds: keep the answers until the lap is known to be in time.
-    """
-
-    def __init__(self, of: _SetEvaluation, examples: Iterator[Examples], *, holds: bool) -> None:
-        self._of, self._holds = of, holds
-        self._sums, self._finished = of.new_sums(), list[Finished]()
-        self._slots = Slots(
-            of.model,
-            examples,
-            num_steps=of.num_steps,
-            adaptive=of.options.adaptive,
-            keep_steps=not {"predictions_at_step", "q_halt_at_step"}.isdisjoint(of.options.save_outputs),
-            keep_deltas=of.options.loop_deltas,
-        )
-
-    @property
-    def busy(self) -> bool:
-        return self._slots.busy
-
-    def advance(self) -> None:
-        said = self._slots.advance()
-        self._sums.add_segment(
-            *(said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, said.deltas_B),
-            ignore_label=IGNORE_LABEL,
-        )
-        if said.finished is not None and self._holds:
-            self._finished.append(said.finished)
-        elif said.finished is not None:
-            self._of.count_answers(said.finished)
-
-    def count(self) -> None:
-        self._of.sums.add(self._sums)
-        for each in self._finished:
-            self._of.count_answers(each)
 
 
 def cropped(done: Finished, corner: Corner) -> Finished:
