@@ -30,8 +30,7 @@ from tests import runs
 from tests.dataset.shapes import split_of
 from tests.in_process import SINGLE, load_run, pretrain_config, train_here, with_identifiers
 from training.kinds import PUZZLES
-from training.results import wilson_interval
-from training.target import is_own
+from training.results import is_own, wilson_interval
 from utils.errors import UserError
 from viewer.curve_pictures import draw_accuracy_over_steps, draw_reliability
 

@@ -458,19 +458,19 @@ def test_texts_and_files_that_are_no_puzzles_are_refused(
         monkeypatch.setattr(sys, "stdin", stdin)
         folder = {"run": run, "arc_run": arc_run}[run_name]
         key, _, value = typed.replace("{files}", str(tmp_path)).partition("=")
-        solver = _unloaded(folder)
+        config, trained = _opened(folder)
         with pytest.raises(ValueError) as caught:
-            program.puzzles_of(solver.config.model_copy(update={key: value}), solver)
+            program.solve_puzzles(config.model_copy(update={key: value}), trained, SINGLE, as_json=False)
         assert expected.replace("{run}", str(folder)) in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
 @functools.cache
-def _unloaded(run: Path) -> Solver:
+def _opened(run: Path) -> tuple[Any, Trained]:
     read = program.read_command_line([f"checkpoint={run}", "puzzle=x"])
     assert not isinstance(read, str)
     config = read[0].model_copy(update={"puzzle": None})
-    return Solver(config, config.open_trained(SINGLE))
+    return config, config.open_trained(SINGLE)
 
 
 def test_a_wrong_puzzle_is_refused_before_the_weights_are_loaded(

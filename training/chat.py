@@ -3,7 +3,7 @@
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from training.prompts import Chat, Writer
@@ -17,40 +17,8 @@ _HELP = {
 }
 
 
-def write_answer(writer: Writer, prompt: str, tokens: Sequence[int], *, as_json: bool) -> None:
-    """Print what the model writes after a prompt, while it comes."""
-    _print(writer, prompt, writer.write(tokens), as_json=as_json)
-
-
-def chat(writer: Writer, *, as_json: bool) -> None:
-    """Answer the lines of standard input, each before the next one is read.
-
-    On a terminal a mistake is a line, and Ctrl-C ends an answer. The end of the input ends the
-    chat.
-
-    Raises:
-        UserError: A line of a pipe is too long, or the tokenizer doesn't know a character of it.
-    """
-    is_terminal = sys.stdin is not None and sys.stdin.isatty()
-    if is_terminal:
-        tell(f"{_HELP[writer.reader.form]} Ctrl-C ends an answer, and Ctrl-D the chat.")
-    turns = Chat(writer)
-    for line in _typed() if is_terminal else _piped():
-        if writer.reader.form == "instruction" and not line.strip():
-            continue
-        try:
-            _print(writer, line, turns.turn(line), as_json=as_json)
-        except UserError as error:
-            if not is_terminal:
-                raise
-            tell(f"error: {error}")
-        except KeyboardInterrupt:
-            if not is_terminal:
-                raise
-            print(flush=True)
-
-
-def _print(writer: Writer, prompt: str, pieces: Iterable[str], *, as_json: bool) -> None:
+def write_answer(writer: Writer, prompt: str, pieces: Iterable[str], *, as_json: bool) -> None:
+    """Print the pieces that a model writes after a prompt, while they come."""
     for piece in pieces:
         if sys.stdout.isatty():
             piece = "".join(each if each in "\n\t" or not _steers(each) else "?" for each in piece)
@@ -64,6 +32,31 @@ def _print(writer: Writer, prompt: str, pieces: Iterable[str], *, as_json: bool)
     write("")
     if answer.reason == "context":
         tell(f"note: the context of {writer.reader.max_len:,} tokens is full")
+
+
+def chat(writer: Writer, *, as_json: bool) -> None:
+    """Answer the lines of standard input, each before the next one is read.
+
+    On a terminal a mistake is a line, and Ctrl-C ends an answer. The end of the input ends the
+    chat.
+    """
+    is_terminal = sys.stdin is not None and sys.stdin.isatty()
+    if is_terminal:
+        tell(f"{_HELP[writer.reader.form]} Ctrl-C ends an answer, and Ctrl-D the chat.")
+    turns = Chat(writer)
+    for line in _typed() if is_terminal else _piped():
+        if writer.reader.form == "instruction" and not line.strip():
+            continue
+        try:
+            write_answer(writer, line, turns.turn(line), as_json=as_json)
+        except UserError as error:
+            if not is_terminal:
+                raise
+            tell(f"error: {error}")
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+            print(flush=True)
 
 
 def _steers(character: str) -> bool:

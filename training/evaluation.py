@@ -15,7 +15,6 @@ from dataset.canvas import Corner
 from dataset.evaluators import NO_EVALUATORS, Evaluators
 from dataset.loader import EvalLoader
 from dataset.schema import IGNORE_LABEL, Split
-from dataset.tta import Ballots, Variations
 from models.base import RecursiveModel
 from models.inference import Examples, Finished, Slots, idle_segment
 from models.metric_sums import EvalSums
@@ -54,11 +53,6 @@ def evaluate(
     sample: AnswerSample | None = None,
 ) -> dict[str, float] | None:
     """Evaluate each example of every set once. All ranks get the same metrics. Every rank.
-
-    Args:
-        evaluators: what else to find out about the answers.
-        interrupts: several sets share the time of its deadline.
-        sample: takes a few answers.
 
     Returns:
         eval/<set>/<name> for EVAL_METRICS, the evaluators' metrics, exact_accuracy_at_step/<n> and
@@ -112,11 +106,7 @@ class _SetEvaluation:
             yield self._lap(chain([first], () if each_batch else examples), holds=each_batch)
 
     def _lap(self, examples: Iterator[Examples], *, holds: bool) -> Lap:
-        """Run the segments of some examples.
-
-        Args:
-            holds: keep the answers until the lap is known to be in time.
-        """
+        """Run the segments of some examples; `holds` the answers until the lap is in time."""
         options, sums, held = self.options, self._new_sums(), list[Finished]()
         slots = Slots(
             self.model,
@@ -144,9 +134,7 @@ class _SetEvaluation:
 
     def _count_answers(self, done: Finished) -> None:
         """Count the answers of sequences that left."""
-        if (corner := self.split.sets[self.set_name].corner) is not None:
-            done = cropped(done, corner)
-        answers_NS = answers_of(done, corner)
+        done, answers_NS = on_boards(done, self.split.sets[self.set_name].corner)
         self.evaluators.vote(done.batch, answers_NS, done.outputs.q_halt_B.sigmoid())
         checks = self.evaluators.judge(done.batch["inputs"], answers_NS, self.set_name)
         loss, labels_NS = self.model.config.loss, done.batch["labels"]
@@ -179,81 +167,16 @@ class _SetEvaluation:
         return found
 
 
-def cropped(done: Finished, corner: Corner) -> Finished:
-    """Return sequences whose tokens are those of the boards, without the rest of the canvas."""
+def on_boards(done: Finished, corner: Corner | None) -> tuple[Finished, Tensor]:
+    """Return sequences without the canvas around their boards, and their answers, (N, S).
+
+    On a canvas, answers have padding for tokens that no board has.
+    """
+    if corner is None:
+        return done, done.outputs.logits_BSV.argmax(-1)
     logits_BSV = corner.crop(done.outputs.logits_BSV.movedim(-1, 1)).movedim(1, -1)
     predictions_NTS = None if done.predictions_NTS is None else corner.crop_answers(done.predictions_NTS)
     tokens = {name: corner.crop(done.batch[name]) for name in ("inputs", "labels")}
-    return replace(
-        done,
-        batch=done.batch | tokens,
-        outputs=replace(done.outputs, logits_BSV=logits_BSV),
-        predictions_NTS=predictions_NTS,
-    )
-
-
-def answers_of(done: Finished, corner: Corner | None) -> Tensor:
-    """Return the answers of sequences, (N, S), with padding for tokens that no board has."""
-    answers_NS = done.outputs.logits_BSV.argmax(-1)
-    return answers_NS if corner is None else corner.without_other_tokens(answers_NS)
-
-
-# ---- test-time augmentation --------------------------------------------------------------------
-
-
-@torch.no_grad()
-def evaluate_votes(
-    model: RecursiveModel,
-    split: Split,
-    world: World,
-    options: EvalOptions,
-    *,
-    evaluators: Evaluators,
-    variations: Variations,
-) -> dict[str, float]:
-    """Let the variations of each example vote for its answer. Every rank.
-
-    Returns:
-        eval/<set>/tta/<name> for exact_accuracy, for what the evaluators judge, and for segments,
-        those that all variations of an example took together; means over the examples with labels.
-    """
-    metrics: dict[str, float] = {}
-    for set_name in split.sets:
-        of_set = variations.of_set(split, set_name)
-        batch_size = max(world.size, options.batch_size // variations.count)
-        loader = EvalLoader(split, set_name, batch_size, options.max_examples)
-        slots = Slots(
-            model,
-            of_set.spread(loader.batches(world)),
-            num_steps=options.num_steps or model.config.halt_max_steps,
-            adaptive=options.adaptive,
-        )
-        ballots = Ballots(variations.count)
-        sums = dict.fromkeys(("count", "segments", "exact_accuracy", *evaluators.checks), 0)
-        while any(world.any_of(slots.busy)):  # together, so that no rank waits longer than its groups allow
-            done = slots.advance().finished if slots.busy else None
-            if done is None:
-                continue
-            sums["segments"] += int((done.steps_N * (done.batch["labels"] != IGNORE_LABEL).any(1)).sum())
-            answers_NS = of_set.undo(done.rows_N, done.outputs.logits_BSV.argmax(-1)).cpu().numpy()
-            confidence_N = done.outputs.q_halt_B.sigmoid().float().cpu().numpy()
-            if decided := ballots.cast(done.rows_N, answers_NS, confidence_N):
-                # The last variation to come in says which puzzle it is, turned back as answers are.
-                last = [index for index, _ in decided]
-                voted_BS = torch.from_numpy(np.stack([answer_S for _, answer_S in decided]))
-                inputs_BS = of_set.undo(done.rows_N[last], done.batch["inputs"][last]).cpu()
-                labels_BS = done.batch["labels"][last].cpu()
-                if of_set.corner is not None:
-                    labels_BS = of_set.corner.crop(labels_BS)
-                is_label_BS = labels_BS != IGNORE_LABEL
-                labelled_B, exact_B = is_label_BS.any(1), (~is_label_BS | (voted_BS == labels_BS)).all(1)
-                judged = evaluators.judge(inputs_BS, voted_BS, set_name)
-                for name, holds_B in {"count": labelled_B, "exact_accuracy": exact_B, **judged}.items():
-                    sums[name] += int((labelled_B & holds_B).sum())
-        with world.shared_errors():
-            loader.require_all_read()
-        count, *rest = world.sum_(torch.tensor(list(sums.values())).to(world.device)).tolist()
-        if count:
-            shares = zip(list(sums)[1:], rest, strict=True)
-            metrics |= {f"eval/{set_name}/tta/{name}": value / count for name, value in shares}
-    return metrics
+    outputs = replace(done.outputs, logits_BSV=logits_BSV)
+    done = replace(done, batch=done.batch | tokens, outputs=outputs, predictions_NTS=predictions_NTS)
+    return done, corner.without_other_tokens(logits_BSV.argmax(-1))

@@ -37,11 +37,7 @@ _BY_TASK = ("loss", "bits_per_byte", "exact_accuracy", "num_answers")
 
 
 def text_eval_metrics(split: TextSplit, max_examples: int | None = None) -> list[str]:
-    """Return the names of what `evaluate_text` measures on a split, without the set and the counts.
-
-    Raises:
-        UserError: The tokenizer of the split can't be read.
-    """
+    """Return the names of what `evaluate_text` measures on a split, without set and counts."""
     _, places_N5 = _chosen(split, max_examples)
     num_TM = np.zeros((len(split.metadata.tasks), len(_SUMS)))
     num_TM[:, 0] = np.bincount(places_N5[:, 4], minlength=len(num_TM))
@@ -66,10 +62,6 @@ def evaluate_text(
 
     An answer is exact if greedy decoding gives the response with its end token. Samples without an
     instruction have no answer.
-
-    Args:
-        interrupts: loss and answers share the time of its deadline.
-        sample: takes a few answers. All ranks have one, or none.
 
     Returns:
         eval/all/<name> for `text_eval_metrics`, num_examples and num_answers. bits_per_byte is the
@@ -288,8 +280,7 @@ def _chosen(split: TextSplit, max_examples: int | None) -> tuple[np.ndarray, np.
 
 def _is_problem(places_N5: np.ndarray) -> np.ndarray:
     """Return which samples have an instruction. The prefix of plain text is one token."""
-    is_problem_N: np.ndarray = places_N5[:, 1] > 1
-    return is_problem_N
+    return np.greater(places_N5[:, 1], 1)
 
 
 def _order(num: int, *, spread: bool) -> np.ndarray:

@@ -25,7 +25,6 @@ from models.text.config import LONGEST_RUN, CallCounts
 from models.text.model import TextModel
 from models.text.packing import Packing
 from records.checkpoint.format import read_state, step_folders
-from records.checkpoint.reader import Checkpoint
 from records.history import read_run_config
 from records.launched import Launched
 from sharing.stored_config import completed
@@ -33,7 +32,7 @@ from training.config import PretrainConfig
 from training.data import AnySizes, TextSizes
 from training.kinds import kind_of_arch
 from training.meta_model import model_on_meta
-from training.splits import open_own, sizes_of_checkpoint
+from training.splits import open_own, sizes_from
 from utils.command_line import validate
 from utils.errors import UserError
 from utils.perf.devices import peak_tflops
@@ -51,7 +50,7 @@ def flops_until(run: Path, steps: list[int]) -> list[float]:
     folders, launched = step_folders(run), Launched.read(run)
     state = read_state(folders[-1]) if folders else None
     if state is not None:
-        sizes = sizes_of_checkpoint(Checkpoint(folders[-1], state, frozenset()), config.arch)
+        sizes = sizes_from(state.task, config.arch, f"checkpoint {folders[-1]}")
     else:
         sizes = kind_of_arch(config.arch).sizes.of(open_own(config, "train"))
     flops = FlopsOfRun(config, sizes, launched.last_step if launched is not None else 0)

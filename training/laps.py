@@ -39,9 +39,6 @@ def run_laps(
 
     Returns:
         False if any rank was asked to stop.
-
-    Raises:
-        UserError: A lap of any rank can't be read.
     """
     while True:
         lap, is_busy, mistake = None, False, None

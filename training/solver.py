@@ -32,9 +32,6 @@ from utils.ranks.config import DeviceName
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
 
-# Answers up to this length are printed on the puzzle's line.
-SHORT = 81
-
 
 @page("solve", bare="checkpoint", aliases=aliases())
 class SolveConfig(TrainedConfig, PromptConfig, MoreCompute):
@@ -50,9 +47,8 @@ class SolveConfig(TrainedConfig, PromptConfig, MoreCompute):
 
     @model_validator(mode="after")
     def _one_way_to_choose_the_answer(self) -> "SolveConfig":
-        given = {"trajectories": self.trajectories > 1, "restarts": self.restarts > 0, "tta": self.tta is not None}
-        if sum(given.values()) > 1:
-            first, second, *_ = (f"{key}={getattr(self, key)}" for key, is_given in given.items() if is_given)
+        if len(self.methods) > 1:
+            first, second, *_ = (f"{key}={getattr(self, key)}" for key in self.methods)
             raise ValueError(f"{first} and {second} each choose one answer; give one of them")
         return self
 
@@ -92,11 +88,8 @@ class Solution:
     reason: str
 
     def __repr__(self) -> str:
-        answer = f", {self.answer!r}" if isinstance(self.answer, str) and len(self.answer) <= SHORT else ""
-        return (
-            f"Solution({self.puzzle.name!r}, {self.outcome}: {self.reason}{answer}, would stop at step "
-            f"{self.settled_at} of {len(self.steps)}, confidence {self.steps[-1].confidence:.2f})"
-        )
+        confidence = f"confidence {self.steps[-1].confidence:.2f}"
+        return f"Solution({self.puzzle.name!r}, {self.outcome}: {self.reason}, {confidence})"
 
     @property
     def outcome(self) -> str:
@@ -156,7 +149,6 @@ class Solver:
         _, self._sizes = trained.of_puzzles()
         shape = self._sizes.seq_len, self._sizes.vocab_size
         self.board: BoardTask = task_of_shape(*shape) or TokensTask(*shape)
-        config.require_noise_for_seed()
         if config.tta is not None:
             Variations.of_boards(*shape, config.checkpoint, config.tta)
         num_rows = self._sizes.num_puzzle_identifiers if self.arch.puzzle_emb_ndim > 0 else 0
@@ -228,7 +220,7 @@ class Solver:
 
     def solutions(self, puzzles: Sequence[Puzzle]) -> Iterator[Solution]:
         """Solve puzzles that have been read, and yield their solutions one after another."""
-        num_passes = self.config.num_passes
+        num_passes = self.config.tta or self.config.trajectories
         batch_size = max(1, self.config.batch_size // num_passes)
         for start in range(0, len(puzzles), batch_size):
             chunk = puzzles[start : start + batch_size]
