@@ -137,7 +137,7 @@ def solve_puzzles(config: SolveConfig, trained: Trained, world: World, *, as_jso
     if in_steps and not as_json:
         write(f"{trained.name}\n{board.legend(color=color)}\n")
     for solution in solver.solutions(puzzles):
-        num_solved += solution.counts_as_solved
+        num_solved += solution.valid if solution.solved is None else solution.solved
         if as_json:
             write(json.dumps(solution.as_json()))
         elif in_steps:

@@ -20,14 +20,16 @@ _HELP = {
 def write_answer(writer: Writer, prompt: str, pieces: Iterable[str], *, as_json: bool) -> None:
     """Print the pieces that a model writes after a prompt, while they come."""
     for piece in pieces:
-        if sys.stdout.isatty():
-            piece = "".join(each if each in "\n\t" or not _steers(each) else "?" for each in piece)
+        if sys.stdout.isatty():  # characters must not control it, nor change the direction of the text
+            steers = [unicodedata.category(each) in ("Cc", "Cs") or each in _DIRECTIONS for each in piece]
+            shown = ("?" if is_bad and each not in "\n\t" else each for each, is_bad in zip(piece, steers, strict=True))
+            piece = "".join(shown)
         if not as_json:
             write(piece, end="")
     answer = writer.answer
     if as_json:
-        shown = {"prompt": prompt, "form": writer.reader.form, "answer": answer.text, "tokens": answer.tokens}
-        write(json.dumps(shown | {"ended_by": answer.reason}))
+        told = {"prompt": prompt, "form": writer.reader.form, "answer": answer.text, "tokens": answer.tokens}
+        write(json.dumps(told | {"ended_by": answer.reason}))
         return
     write("")
     if answer.reason == "context":
@@ -57,11 +59,6 @@ def chat(writer: Writer, *, as_json: bool) -> None:
             if not is_terminal:
                 raise
             print(flush=True)
-
-
-def _steers(character: str) -> bool:
-    """Return whether a character controls the terminal, or the direction of the text."""
-    return unicodedata.category(character) in ("Cc", "Cs") or character in _DIRECTIONS
 
 
 def _typed() -> Iterator[str]:

@@ -108,7 +108,8 @@ class _Evaluation:
 
     def rows(self, *, spread: bool) -> Iterator[Lap]:
         """Yield the losses of this rank's rows."""
-        order_N = _order(len(self.places_N5), spread=spread)
+        num = len(self.places_N5)
+        order_N = _spread(num) if spread else np.arange(num)
         lengths_N = (self.places_N5[:, 1] + self.places_N5[:, 3] - 1)[order_N]
         rows = list(published_steps(lengths_N, self.num_tokens, 1, drop_last_batch=False))
         for (row,) in rows[self.world.data_rank :: self.world.data_size]:
@@ -143,7 +144,7 @@ class _Evaluation:
         # Prompts of similar length waste little of the cache. But if some batches may be left out,
         # each should be a fair share of the problems.
         by_length_N = np.argsort(-places_N5[:, [1, 3]].sum(1), kind="stable")
-        order_N = _order(len(places_N5), spread=True) if spread else by_length_N
+        order_N = _spread(len(places_N5)) if spread else by_length_N
         batches, first, longest = list[np.ndarray](), 0, np.zeros(2, np.int64)
         for at, lengths in enumerate(places_N5[order_N][:, [1, 3]]):
             longest = np.maximum(longest, lengths)
@@ -283,10 +284,9 @@ def _is_problem(places_N5: np.ndarray) -> np.ndarray:
     return np.greater(places_N5[:, 1], 1)
 
 
-def _order(num: int, *, spread: bool) -> np.ndarray:
-    """Return the numbers below `num`, spread so that the first ones, however many, lie evenly."""
-    numbers = np.arange(num)
-    return np.argsort(numbers * _GOLDEN_RATIO % 1, kind="stable") if spread else numbers
+def _spread(num: int) -> np.ndarray:
+    """Return the numbers below `num` in an order whose first ones, however many, lie evenly."""
+    return np.argsort(np.arange(num) * _GOLDEN_RATIO % 1, kind="stable")
 
 
 def _tokenizer(split: TextSplit) -> Tokenizer | None:

@@ -50,8 +50,6 @@ from utils.ranks.world import World
 
 _LONGEST_QUESTION = 144  # cells of a puzzle on a command line
 
-Drawn = OnlineAugmentation | None
-
 
 @dataclass
 class Kind:
@@ -84,7 +82,7 @@ class Kind:
     size_of_epoch: Callable[[Any], float]  # about how many units of the global batch
     # What decides about the data of each step from a progress on, and what reads a rank's part.
     sampler: Callable[[PretrainConfig, Any, Progress], Sampler | TextSampler]
-    loader: Callable[[PretrainConfig, Any, Any, Drawn, World], TrainLoader | TextLoader]
+    loader: Callable[[PretrainConfig, Any, Any, OnlineAugmentation | None, World], TrainLoader | TextLoader]
     # What the objective of the model needs to know at a step, of so many.
     settings: Callable[[PretrainConfig, int, int, World], ActSettings | TextSettings]
     # In words: what the data of a run are, and what a step takes of them.
@@ -295,7 +293,7 @@ def _sampler_of_text(config: PretrainConfig, train: TextSplit, progress: Progres
 
 
 def _loader_of_text(
-    config: PretrainConfig, train: TextSplit, sampler: TextSampler, drawn: Drawn, world: World
+    config: PretrainConfig, train: TextSplit, sampler: TextSampler, drawn: OnlineAugmentation | None, world: World
 ) -> TextLoader:
     return TextLoader(
         sampler,

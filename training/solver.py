@@ -99,11 +99,6 @@ class Solution:
     def answer(self) -> Plain:
         return self.steps[-1].answer
 
-    @property
-    def counts_as_solved(self) -> bool:
-        """Return whether the exit status counts the puzzle as solved."""
-        return self.valid if self.solved is None else self.solved
-
     def as_json(self) -> dict[str, Any]:
         """Return the object that --json prints."""
         puzzle = self.puzzle
@@ -207,15 +202,13 @@ class Solver:
             raise UserError("solve() takes a list of puzzles, and this is one text; give [puzzle]")
         parsed: list[Puzzle] = []
         for number, puzzle in enumerate(puzzles, start=1):
+            where = f"puzzle {number}"
             if isinstance(puzzle, Task):
-                parsed += self.reader.of_tasks([puzzle], f"puzzle {number}")
+                parsed += self.reader.of_tasks([puzzle], where)
             elif isinstance(puzzle, str):
-                parsed += self.reader.of_text(puzzle, f"puzzle {number}")
+                parsed += self.reader.of_text(puzzle, where)
             else:
-                raise UserError(
-                    f"puzzle {number} is of the type {type(puzzle).__name__}; give a text with a character for each "
-                    "cell, or for ARC a task as JSON"
-                )
+                raise UserError(f"{where} is of the type {type(puzzle).__name__}; give a text, or an ARC task as JSON")
         return list(self.solutions(parsed))
 
     def solutions(self, puzzles: Sequence[Puzzle]) -> Iterator[Solution]:

@@ -20,10 +20,8 @@ class TextLoader:
     """Reads this rank's rows of each step.
 
     Args:
-        sampler: decides what the rows of a step hold.
         num_parts: in how many microbatches the rank takes its rows.
         target_only: only responses are labelled; otherwise all tokens but the first are.
-        kernel: how the tokens of a row will see one another.
     """
 
     def __init__(

@@ -177,11 +177,10 @@ def _of_file(
     if described is None:
         assert arch is not None and data_path is not None
         return Trained(file.where, arch, sizes_of_data(data_path, arch), None, None, file, puzzle_table)
-    if puzzle_table is None:
-        sizes = sizes_from(described.sizes, described.arch)
-    else:
-        assert data_path is not None
+    if puzzle_table is not None and data_path is not None:
         sizes = sizes_of_data(data_path, described.arch)
+    else:
+        sizes = sizes_from(described.sizes, described.arch)
     data = " + ".join(described.data) or "other data"
     target_only = not isinstance(described, ExportedText) or described.target_only
     return Trained(file.where, described.arch, sizes, None, None, file, puzzle_table, data, target_only)

@@ -17,7 +17,7 @@ from tests.models.helpers import seed_with, small_model
 from tests.spawn import run_ranks
 from tests.training.examples import IGNORED, made_split, random_rows
 from training import more_compute
-from training.evaluation import EvalOptions, evaluate
+from training.evaluation import EvalOptions
 from training.more_compute import MoreCompute, evaluate_more, trace_with_more
 from utils.errors import UserError
 from utils.ranks.world import World
@@ -137,17 +137,6 @@ def _calibration_error(answers: list[Pass]) -> float:
             accuracy = sum(each.right for each in of_bin) / len(of_bin)
             error += len(of_bin) / len(answers) * abs(confidence - accuracy)
     return error
-
-
-def test_the_first_pass_alone_is_the_single_pass(seed: int) -> None:
-    model = _model(seed)
-    rows = _rows(model)
-    single = evaluate(model, made_split(all=rows), SINGLE, EvalOptions(6, num_steps=STEPS, adaptive=True))
-    assert single is not None
-    found = _evaluate(model, rows, SINGLE, batch_size=6, adaptive=True)
-    for method in ("trajectories", "restarts"):
-        assert found[f"eval/all/{method}/exact_accuracy_of/1"] == single["eval/all/exact_accuracy"]
-        assert found[f"eval/all/{method}/segments_of/1"] == single["eval/all/steps"]
 
 
 def _on_rank(world: World, seed: int, rows: dict[str, np.ndarray], batch_size: int) -> dict[str, float]:
