@@ -3,7 +3,7 @@
 # an example, C = flags, B = puzzles of a batch, T = segments
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -139,6 +139,7 @@ def evaluate_more(
     return metrics
 
 
+@dataclass
 class _Passes:
     """Several passes over each of this rank's examples of a set.
 
@@ -147,24 +148,22 @@ class _Passes:
     right and passes each of the evaluators' checks.
     """
 
-    def __init__(
-        self,
-        model: RecursiveModel,
-        split: Split,
-        set_name: str,
-        world: World,
-        options: EvalOptions,
-        evaluators: Evaluators,
-        count: int,
-    ) -> None:
-        self._model, self._world, self._options, self._evaluators = model, world, options, evaluators
-        self._set_name, self._corner, self._count = set_name, split.sets[set_name].corner, count
-        self._loader = EvalLoader(split, set_name, options.batch_size, options.max_examples)
-        self._rows_R = np.concatenate([np.zeros(0, np.int64), *self._loader.shares(world)])
-        shape = len(self._rows_R), count
+    model: RecursiveModel
+    split: Split
+    set_name: str
+    world: World
+    options: EvalOptions
+    evaluators: Evaluators
+    count: int
+
+    def __post_init__(self) -> None:
+        options, self._corner = self.options, self.split.sets[self.set_name].corner
+        self._loader = EvalLoader(self.split, self.set_name, options.batch_size, options.max_examples)
+        self._rows_R = np.concatenate([np.zeros(0, np.int64), *self._loader.shares(self.world)])
+        shape = len(self._rows_R), self.count
         self._steps_RK, self._settled_RK = np.zeros(shape, np.int64), np.zeros(shape, bool)
         self._q_halt_RK = np.full(shape, -np.inf, np.float32)
-        self._flags_RKC = np.zeros((*shape, 2 + len(evaluators.checks)), bool)
+        self._flags_RKC = np.zeros((*shape, 2 + len(self.evaluators.checks)), bool)
 
     def race(self, trajectories: Trajectories, *, one_by_one: bool) -> dict[str, float]:
         """Let one of several trajectories answer each example, and return the metrics. Every rank.
@@ -174,7 +173,7 @@ class _Passes:
                 that settled answers. Otherwise, and if none settled, the one with the largest
                 q_halt does; the earlier one wins a tie.
         """
-        for chosen in [range(k, k + 1) for k in range(self._count)] if one_by_one else [range(self._count)]:
+        for chosen in [range(k, k + 1) for k in range(self.count)] if one_by_one else [range(self.count)]:
             for done, places in self._run(chosen, partial(trajectories.spread, chosen=chosen), trajectories):
                 done, answers_NS = on_boards(done, self._corner)
                 self._flags_RKC[places] = self._flags(done.batch["inputs"], answers_NS, done.batch["labels"])
@@ -188,23 +187,23 @@ class _Passes:
             flags_RC = np.take_along_axis(self._flags_RKC[:, :k], winner_R1[..., None], 1)[:, 0]
             return flags_RC, np.take_along_axis(self._q_halt_RK, winner_R1, 1)[:, 0]
 
-        flags_RC, q_halt_R = answers(self._count)
+        flags_RC, q_halt_R = answers(self.count)
         labelled_R, right_R = flags_RC[:, 0], flags_RC[:, 1]
         more = {"any_exact_accuracy": (labelled_R & self._flags_RKC[:, :, 1].any(1)).sum()}
-        for k in _powers_below(self._count):
+        for k in _powers_below(self.count):
             more[f"exact_accuracy_of/{k}"] = (labelled_R & answers(k)[0][:, 1]).sum()
             more[f"segments_of/{k}"] = self._steps_RK[labelled_R, :k].sum()
         found = self._means(flags_RC, more)
         bins = reliability_sums(*map(torch.from_numpy, (q_halt_R, right_R, labelled_R)))
-        total = self._world.sum_(bins.to(self._world.device, widest_float(self._world.device)))
+        total = self.world.sum_(bins.to(self.world.device, widest_float(self.world.device)))
         if found:
             found["calibration_error"] = reliability(total.tolist())["calibration_error"]
         return found
 
     def vote(self, variations: Variations) -> dict[str, float]:
         """Let the variations of each example vote, and return the metrics. Every rank."""
-        ballots = Ballots(self._count)
-        for done, (places_N, _) in self._run(range(self._count), variations.spread):
+        ballots = Ballots(self.count)
+        for done, (places_N, _) in self._run(range(self.count), variations.spread):
             answers_NS = variations.undo(done.rows_N, done.outputs.logits_BSV.argmax(-1)).cpu().numpy()
             confidence_N = done.outputs.q_halt_B.sigmoid().float().cpu().numpy()
             if decided := ballots.cast(done.rows_N, answers_NS, confidence_N):
@@ -228,20 +227,20 @@ class _Passes:
 
         Yield passes that have ended, and their places in the arrays.
         """
-        world, options = self._world, self._options
+        world, options = self.world, self.options
         rows_R = self._rows_R[~self._settled_RK.any(1)]
         at_once = max(1, options.batch_size // world.size // len(chosen))
         shares = (rows_R[start : start + at_once] for start in range(0, len(rows_R), at_once))
         slots = Slots(
-            self._model,
+            self.model,
             spread(self._loader.read(shares, world)),
-            num_steps=options.num_steps or self._model.config.halt_max_steps,
+            num_steps=options.num_steps or self.model.config.halt_max_steps,
             adaptive=options.adaptive,
             trajectories=trajectories,
         )
         while any(world.any_of(slots.busy)):  # together, so that no rank waits longer than its groups allow
             if slots.busy and (done := slots.advance().finished) is not None:
-                rows_N, passes_N = np.divmod(done.rows_N, self._count)
+                rows_N, passes_N = np.divmod(done.rows_N, self.count)
                 places = np.searchsorted(self._rows_R, rows_N), passes_N  # the loader reads in order
                 self._steps_RK[places] = done.steps_N.cpu().numpy()
                 self._settled_RK[places] = done.settled_N.cpu().numpy()
@@ -253,18 +252,18 @@ class _Passes:
     def _flags(self, inputs_NS: Tensor, answers_NS: Tensor, labels_NS: Tensor) -> np.ndarray:
         is_label_NS = labels_NS != IGNORE_LABEL
         exact_N = (~is_label_NS | (answers_NS == labels_NS)).all(1)
-        judged = self._evaluators.judge(inputs_NS, answers_NS, self._set_name)
-        flags = [is_label_NS.any(1), exact_N, *(judged[name] for name in self._evaluators.checks)]
+        judged = self.evaluators.judge(inputs_NS, answers_NS, self.set_name)
+        flags = [is_label_NS.any(1), exact_N, *(judged[name] for name in self.evaluators.checks)]
         return np.stack([flag_N.cpu().numpy() for flag_N in flags], -1)
 
     def _means(self, flags_RC: np.ndarray, more: Mapping[str, Any]) -> dict[str, float]:
         """Return the means of the answers, of the segments and of `more` sums. Every rank."""
-        labelled_R, device = flags_RC[:, 0], self._world.device
-        names = ("exact_accuracy", *self._evaluators.checks)
+        labelled_R, device = flags_RC[:, 0], self.world.device
+        names = ("exact_accuracy", *self.evaluators.checks)
         sums = {name: (labelled_R & flags_RC[:, 1 + n]).sum() for n, name in enumerate(names)}
         sums |= {"segments": self._steps_RK[labelled_R].sum(), **more}
         mine = torch.tensor([int(value) for value in (labelled_R.sum(), *sums.values())])
-        count, *values = self._world.sum_(mine.to(device, widest_float(device))).tolist()
+        count, *values = self.world.sum_(mine.to(device, widest_float(device))).tolist()
         return {name: value / count for name, value in zip(sums, values, strict=True)} if count else {}
 
 
@@ -284,14 +283,8 @@ def trace_with_more(
 ) -> Trace:
     """Answer puzzles as `trace` does, but let trajectories, restarts or votes choose among passes.
 
-    Every pass runs all of its segments. The last segment says how confident a pass is, and whether
-    it settled.
-
-    Args:
-        rows_B: the numbers of the puzzles, on which noise and symmetries depend.
-
-    Returns:
-        The pass whose answer won; of votes, the first such variation, turned back.
+    Every pass runs all of its segments. Return the pass whose answer won; of votes, the first such
+    variation, turned back. Noise and symmetries depend on `rows_B`, the numbers of the puzzles.
     """
     if variations is not None:
         return _trace_of_votes(model, batch, rows_B, config.num_steps, variations)

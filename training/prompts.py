@@ -188,12 +188,9 @@ class Writer:
 
 
 class Chat:
-    """The turns of a chat: a line of the user, and the model's answer.
+    """The turns of a chat (docs/solving.md): a line of the user, and the model's answer.
 
-    The data have no conversations, so what the model reads at a turn is what it could have read in
-    training. An instruction stands alone. Text goes on: each line begins a new line of the text so
-    far, until the model ends it. If the text is too long for the context, its beginning is left
-    out.
+    An instruction stands alone. Text goes on, without its beginning if it gets too long.
     """
 
     def __init__(self, writer: Writer) -> None:

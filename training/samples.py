@@ -59,16 +59,12 @@ class AnswerSample:
 
 @dataclass(frozen=True)
 class TextAnswer:
-    """The model's greedy answer to a sample, as text.
+    """The model's greedy answer to a sample, as text."""
 
-    Attributes:
-        row: the number of the sample.
-        is_problem: the prompt is an instruction, and `right` its response. Otherwise they are the
-            beginning of a text, and how the text goes on.
-    """
-
-    row: int
+    row: int  # the number of the sample
     task: str
+    # The prompt is an instruction, and `right` its response. Otherwise they are the beginning of a
+    # text, and how the text goes on.
     is_problem: bool
     prompt: str
     answer: str

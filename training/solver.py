@@ -70,21 +70,14 @@ class Step:
 
 @dataclass(frozen=True, repr=False)
 class Solution:
-    """A puzzle, the model's answer after each step, and a verdict on the last answer.
-
-    Attributes:
-        settled_at: the first step after which adaptive evaluation would stop; or else the last.
-        valid: whether the answer has the right form, such as one path through the maze.
-        solved: whether the answer is right; None if the output of an ARC task is not known.
-        reason: of the verdict, in words.
-    """
+    """A puzzle, the model's answer after each step, and a verdict on the last answer."""
 
     board: BoardTask
     puzzle: Puzzle
     steps: list[Step]
-    settled_at: int
-    valid: bool
-    solved: bool | None
+    settled_at: int  # the first step after which adaptive evaluation would stop; or else the last
+    valid: bool  # the answer has the right form, such as one path through the maze
+    solved: bool | None  # None: the output of an ARC task is not known
     reason: str
 
     def __repr__(self) -> str:
@@ -128,9 +121,8 @@ class Solver:
         for solution in solver.solve([first, second]):
             print(solution.answer, solution.solved, solution.steps[-1].confidence)
 
-    A puzzle is a text, row by row, with or without line ends. A Sudoku has digits (letters above
-    9), and . or 0 for a blank. A maze has the characters # (wall), blank, S and G. An ARC task is
-    given as JSON, or as a `dataset.arc.Task`. It has one solution for each of its test inputs.
+    A puzzle is a text, row by row (docs/solving.md). An ARC task, as JSON or as a
+    `dataset.arc.Task`, has one solution for each of its test inputs.
     """
 
     def __init__(self, config: SolveConfig, trained: Trained) -> None:

@@ -59,8 +59,7 @@ class TrainedConfig(StrictModel):
 
     def open_trained(self, world: World, checkpoint: str | None = None) -> "Trained":
         """Look at `checkpoint`, or at another one with the same options. Every rank."""
-        source = checkpoint or self.checkpoint
-        return open_trained(source, world, arch=self.arch, data_path=self.data_path, puzzle_table=self.puzzle_table)
+        return open_trained(checkpoint or self.checkpoint, world, self)
 
 
 @dataclass(frozen=True)
@@ -125,21 +124,13 @@ class Trained:
         return model.to(world.device)
 
 
-def open_trained(
-    source: str | Path,
-    world: World,
-    *,
-    arch: ArchConfig | None = None,
-    data_path: str | None = None,
-    puzzle_table: PuzzleTable | None = None,
-) -> Trained:
+def open_trained(source: str | Path, world: World, typed: TrainedConfig | None = None) -> Trained:
     """Look at a trained model without reading its weights. Every rank.
 
     Args:
         source: the folder of a run or of one of its steps, <run>/best or <run>/latest; or a file of
             weights, also hf://owner/repo/path/in/repo.
-        arch: of a file that does not describe its model, which needs `data_path` as well.
-        puzzle_table: what becomes of the puzzle rows of a file (sharing.published.fit_one_by_one).
+        typed: has `arch` and `data_path` of a file that does not describe its model.
     """
     trained: Trained | None = None
     with world.shared_errors():
@@ -151,7 +142,7 @@ def open_trained(
             of_run: dict[str, Any] = {"data": " + ".join(config.train_paths), "target_only": config.target_only}
             trained = Trained(str(opened.path), config.arch, sizes, config, opened, **of_run)
         elif opened is not None:
-            trained = _of_file(opened, arch, data_path, puzzle_table)
+            trained = _of_file(opened, typed)
     trained = world.broadcast_object(trained)
     assert trained is not None
     return trained
@@ -163,9 +154,8 @@ def _opened(source: str | Path) -> Checkpoint | ModelFile:
     return open_checkpoint(Path(source), tell)
 
 
-def _of_file(
-    file: ModelFile, arch: ArchConfig | None, data_path: str | None, puzzle_table: PuzzleTable | None
-) -> Trained:
+def _of_file(file: ModelFile, typed: TrainedConfig | None) -> Trained:
+    arch, data_path, puzzle_table = (typed.arch, typed.data_path, typed.puzzle_table) if typed else (None, None, None)
     described = file.described if arch and data_path else file.require_description()
     if described is not None and arch is not None and arch != described.arch:
         changed = differences(described.arch.model_dump(), arch.model_dump())
