@@ -470,7 +470,6 @@ def test_wrong_models_and_keys_are_refused(run: Path, arc_run: Path, call: Call,
         (run, ["puzzle="], "puzzle is given, but empty; give puzzle=..."),
         (run, ["prompt=ab"], f"prompt= is for models of text, but {run} was trained on sudoku"),
         (run, [], "there is nothing to solve; give one of puzzle=..., csv=..., task=..."),
-        (run, [question, "task=x"], "puzzle= and task= exclude each other; give one of them"),
     ):
         with pytest.raises(UserError, match=re.escape(expected)):
             call(f"checkpoint={checkpoint}", *typed)

@@ -1,4 +1,4 @@
-"""Evaluation: every example of every set once, and the votes of an example's variations."""
+"""Evaluation: every example of every set once."""
 # B = slots of this rank, N = sequences that leave, S = tokens of a puzzle
 
 from collections.abc import Iterator, Sequence
