@@ -97,7 +97,7 @@ def _evaluate(model: RecursiveModel, rows: dict[str, np.ndarray], world: World, 
 
 def _config(**given: Any) -> MoreCompute:
     defaults: dict[str, Any] = {"num_steps": None, "trajectories": 1, "restarts": 0, "noise": 0.0, "tta": None}
-    return MoreCompute(**defaults | {"seed": 7} | given)
+    return MoreCompute(**defaults | {"seed": 0} | given)
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
