@@ -12,9 +12,10 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, astuple, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -22,8 +23,7 @@ from dataset.evaluators import NO_EVALUATORS, EvaluatorName, Evaluators, able_ev
 from dataset.schema import Split
 from dataset.tta import Variations
 from models.base import RecursiveModel
-from records.checkpoint.reader import open_checkpoint
-from sharing.sources import kind_of
+from training.data import AnySplit
 from training.evaluation import EvalOptions, evaluate
 from training.kinds import kind_of_arch, require_keys_of
 from training.laps import Interrupts
@@ -38,8 +38,7 @@ from training.results import (
 )
 from training.saved_outputs import SavedOutput
 from training.synonyms import aliases
-from training.target import Target
-from training.trained import TrainedConfig
+from training.trained import Trained, TrainedConfig
 from utils.command_line import CommandLine, read_config, validate
 from utils.composing import compose
 from utils.config import Bool, Int, page
@@ -113,55 +112,41 @@ def main(world: World) -> None:
     trained = config.open_trained(world)
     with world.shared_errors():
         require_keys_of(trained.arch.kind, config.model_dump(), "evaluate", trained.name)
-    score(config, Target.of(trained, config.data_path, world), world)
+    score(config, *trained.with_test_split(config.data_path, world), world)
 
 
-def score(config: EvaluateConfig, target: Target, world: World) -> None:
-    """Score a model, print tables, and write results, answers and pictures. Every rank.
-
-    Raises:
-        UserError: An option does not suit the model or the data.
-    """
-    split, model, kind = target.split, target.trained.load_model(world), kind_of_arch(target.trained.arch)
-    evaluators, variations, out, keeps_results = NO_EVALUATORS, None, None, False
+def score(config: EvaluateConfig, trained: Trained, split: AnySplit, world: World) -> None:
+    """Score a model, print tables, and write results, answers and pictures. Every rank."""
+    of_run, model, kind = trained.config, trained.load_model(world), kind_of_arch(trained.arch)
+    evaluators, out, keeps_results = NO_EVALUATORS, None, False
     with world.shared_errors():
-        if isinstance(model, RecursiveModel):
+        if isinstance(model, RecursiveModel) and isinstance(split, Split):
             if config.evaluators is not None:
                 evaluators = build_evaluators(config.evaluators, split)
             else:
-                evaluators = able_evaluators(target.evaluators, split, tell if world.is_main else None)
+                of_training = of_run.evaluators or [] if of_run is not None else []
+                evaluators = able_evaluators(of_training, split, tell if world.is_main else None)
             if config.vote_with and evaluators.votes is None:
                 raise UserError(f"vote_with={config.vote_with}, but only answers of ARC vote; leave it out")
-            config.require_noise_for_seed()
             config.require_different_passes(model)
-            variations = Variations.of(split, config.tta) if config.tta is not None else None
+            if config.tta is not None:
+                Variations.of(split, config.tta)
         if world.is_main:
             kind.check(split)
             # Find these mistakes now, and not after an hour of evaluation.
             if config.plot:
                 pyplot()
-            for other in config.vote_with:
-                if kind_of(other) != "weights":
-                    open_checkpoint(Path(other), tell)
-            out, keeps_results = prepare_folder(
-                config.out,
-                target.out,
-                split,
-                config.max_examples,
-                saves_answers=bool(config.save_outputs),
-                draws=config.plot,
-            )
+            to, more = (config.out, trained, config.data_path), config.plot or bool(config.save_outputs)
+            out, keeps_results = prepare_folder(*to, split, config.max_examples, writes_more=more)
     out, keeps_results = world.broadcast_object((out, keeps_results))
+    usual_size = kind.batch_size if of_run is None else of_run.eval_batch_size or of_run.global_batch_size
     options = EvalOptions(
-        config.batch_size or target.batch_size,
+        config.batch_size or usual_size,
         config.max_examples,
-        target.trained.target_only,
+        trained.target_only,
         num_steps=config.num_steps,
         adaptive=config.adaptive,
         keep_votes=bool(config.vote_with),
-    )
-    saving = replace(
-        options,
         save_outputs=config.save_outputs,
         save_to=out,
         # Results and answers in the run's folder may come from two calls. Both are of one step.
@@ -173,45 +158,40 @@ def score(config: EvaluateConfig, target: Target, world: World) -> None:
     most = max(split.num_examples(config.max_examples).values())
     with advising(partial(half, "batch_size", min(options.batch_size, most))):
         for other in config.vote_with:
-            add_votes(config, other, split, options, evaluators, world)
+            add_votes(config, other, split.path, options, evaluators, world)
         began = time.perf_counter()
-        metrics = kind.evaluate(model, split, world, saving, evaluators, Interrupts(), None)
+        metrics = kind.evaluate(model, split, world, options, evaluators, Interrupts(), None)
         assert metrics is not None
         seconds = time.perf_counter() - began
-        if isinstance(model, RecursiveModel):
-            if variations is not None and model.config.is_equivariant and world.is_main:
+        if isinstance(model, RecursiveModel) and isinstance(split, Split):
+            if config.tta is not None and model.config.is_equivariant and world.is_main:
                 tell(f"note: tta={config.tta} can't gain: this model answers all symmetries of a puzzle alike")
-            metrics |= evaluate_more(config, model, split, world, options, evaluators, variations)
+            metrics |= evaluate_more(config, model, split, world, options, evaluators)
     with world.shared_errors():
         if world.is_main:
-            trained_steps = model.config.halt_max_steps if isinstance(model, RecursiveModel) else None
-            report(config, target, trained_steps, metrics, evaluators, seconds, out, keeps_results=keeps_results)
+            report(config, trained, split, metrics, evaluators, seconds, out, keeps_results=keeps_results)
 
 
 def add_votes(
-    config: EvaluateConfig, other: str, split: Split, options: EvalOptions, evaluators: Evaluators, world: World
+    config: EvaluateConfig, other: str, path: Path, options: EvalOptions, evaluators: Evaluators, world: World
 ) -> None:
-    """Collect the votes of another checkpoint. Every rank.
-
-    Raises:
-        UserError: It was trained on other data.
-    """
-    voter = Target.of(config.open_trained(world, other), config.data_path, world)
+    """Collect the votes of another checkpoint, on the data at `path`. Every rank."""
+    voter, split = config.open_trained(world, other).with_test_split(config.data_path, world)
     with world.shared_errors():
         # In other data the same numbers mean other puzzles.
-        if voter.split.path.resolve() != split.path.resolve():
+        if split.path.resolve() != path.resolve():
             raise UserError(
-                f"vote_with={other} was trained on {voter.split.path.parent}, but the votes are on "
-                f"{split.path.parent}; choose a checkpoint of these data, or give data_path=... if both datasets "
-                "number their puzzles alike"
+                f"vote_with={other} was trained on {split.path.parent}, but the votes are on {path.parent}; choose a "
+                "checkpoint of these data, or give data_path=... if both datasets number their puzzles alike"
             )
-    evaluate(voter.trained.load_puzzle_model(world), voter.split, world, options, evaluators)
+    assert isinstance(split, Split)
+    evaluate(voter.load_puzzle_model(world), split, world, replace(options, save_to=None), evaluators)
 
 
 def report(
     config: EvaluateConfig,
-    target: Target,
-    trained_steps: int | None,
+    trained: Trained,
+    split: AnySplit,
     metrics: dict[str, float],
     evaluators: Evaluators,
     seconds: float,
@@ -222,20 +202,27 @@ def report(
     """Print the tables, and write results.json and the pictures into a folder.
 
     Args:
-        trained_steps: the segments of a puzzle in training; None for text.
         seconds: the time of the single pass, without trajectories, restarts and votes.
         out: the folder; None: write no files.
         keeps_results: leave its results.json as it is.
     """
-    name, split, found = target.trained.name, target.split, intervals(metrics, evaluators)
-    num_examples = split.num_examples(config.max_examples)
+    found, num_examples = intervals(metrics, evaluators), split.num_examples(config.max_examples)
     total = sum(num_examples.values())
     speed = f"{seconds:.1f} s ({total / seconds:,.1f} per second)"
-    show(f"{name} on {split.path}: {total:,} examples in {speed}, 95 % intervals")
+    show(f"{trained.name} on {split.path}: {total:,} examples in {speed}, 95 % intervals")
     for line in table(metrics, found):
         show(line)
+    bins = {name: of_set for name in num_examples if (of_set := reliability_bins(metrics, name))}
+    compute, steps = list[dict[str, Any]](), trained.of_puzzles()[0].halt_max_steps if bins else 0
+    for name, of_set in bins.items():
+        for line in reliability_table(name, of_set, metrics[f"eval/{name}/calibration_error"]):
+            show(line)
+        if config.num_steps is not None or config.methods:
+            compute += (rows := costs(config, metrics, name, steps))
+            for line in compute_table(name, rows, metrics[f"eval/{name}/num_examples"]):
+                show(line)
     results = {
-        "checkpoint": name,
+        "checkpoint": trained.name,
         # An absolute path, because the next evaluation may begin in another folder.
         "data": str(split.path) if config.data_path is None else os.path.abspath(split.path),
         "num_examples": num_examples,
@@ -243,38 +230,24 @@ def report(
         "seconds": seconds,
         "metrics": {name: value for name, value in metrics.items() if name.split("/")[2] != "reliability"},
         "intervals": found,
+        "reliability": bins,
+        "compute": compute,
     }
-    bins = {name: of_set for name in num_examples if (of_set := reliability_bins(metrics, name))}
-    if trained_steps is not None:
-        more = config.num_steps is not None or config.chooses_among_passes
-        compute = {name: costs(config, metrics, name, trained_steps) for name in bins} if more else {}
-        for name in bins:
-            for line in reliability_table(name, bins[name], metrics[f"eval/{name}/calibration_error"]):
-                show(line)
-            for line in compute_table(compute[name], metrics[f"eval/{name}/num_examples"]) if more else ():
-                show(line)
-        results["reliability"] = {name: [asdict(each) for each in of_set] for name, of_set in bins.items()}
-        results["compute"] = [asdict(row) for of_set in compute.values() for row in of_set]
     if out is not None:
         if not keeps_results:
             with file_errors():
                 write_atomically(out / "results.json", json.dumps(results, indent=2) + "\n")
-        if config.plot and trained_steps is not None and bins:
+        if config.plot and bins:
             at_step = {name: f"eval/{name}/exact_accuracy_at_step/" for name in bins}
             over_steps = {name: [metrics[key] for key in metrics if key.startswith(at_step[name])] for name in bins}
-            draw_accuracy_over_steps(over_steps, trained_steps, out / "accuracy_over_steps.png")
-            draw_reliability(
-                {name: [astuple(each) for each in of_set] for name, of_set in bins.items()}, out / "reliability.png"
-            )
+            draw_accuracy_over_steps(over_steps, steps, out / "accuracy_over_steps.png")
+            as_tuples = {name: [tuple(each.values()) for each in of_set] for name, of_set in bins.items()}
+            draw_reliability(as_tuples, out / "reliability.png")
         elif config.plot:
             show("nothing is drawn: no example has a label")
         show(f"written to {out}")
     first = next(iter(num_examples))
-    last = (
-        "loss"
-        if f"eval/{first}/loss" in metrics and f"eval/{first}/exact_accuracy" not in metrics
-        else "exact_accuracy"
-    )
+    last = next((each for each in ("exact_accuracy", "loss") if f"eval/{first}/{each}" in metrics), "exact_accuracy")
     show(f"{last}={metrics.get(f'eval/{first}/{last}', float('nan')):.4f}")
 
 

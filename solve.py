@@ -18,13 +18,13 @@ from itertools import groupby
 from pathlib import Path
 
 from dataset.arc import read_tasks
-from dataset.puzzle_input import STDIN, Puzzle
+from dataset.puzzle_input import STDIN
 from dataset.tasks.base import count
 from models.text.model import TextModel
 from training.chat import chat, write_answer
 from training.kinds import require_keys_of
 from training.prompts import Writer, open_reader
-from training.solver import SHORT, Solution, SolveConfig, Solver
+from training.solver import Solution, SolveConfig, Solver
 from training.trained import Trained
 from utils.command_line import CommandLine, read_config, validate
 from utils.composing import compose
@@ -62,6 +62,7 @@ Exit status: 0 if all puzzles are solved (an ARC task without outputs only has t
 _VERBATIM = ("puzzle", "csv", "task", "prompt")
 # The boards of all steps of this many puzzles fill some pages.
 _MOST_IN_STEPS = 4
+_LONGEST_ANSWER = 81  # on the line of its puzzle
 
 
 # ---- the program -------------------------------------------------------------------------------
@@ -90,11 +91,7 @@ def main(world: World) -> None:
 
 
 def read_command_line(argv: Sequence[str]) -> tuple[SolveConfig, bool] | str:
-    """Return the config and whether --json was given; or the page that was asked for, as --help.
-
-    Raises:
-        UserError: The command line has a mistake.
-    """
+    """Return the config and whether --json was given; or the page that was asked for, as --help."""
     verbatim: dict[str, str] = {}
     rest = []
     for typed in argv:
@@ -124,7 +121,15 @@ def solve_puzzles(config: SolveConfig, trained: Trained, world: World, *, as_jso
     """Solve the puzzles of the command line, and return whether all are solved."""
     with world.shared_errors():  # a mistake in a puzzle is found before the weights are loaded
         solver = Solver(config, trained)
-        puzzles = puzzles_of(config, solver)
+        reader = solver.reader
+        if config.task is not None:
+            puzzles = reader.of_tasks(read_tasks(Path(config.task)), config.task)
+        elif config.csv is not None:
+            puzzles = reader.of_csv(Path(config.csv))
+        elif config.puzzle is not None:
+            puzzles = reader.of_typed(config.puzzle)
+        else:
+            raise UserError(f"prompt= is for models of text, but {reader.is_for}; give puzzle=, csv= or task=")
     solver.load(connect_devices(world, config.device))
     board, num_solved = solver.board, 0
     color = config.color == "always" or (config.color == "auto" and sys.stdout.isatty())
@@ -132,7 +137,7 @@ def solve_puzzles(config: SolveConfig, trained: Trained, world: World, *, as_jso
     if in_steps and not as_json:
         write(f"{trained.name}\n{board.legend(color=color)}\n")
     for solution in solver.solutions(puzzles):
-        num_solved += solution.counts_as_solved
+        num_solved += solution.valid if solution.solved is None else solution.solved
         if as_json:
             write(json.dumps(solution.as_json()))
         elif in_steps:
@@ -144,22 +149,6 @@ def solve_puzzles(config: SolveConfig, trained: Trained, world: World, *, as_jso
     return num_solved == len(puzzles)
 
 
-def puzzles_of(config: SolveConfig, solver: Solver) -> list[Puzzle]:
-    """Return the puzzles that the command line names.
-
-    Raises:
-        UserError: A puzzle can't be read. The message says where the first such puzzle is.
-    """
-    reader = solver.reader
-    if config.task is not None:
-        return reader.of_tasks(read_tasks(Path(config.task)), config.task)
-    if config.csv is not None:
-        return reader.of_csv(Path(config.csv))
-    if config.puzzle is None:
-        raise UserError(f"prompt= is for models of text, but {reader.is_for}; give puzzle=, csv= or task=")
-    return reader.of_typed(config.puzzle)
-
-
 def answer_prompts(config: SolveConfig, trained: Trained, world: World, *, as_json: bool) -> bool:
     """Let a model of text answer the prompt of the command line, or chat."""
     with world.shared_errors():
@@ -169,10 +158,11 @@ def answer_prompts(config: SolveConfig, trained: Trained, world: World, *, as_js
         tokens = None if config.prompt == STDIN else reader.read(config.prompt, "prompt")
     model = trained.load_model(connect_devices(world, config.device))
     assert isinstance(model, TextModel)
+    writer = Writer(model, reader)
     if tokens is None:
-        chat(Writer(model, reader), as_json=as_json)
+        chat(writer, as_json=as_json)
     else:
-        write_answer(Writer(model, reader), config.prompt, tokens, as_json=as_json)
+        write_answer(writer, config.prompt, writer.write(tokens), as_json=as_json)
     return True
 
 
@@ -209,7 +199,7 @@ def describe_in_a_line(solution: Solution) -> str:
     """Return a line with the outcome, the answer if it is short, and the reason if it is wrong."""
     answer, steps = solution.answer, solution.steps
     parts = [f"{solution.puzzle.name:<20} {solution.outcome:<10}"]
-    parts += [answer] if isinstance(answer, str) and len(answer) <= SHORT else []
+    parts += [answer] if isinstance(answer, str) and len(answer) <= _LONGEST_ANSWER else []
     parts += [f"would stop at step {solution.settled_at} of {len(steps)}, confidence {steps[-1].confidence:.2f}"]
     parts += [] if solution.solved else [solution.reason]
     return "  ".join(parts)

@@ -15,6 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from dataset import build_sudoku_dataset
 from tests import runs
 from utils.ranks.launch import without_launcher
+from utils.ranks.world import World
 
 # The tests may be started in a job of Slurm. Runs that they start are not ranks of that job.
 for name in os.environ.keys() - without_launcher(os.environ).keys():
@@ -97,6 +98,20 @@ def quiet_2(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied(quiet: Path, tmp_path: Path) -> Path:
     """Return a copy of the quiet run that a test may damage."""
     return Path(shutil.copytree(quiet, tmp_path / "run"))
+
+
+@pytest.fixture
+def evaluate_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> runs.Evaluate:
+    """Return a function that runs evaluate.py in this process, and returns the printed lines."""
+    import evaluate
+
+    def run(*typed: str) -> list[str]:
+        monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
+        capsys.readouterr()
+        evaluate.main(World.single())
+        return capsys.readouterr().out.splitlines()
+
+    return run
 
 
 @pytest.fixture

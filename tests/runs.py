@@ -33,6 +33,7 @@ from tests.forked_runs import fork_runs
 REPOSITORY = Path(__file__).resolve().parents[1]
 LAST_STEP = 12
 Hook = Callable[[int], None]
+Evaluate = Callable[..., list[str]]
 Row = dict[str, float]
 
 _CONTEXT = mp.get_context("forkserver")

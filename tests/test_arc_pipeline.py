@@ -18,7 +18,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import evaluate as program
 from dataset import arc_votes
 from dataset.arc import FIRST_COLOUR, PADDING, VOCAB_SIZE, parse_name, to_tokens
 from dataset.build_arc_dataset import main
@@ -265,20 +264,12 @@ def test_an_evaluation_without_time_has_no_score(data: Path, tmp_path: Path) -> 
     assert not list(run.rglob("submission.json")) and not (run / "best").exists()
 
 
-def _evaluate_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *typed: str) -> list[str]:
-    """Run evaluate.py and return the lines that it prints."""
-    monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
-    capsys.readouterr()
-    program.main(SINGLE)
-    return capsys.readouterr().out.splitlines()
-
-
 def test_the_program_prints_scores_with_intervals_over_tasks(
-    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluate_here: runs.Evaluate
 ) -> None:
     """The program finds out that the data are ARC. The intervals count 4 tasks, not 55 examples."""
     monkeypatch.setattr(inference, "segment", _answering(data, Predictor(num_right=5, q_right=3.0)))
-    first, *lines, _, last = _evaluate_run(monkeypatch, capsys, f"checkpoint={run}", f"out={tmp_path}")
+    first, *lines, _, last = evaluate_here(f"checkpoint={run}", f"out={tmp_path}")
     assert "55 examples in" in first and last == f"exact_accuracy={5 / 11:.4f}"
     rows = {name.removeprefix("eval/all/"): rest for name, *rest in (line.split() for line in lines)}
     z = 1.959964**2  # of Wilson's interval
@@ -291,14 +282,14 @@ def test_the_program_prints_scores_with_intervals_over_tasks(
 
 
 def test_checkpoints_vote_together(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluate_here: runs.Evaluate
 ) -> None:
     """The joint votes equal the votes of both checkpoints, which are the model's own, added."""
     monkeypatch.setattr("dataset.arc_votes.NUM_SHOWN", 10**6)
     first, second = (run / f"step_0000000{step}" for step in (2, 4))
     folders = [tmp_path / name for name in ("early", "late", "both")]
     for folder, step, more in zip(folders, (first, second, second), ([], [], [f"vote_with=[{first}]"]), strict=True):
-        _evaluate_run(monkeypatch, capsys, f"checkpoint={step}", *more, f"out={folder}")
+        evaluate_here(f"checkpoint={step}", *more, f"out={folder}")
     num_shared = 0
     for one, other, joint in zip(*map(_votes, folders), strict=True):
         assert joint["num_empty"] == one["num_empty"] + other["num_empty"]
@@ -317,14 +308,12 @@ def test_checkpoints_vote_together(
     assert all("pass@" in name or together[name] == value for name, value in alone.items())
 
 
-def test_votes_of_few_examples_replace_none_of_more(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_votes_of_few_examples_replace_none_of_more(run: Path, tmp_path: Path, evaluate_here: runs.Evaluate) -> None:
     """Saved answers were asked for. The votes of a whole evaluation stay."""
     copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("eval_outputs")))
     found = []
     for typed in ([], ["max_examples=2", "save_outputs=[inputs]"]):
-        _evaluate_run(monkeypatch, capsys, f"checkpoint={copy}", *typed)
+        evaluate_here(f"checkpoint={copy}", *typed)
         (folder,) = (copy / "eval_outputs").iterdir()
         found.append({file.name: file.read_bytes() for file in folder.iterdir()})
     before, after = found
@@ -337,7 +326,7 @@ def test_votes_of_few_examples_replace_none_of_more(
 
 
 def test_data_without_the_list_of_tasks_cannot_be_voted_on(
-    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, data: Path, tmp_path: Path, evaluate_here: runs.Evaluate
 ) -> None:
     """If nobody asks for votes, such data are scored without votes."""
     other = tmp_path / "other"
@@ -349,11 +338,11 @@ def test_data_without_the_list_of_tasks_cannot_be_voted_on(
     assert expected in mistake(_settings(other, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
     typed = [f"checkpoint={run}", f"data_path={other}", f"out={tmp_path / 'out'}", "max_examples=1"]
-    assert not any("pass@" in line for line in _evaluate_run(monkeypatch, capsys, *typed))
+    assert not any("pass@" in line for line in evaluate_here(*typed))
 
 
 def test_a_voter_trained_on_other_data_is_refused(
-    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, data: Path, tmp_path: Path, evaluate_here: runs.Evaluate
 ) -> None:
     """The rows of the voter's puzzle table belong to other puzzles."""
     other, voter = tmp_path / "other", tmp_path / "voter"
@@ -361,6 +350,6 @@ def test_a_voter_trained_on_other_data_is_refused(
     train_here(_settings(other, voter, "max_steps=1", "eval_every_n_steps=null"))
     typed = [f"checkpoint={run}", f"vote_with=[{voter}]", "max_examples=1", f"out={tmp_path / 'out'}"]
     with pytest.raises(UserError, match=f"vote_with={voter} was trained on {other}, but the votes are on {data}"):
-        _evaluate_run(monkeypatch, capsys, *typed)
+        evaluate_here(*typed)
     # A user who names the data asserts that both runs number their puzzles alike.
-    _evaluate_run(monkeypatch, capsys, *typed, f"data_path={data}")
+    evaluate_here(*typed, f"data_path={data}")

@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -14,7 +13,7 @@ from dataset.tasks.sudoku import SudokuTask
 from models.se_mixer import SEMixerConfig
 from solve import Solver
 from tests.in_process import mistake
-from tests.runs import Row, rows, settings, train
+from tests.runs import Evaluate, Row, rows, settings, train
 from training.trained import Trained
 from utils.ranks.world import World
 from viewer.run_page import page_of_run
@@ -55,7 +54,7 @@ def _assert_same_curve(there: list[Row], here: list[Row]) -> None:
 
 
 def test_every_set_has_its_own_metrics_and_can_be_scored_alone(
-    boards: dict[str, Path], one_rank: Path, tmp_path: Path, log: Path
+    boards: dict[str, Path], one_rank: Path, tmp_path: Path, evaluate_here: Evaluate
 ) -> None:
     (last,) = [row for row in rows(one_rank) if row["step"] == 8]
     for name in (SMALL, LARGE):
@@ -64,8 +63,7 @@ def test_every_set_has_its_own_metrics_and_can_be_scored_alone(
     losses = [row["train/lm_loss"] for row in rows(one_rank)]
     assert losses[-1] < losses[0]
 
-    arguments = [f"checkpoint={one_rank}", f"data_path={boards['2x2']}", f"out={tmp_path / 'out'}", "device=cpu"]
-    train(arguments, log, program="evaluate").ok()
+    evaluate_here(f"checkpoint={one_rank}", f"data_path={boards['2x2']}", f"out={tmp_path / 'out'}")
     alone = json.loads((tmp_path / "out" / "results.json").read_text())["metrics"]
     expected = {name: value for name, value in last.items() if name.startswith(f"eval/{SMALL}/")}
     assert {name: alone[name] for name in expected} == pytest.approx(expected, abs=1e-5)
@@ -76,16 +74,6 @@ def test_two_ranks_give_the_same_curve(boards: dict[str, Path], one_rank: Path, 
     _assert_same_curve(rows(one_rank), rows(tmp_path / "run"))
 
 
-def test_a_resumed_run_has_the_same_bits(boards: dict[str, Path], one_rank: Path, tmp_path: Path, log: Path) -> None:
-    run = tmp_path / "run"
-    for last in (4, 8):
-        train(_arguments(boards, run, resume="auto", max_steps=last), log).ok()
-    for file in sorted((one_rank / "step_00000008").glob("*.safetensors")):
-        expected, found = load_file(file), load_file(run / "step_00000008" / file.name)
-        assert expected.keys() == found.keys()
-        assert all(np.array_equal(expected[name], found[name]) for name in expected), file.name
-
-
 def test_other_architectures_and_label_smoothing_are_refused(boards: dict[str, Path], tmp_path: Path) -> None:
     said = mistake(_arguments(boards, tmp_path / "run", arch="trm", **{"arch.puzzle_emb_ndim": 0}))
     assert re.search(r"s2x2/train has seq_len 16, but .*s2x3/train has 36; .*arch=se_mixer", said)
@@ -93,11 +81,12 @@ def test_other_architectures_and_label_smoothing_are_refused(boards: dict[str, P
     assert "label_smoothing is 0.1, which would ask small boards for symbols that they lack; set it to 0" in said
 
 
-def test_saved_answers_votes_and_pages_are_of_the_boards_themselves(one_rank: Path, tmp_path: Path, log: Path) -> None:
+def test_saved_answers_votes_and_pages_are_of_the_boards_themselves(
+    one_rank: Path, tmp_path: Path, evaluate_here: Evaluate
+) -> None:
     out = tmp_path / "answers"
     saved = "[inputs,labels,predictions,predictions_at_step,q_halt_at_step,logits]"
-    arguments = [f"checkpoint={one_rank}", f"save_outputs={saved}", f"out={out}", "tta=3", "device=cpu"]
-    train(arguments, log, program="evaluate").ok()
+    evaluate_here(f"checkpoint={one_rank}", f"save_outputs={saved}", f"out={out}", "tta=3")
     scored = json.loads((out / "results.json").read_text())["metrics"]
     for name, box in ((SMALL, BOXES["2x2"]), (LARGE, BOXES["2x3"])):
         assert {f"eval/{name}/tta/{metric}" for metric in COUNTED if metric != "steps"} <= scored.keys()

@@ -1,18 +1,16 @@
 """Runs of text are evaluated while they train, and by evaluate.py, with the same numbers."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import evaluate as program
 from sharing.export import export, parse_settings
 from tests import runs
 from tests.dataset.text.samples import write_split
-from tests.in_process import SINGLE, mistake, train_here
+from tests.in_process import mistake, train_here
 from utils.errors import UserError
 
 START, BETWEEN, END = 256, 257, 258
@@ -82,17 +80,6 @@ def _results(folder: Path) -> Any:
     return json.loads((folder / "results.json").read_text())
 
 
-@pytest.fixture
-def evaluated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
-    def evaluate(*typed: str) -> list[str]:
-        monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
-        capsys.readouterr()
-        program.main(SINGLE)
-        return capsys.readouterr().out.splitlines()
-
-    return evaluate
-
-
 def test_a_run_measures_what_it_learns(run: Path) -> None:
     half, last = _evaluations(run).values()
     assert set(half) == set(last)
@@ -108,8 +95,8 @@ def test_a_run_measures_what_it_learns(run: Path) -> None:
     assert len(answers) == 8 and all(answer["answer"] == answer["right"] == answer["prompt"] for answer in of_letters)
 
 
-def test_evaluate_gives_the_numbers_of_the_run(run: Path, evaluated: Callable[..., list[str]]) -> None:
-    lines = evaluated(f"checkpoint={run}", "batch_size=50")
+def test_evaluate_gives_the_numbers_of_the_run(run: Path, evaluate_here: runs.Evaluate) -> None:
+    lines = evaluate_here(f"checkpoint={run}", "batch_size=50")
     results = _results(run / "eval_outputs" / f"step_{LAST:08d}")
     assert results["metrics"] == pytest.approx(_evaluations(run)[LAST], rel=1e-5)
     accuracy = results["metrics"]["eval/all/exact_accuracy"]
@@ -118,40 +105,38 @@ def test_evaluate_gives_the_numbers_of_the_run(run: Path, evaluated: Callable[..
     low, high = results["intervals"]["eval/all/exact_accuracy"]
     assert low < accuracy < high and len(results["intervals"]) == 3
     assert results["num_examples"] == {"all": 40}
-    lines = evaluated(f"checkpoint={run}", "max_examples=10")
+    lines = evaluate_here(f"checkpoint={run}", "max_examples=10")
     assert "10 examples" in lines[0]
     assert _results(run / "eval_outputs" / f"step_{LAST:08d}")["num_examples"] == {"all": 40}
 
 
 def test_an_exported_model_is_scored_by_the_loss_of_its_training(
-    problems: Path, tmp_path: Path, evaluated: Callable[..., list[str]]
+    problems: Path, tmp_path: Path, evaluate_here: runs.Evaluate
 ) -> None:
     run, file = tmp_path / "run", tmp_path / "model.safetensors"
     train_here(_settings(problems, run, target_only="false", max_steps=2, eval_every_n_steps=2, log_interval=1))
     export(parse_settings([str(run), "-o", str(file)]))
-    evaluated(f"checkpoint={file}", f"data_path={problems}", f"out={tmp_path / 'out'}")
+    evaluate_here(f"checkpoint={file}", f"data_path={problems}", f"out={tmp_path / 'out'}")
     assert _results(tmp_path / "out")["metrics"] == pytest.approx(_evaluations(run)[2], rel=1e-5)
 
 
-def test_the_loss_of_a_book_decides_its_best_step(
-    book: Path, tmp_path: Path, evaluated: Callable[..., list[str]]
-) -> None:
+def test_the_loss_of_a_book_decides_its_best_step(book: Path, tmp_path: Path, evaluate_here: runs.Evaluate) -> None:
     run = tmp_path / "run"
     train_here(_settings(book, run, max_steps=20, eval_every_n_steps=10))
     losses = {step: metrics["eval/all/loss"] for step, metrics in _evaluations(run).items()}
     assert (run / "best").read_text().strip() == f"step_{min(losses, key=lambda step: losses[step]):08d}"
-    assert evaluated(f"checkpoint={run}", f"out={tmp_path / 'out'}")[-1] == f"loss={losses[20]:.4f}"
+    assert evaluate_here(f"checkpoint={run}", f"out={tmp_path / 'out'}")[-1] == f"loss={losses[20]:.4f}"
     message = mistake(_settings(book, tmp_path / "other", best_metric="exact_accuracy"))
     assert message.startswith("best_metric=exact_accuracy is no metric of this data; take one of eval/all/loss, ")
 
 
-def test_mistakes_of_evaluate(run: Path, book: Path, tmp_path: Path, evaluated: Callable[..., list[str]]) -> None:
+def test_mistakes_of_evaluate(run: Path, book: Path, tmp_path: Path, evaluate_here: runs.Evaluate) -> None:
     with pytest.raises(UserError, match=r"^num_steps=\d+ is for puzzles, but .* reads text; leave it out$"):
-        evaluated(f"checkpoint={run}", "num_steps=3")
+        evaluate_here(f"checkpoint={run}", "num_steps=3")
     other = tmp_path / "other"
     tokens, table = np.array([1, 2, 3], np.uint16), np.array([(0, 1, 2, 0)])
     write_split(other / "test", tokens, table, tokenizer="unknown", special_tokens=None)
     with pytest.raises(UserError, match=r"has other tokens \(unknown, .*\) than .* build it with that tokenizer$"):
-        evaluated(f"checkpoint={run}", f"data_path={other}")
-    assert evaluated(f"checkpoint={run}", f"data_path={book}")[-1].startswith("loss=")
+        evaluate_here(f"checkpoint={run}", f"data_path={other}")
+    assert evaluate_here(f"checkpoint={run}", f"data_path={book}")[-1].startswith("loss=")
     assert (run / "eval_outputs" / f"step_{LAST:08d}_book" / "results.json").exists()

@@ -9,7 +9,7 @@ from dataset.build_maze_dataset import main as build
 from solve import Solver
 from tests.in_process import train_here
 from tests.models.helpers import small_model
-from tests.runs import settings, train
+from tests.runs import Evaluate, settings
 
 
 def _mazes(folder: Path, side: int) -> Path:
@@ -28,10 +28,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_it_is_evaluated_on_larger_mazes(run: Path, tmp_path: Path) -> None:
+def test_it_is_evaluated_on_larger_mazes(run: Path, tmp_path: Path, evaluate_here: Evaluate) -> None:
     larger = _mazes(tmp_path / "9x9", 9)
-    arguments = [f"checkpoint={run}", f"data_path={larger}", f"out={tmp_path / 'out'}", "device=cpu"]
-    train(arguments, tmp_path / "log", program="evaluate").ok()
+    evaluate_here(f"checkpoint={run}", f"data_path={larger}", f"out={tmp_path / 'out'}")
     metrics = json.loads((tmp_path / "out/results.json").read_text())["metrics"]
     assert 0 < metrics["eval/all/accuracy"] < 1
 
@@ -42,12 +41,6 @@ def test_it_solves_mazes_of_the_size_that_they_have(run: Path) -> None:
         maze = "S" + " " * (side * side - 2) + "G"
         (solution,) = solver.solve([maze])
         assert (solution.board.name, len(solution.answer)) == (f"maze {side}x{side}", side * side)
-
-
-def test_other_puzzles_are_refused(run: Path, boards: dict[str, Path], tmp_path: Path) -> None:
-    arguments = [f"checkpoint={run}", f"data_path={boards['2x3']}", "device=cpu"]
-    error = train(arguments, tmp_path / "log", program="evaluate").error()
-    assert "a vocabulary of 8, but the model was trained on" in error
 
 
 def test_a_sequence_that_is_no_square_is_refused() -> None:

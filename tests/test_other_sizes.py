@@ -7,7 +7,6 @@ import pytest
 from dataset import build_sudoku_dataset
 from dataset.schema import open_split
 from tests.in_process import SINGLE, begin, changed, mistake, train_here, weights_of
-from training.target import Target
 from training.trained import open_trained
 from utils.errors import UserError
 
@@ -31,8 +30,8 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_is_evaluated_and_trained_further_on_another_size(data: Path, larger: Path, tmp_path: Path) -> None:
     train_here(_typed(data, tmp_path / "run", *SE_RRM))
     trained = open_trained(tmp_path / "run", SINGLE)
-    target = Target.of(trained, str(larger), SINGLE)
-    model = target.trained.load_puzzle_model(SINGLE)
+    on_larger, _ = trained.with_test_split(str(larger), SINGLE)
+    model = on_larger.load_puzzle_model(SINGLE)
     metadata = open_split(larger, "test").metadata
     assert (model.seq_len, model.vocab_size) == (metadata.seq_len, metadata.vocab_size) == (36, 8)
     own = trained.load_puzzle_model(SINGLE)
@@ -48,6 +47,6 @@ def test_a_model_of_one_size_refuses_another(data: Path, larger: Path, tmp_path:
     run = tmp_path / "run"
     train_here(_typed(data, run, *SE_RRM, "arch.pos_encodings=learned"))
     with pytest.raises(UserError, match="has puzzles of 36 tokens and a vocabulary of 8, but the model was trained on"):
-        Target.of(open_trained(run, SINGLE), str(larger), SINGLE)
+        open_trained(run, SINGLE).with_test_split(str(larger), SINGLE)
     said = mistake(_typed(larger, tmp_path / "further", f"init_from={run}", *SE_RRM, "arch.pos_encodings=learned"))
     assert "pos_embedding is (1, 1, 16, 32) there and (1, 1, 36, 32) in the model" in said

@@ -20,13 +20,11 @@ import solve as program
 from dataset import arc
 from dataset.augment import BOXES
 from dataset.builder import SPLITS, SplitWriter
-from dataset.puzzle_input import PuzzleReader, PuzzleTable
-from dataset.tasks.sudoku import SudokuTask
+from dataset.puzzle_input import PuzzleTable
 from dataset.tta import Variations, winner
 from models.act import initial_carry, segment
 from models.inference import Trace, trace
 from models.trajectories import Trajectories
-from sharing import export
 from solve import Solver
 from tests import runs
 from tests.dataset.shapes import solved_sudoku
@@ -206,15 +204,6 @@ def test_symmetries_vote_on_the_answer(run: Path) -> None:
         assert solution.steps[-1].tokens_S.tolist() == winner(votes).tolist()
 
 
-def test_an_exported_file_solves_without_any_data(run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "model.safetensors"
-    assert export.main([str(run), "-o", str(file)]) == 0
-    solver, of_run = Solver.from_checkpoint(file, device="cpu"), Solver.from_checkpoint(run, device="cpu")
-    (solution,), (expected,) = solver.solve([QUESTION]), of_run.solve([QUESTION])
-    assert [step.confidence for step in solution.steps] == [step.confidence for step in expected.steps]
-    assert solution.answer == expected.answer
-
-
 def test_objects_print_in_a_short_line(run: Path) -> None:
     solver = Solver.from_checkpoint(run, device="cpu")
     (solution,) = solver.solve([QUESTION])
@@ -260,10 +249,10 @@ def test_json_is_one_object_per_puzzle(run: Path, call: Call, monkeypatch: pytes
 # Hydra would read the first one as a number.
 @pytest.mark.parametrize("typed", ["0000000000000341", "1,2", "{1: 2}", "  #  # ", "${x}", "\\.'\""])
 def test_a_puzzle_is_taken_exactly_as_typed(typed: str) -> None:
-    for key in ("puzzle", "csv", "task", "prompt", "+puzzle"):
+    for key in ("puzzle", "csv", "task", "prompt", "+puzzle", "--puzzle"):
         read = program.read_command_line(["--json", "checkpoint=x", f"{key}={typed}", "device=cpu"])
         assert not isinstance(read, str) and read[1]
-        assert getattr(read[0], key.lstrip("+")) == typed
+        assert getattr(read[0], key.lstrip("+-")) == typed
         assert (read[0].checkpoint, read[0].device) == ("x", "cpu")
 
 
@@ -316,15 +305,6 @@ def test_files_of_puzzles_as_other_programs_write_them(
     assert (status, [each["question"] for each in found]) == (0, [QUESTION, OTHER][: 2 if name == "list.txt" else 1])
     assert {each["expected"] for each in found} == {SOLUTION if "csv" in name.lower() else None}
     assert all(each["name"].startswith(f"{name}:") for each in found)
-
-
-def test_all_sizes_that_a_model_reads_are_named() -> None:
-    table = PuzzleTable([], "", 0)
-    reader = PuzzleReader(SudokuTask(BOXES["3x4"]), SudokuTask(BOXES["3x4"]).of_other_size, True, "", table)
-    assert [len(puzzle.question_S) for puzzle in reader.of_lines(f"{'.' * 81}\n{QUESTION}", "stdin")] == [81, 16]
-    for text in ("." * 80, "." * 9, "." * 300):
-        with pytest.raises(UserError, match="have 16, 36, 64, 81, 144 or 256; give one"):
-            reader.of_text(text, "puzzle")
 
 
 def test_a_task_without_a_class_takes_and_prints_token_numbers(
@@ -450,6 +430,7 @@ def test_texts_and_files_that_are_no_puzzles_are_refused(
         def buffer(self) -> io.BytesIO:
             raise OSError(5, "Input/output error")
 
+    monkeypatch.setattr(Trained, "load_model", lambda *_: pytest.fail("the weights were read first"))
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     streams = ((None, "standard input is empty"), (Failing(), "read (Input/output error)"))
@@ -458,28 +439,19 @@ def test_texts_and_files_that_are_no_puzzles_are_refused(
         monkeypatch.setattr(sys, "stdin", stdin)
         folder = {"run": run, "arc_run": arc_run}[run_name]
         key, _, value = typed.replace("{files}", str(tmp_path)).partition("=")
-        solver = _unloaded(folder)
+        config, trained = _opened(folder)
         with pytest.raises(ValueError) as caught:
-            program.puzzles_of(solver.config.model_copy(update={key: value}), solver)
+            program.solve_puzzles(config.model_copy(update={key: value}), trained, SINGLE, as_json=False)
         assert expected.replace("{run}", str(folder)) in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
 @functools.cache
-def _unloaded(run: Path) -> Solver:
+def _opened(run: Path) -> tuple[Any, Trained]:
     read = program.read_command_line([f"checkpoint={run}", "puzzle=x"])
     assert not isinstance(read, str)
     config = read[0].model_copy(update={"puzzle": None})
-    return Solver(config, config.open_trained(SINGLE))
-
-
-def test_a_wrong_puzzle_is_refused_before_the_weights_are_loaded(
-    run: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Trained, "load_model", lambda *_: pytest.fail("the model was loaded"))
-    for dashes in ("", "--"):
-        with pytest.raises(UserError, match="puzzle has 3 characters"):
-            call(f"{dashes}checkpoint={run}", f"{dashes}puzzle=123")
+    return config, config.open_trained(SINGLE)
 
 
 def test_wrong_models_and_keys_are_refused(run: Path, arc_run: Path, call: Call, tmp_path: Path) -> None:
@@ -498,14 +470,13 @@ def test_wrong_models_and_keys_are_refused(run: Path, arc_run: Path, call: Call,
         (run, ["puzzle="], "puzzle is given, but empty; give puzzle=..."),
         (run, ["prompt=ab"], f"prompt= is for models of text, but {run} was trained on sudoku"),
         (run, [], "there is nothing to solve; give one of puzzle=..., csv=..., task=..."),
-        (run, [question, "task=x"], "puzzle= and task= exclude each other; give one of them"),
     ):
         with pytest.raises(UserError, match=re.escape(expected)):
             call(f"checkpoint={checkpoint}", *typed)
     with pytest.raises(ValueError, match="there is no checkpoint at nowhere"):
         Solver.from_checkpoint("nowhere")
     rows: Any = [[1, 2, 3]]
-    with pytest.raises(UserError, match="puzzle 1 is of the type list; give a text with a character for each cell"):
+    with pytest.raises(UserError, match="puzzle 1 is of the type list; give a text, or an ARC task"):
         Solver.from_checkpoint(run, device="cpu").solve(rows)
 
 

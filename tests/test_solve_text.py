@@ -95,7 +95,6 @@ def test_mistakes_are_named_before_the_weights_are_read(
         (["puzzle=1"], "is a model of text; give prompt=<text>, or prompt=- for a chat"),
         (["prompt=a", "puzzle=1"], "prompt= and puzzle= exclude each other"),
         (["prompt=a", "num_steps=16"], "num_steps=16 is for puzzles, but "),
-        (["prompt=a", "prompt=b"], "prompt is given twice; give it once, or many with prompt=-"),
     ):
         with pytest.raises(UserError) as caught:
             call(f"checkpoint={folder / 'run'}", *typed)

@@ -3,7 +3,7 @@
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from training.prompts import Chat, Writer
@@ -17,9 +17,23 @@ _HELP = {
 }
 
 
-def write_answer(writer: Writer, prompt: str, tokens: Sequence[int], *, as_json: bool) -> None:
-    """Print what the model writes after a prompt, while it comes."""
-    _print(writer, prompt, writer.write(tokens), as_json=as_json)
+def write_answer(writer: Writer, prompt: str, pieces: Iterable[str], *, as_json: bool) -> None:
+    """Print the pieces that a model writes after a prompt, while they come."""
+    for piece in pieces:
+        if sys.stdout.isatty():  # characters must not control it, nor change the direction of the text
+            steers = [unicodedata.category(each) in ("Cc", "Cs") or each in _DIRECTIONS for each in piece]
+            shown = ("?" if is_bad and each not in "\n\t" else each for each, is_bad in zip(piece, steers, strict=True))
+            piece = "".join(shown)
+        if not as_json:
+            write(piece, end="")
+    answer = writer.answer
+    if as_json:
+        told = {"prompt": prompt, "form": writer.reader.form, "answer": answer.text, "tokens": answer.tokens}
+        write(json.dumps(told | {"ended_by": answer.reason}))
+        return
+    write("")
+    if answer.reason == "context":
+        tell(f"note: the context of {writer.reader.max_len:,} tokens is full")
 
 
 def chat(writer: Writer, *, as_json: bool) -> None:
@@ -27,9 +41,6 @@ def chat(writer: Writer, *, as_json: bool) -> None:
 
     On a terminal a mistake is a line, and Ctrl-C ends an answer. The end of the input ends the
     chat.
-
-    Raises:
-        UserError: A line of a pipe is too long, or the tokenizer doesn't know a character of it.
     """
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
     if is_terminal:
@@ -39,7 +50,7 @@ def chat(writer: Writer, *, as_json: bool) -> None:
         if writer.reader.form == "instruction" and not line.strip():
             continue
         try:
-            _print(writer, line, turns.turn(line), as_json=as_json)
+            write_answer(writer, line, turns.turn(line), as_json=as_json)
         except UserError as error:
             if not is_terminal:
                 raise
@@ -48,27 +59,6 @@ def chat(writer: Writer, *, as_json: bool) -> None:
             if not is_terminal:
                 raise
             print(flush=True)
-
-
-def _print(writer: Writer, prompt: str, pieces: Iterable[str], *, as_json: bool) -> None:
-    for piece in pieces:
-        if sys.stdout.isatty():
-            piece = "".join(each if each in "\n\t" or not _steers(each) else "?" for each in piece)
-        if not as_json:
-            write(piece, end="")
-    answer = writer.answer
-    if as_json:
-        shown = {"prompt": prompt, "form": writer.reader.form, "answer": answer.text, "tokens": answer.tokens}
-        write(json.dumps(shown | {"ended_by": answer.reason}))
-        return
-    write("")
-    if answer.reason == "context":
-        tell(f"note: the context of {writer.reader.max_len:,} tokens is full")
-
-
-def _steers(character: str) -> bool:
-    """Return whether a character controls the terminal, or the direction of the text."""
-    return unicodedata.category(character) in ("Cc", "Cs") or character in _DIRECTIONS
 
 
 def _typed() -> Iterator[str]:

@@ -1,9 +1,10 @@
-"""Evaluation: every example of every set once, and the votes of an example's variations."""
+"""Evaluation: every example of every set once."""
 # B = slots of this rank, N = sequences that leave, S = tokens of a puzzle
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,10 @@ from dataset.canvas import Corner
 from dataset.evaluators import NO_EVALUATORS, Evaluators
 from dataset.loader import EvalLoader
 from dataset.schema import IGNORE_LABEL, Split
-from dataset.tta import Ballots, Variations
 from models.base import RecursiveModel
 from models.inference import Examples, Finished, Slots, idle_segment
 from models.metric_sums import EvalSums
-from training.laps import Interrupts, run_laps
+from training.laps import Interrupts, Lap, run_laps
 from training.samples import AnswerSample
 from training.saved_outputs import OutputWriter, SavedOutput
 from utils.ranks.world import World
@@ -54,11 +54,6 @@ def evaluate(
 ) -> dict[str, float] | None:
     """Evaluate each example of every set once. All ranks get the same metrics. Every rank.
 
-    Args:
-        evaluators: what else to find out about the answers.
-        interrupts: several sets share the time of its deadline.
-        sample: takes a few answers.
-
     Returns:
         eval/<set>/<name> for EVAL_METRICS, the evaluators' metrics, exact_accuracy_at_step/<n> and
         num_examples, which counts the examples with labels. `steps` are those that ran; `halt_step`
@@ -70,71 +65,85 @@ def evaluate(
         OutputWriter.clear(options.save_to, list(split.sets), world)
     for set_name, deadline in interrupts.deadline.shared_by(list(split.sets)):
         of_set = _SetEvaluation(model, split, set_name, world, options, evaluators, sample)
-        laps = of_set.laps(each_batch=deadline.is_set)
-        if not run_laps(laps, of_set.idle, world, interrupts, deadline):
+        idle = partial(idle_segment, model, split.metadata.seq_len, world.device)
+        if not run_laps(of_set.laps(each_batch=deadline.is_set), idle, world, interrupts, deadline):
             return None
         metrics |= {f"eval/{set_name}/{name}": value for name, value in of_set.metrics().items()}
     return metrics
 
 
+@dataclass
 class _SetEvaluation:
-    def __init__(
-        self,
-        model: RecursiveModel,
-        split: Split,
-        set_name: str,
-        world: World,
-        options: EvalOptions,
-        evaluators: Evaluators,
-        sample: AnswerSample | None,
-    ) -> None:
-        self.model, self._split, self._set_name, self._world = model, split, set_name, world
-        self.options, self._evaluators, self._sample = options, evaluators, sample
-        self.num_steps = options.num_steps or model.config.halt_max_steps
-        self.sums = self.new_sums()
-        self._writer: OutputWriter | None = None
-        if options.save_outputs and options.save_to is not None:
-            self._writer = OutputWriter(options.save_to, set_name, world)
+    model: RecursiveModel
+    split: Split
+    set_name: str
+    world: World
+    options: EvalOptions
+    evaluators: Evaluators
+    sample: AnswerSample | None
 
-    def new_sums(self) -> EvalSums:
-        return EvalSums(self.num_steps, self._evaluators.checks, self._world)
+    def __post_init__(self) -> None:
+        to = self.options.save_to if self.options.save_outputs else None
+        self._writer = None if to is None else OutputWriter(to, self.set_name, self.world)
+        self.sums = self._new_sums()
 
-    def laps(self, *, each_batch: bool) -> Iterator["_Lap"]:
+    def _new_sums(self) -> EvalSums:
+        num_steps = self.options.num_steps or self.model.config.halt_max_steps
+        return EvalSums(num_steps, self.evaluators.checks, self.world)
+
+    def laps(self, *, each_batch: bool) -> Iterator[Lap]:
         """Yield this rank's laps: one of all examples, or one of each batch, which is spread."""
-        options, world = self.options, self._world
+        options, world = self.options, self.world
         self._loader = EvalLoader(
-            self._split, self._set_name, options.batch_size, options.max_examples, spread=each_batch
+            self.split, self.set_name, options.batch_size, options.max_examples, spread=each_batch
         )
-        if self._sample is not None:
-            self._sample.begin(self._set_name, next(self._loader.shares(world), np.zeros(0, np.int64)))
+        if self.sample is not None:
+            self.sample.begin(self.set_name, next(self._loader.shares(world), np.zeros(0, np.int64)))
         if not options.keep_votes:
-            self._evaluators.clear()
+            self.evaluators.clear()
         examples = self._loader.batches(world)
-        while (lap := _Lap(self, islice(examples, 1) if each_batch else examples, holds=each_batch)).busy:
-            yield lap
+        for first in examples:
+            yield self._lap(chain([first], () if each_batch else examples), holds=each_batch)
 
-    def idle(self) -> None:
-        idle_segment(self.model, self._split.metadata.seq_len, self._world.device)
-
-    def count_answers(self, done: Finished) -> None:
-        """Count the answers of sequences that left."""
-        if (corner := self._split.sets[self._set_name].corner) is not None:
-            done = cropped(done, corner)
-        answers_NS = answers_of(done, corner)
-        self._evaluators.vote(done.batch, answers_NS, done.outputs.q_halt_B.sigmoid())
-        checks = self._evaluators.judge(done.batch["inputs"], answers_NS, self._set_name)
-        self.sums.add_last(
-            done.outputs,
-            done.batch["labels"],
-            done.steps_N,
-            checks,
-            config=self.model.config.loss,
-            ignore_label=IGNORE_LABEL,
+    def _lap(self, examples: Iterator[Examples], *, holds: bool) -> Lap:
+        """Run the segments of some examples; `holds` the answers until the lap is in time."""
+        options, sums, held = self.options, self._new_sums(), list[Finished]()
+        slots = Slots(
+            self.model,
+            examples,
+            num_steps=options.num_steps or self.model.config.halt_max_steps,
+            adaptive=options.adaptive,
+            keep_steps=not {"predictions_at_step", "q_halt_at_step"}.isdisjoint(options.save_outputs),
+            keep_deltas=options.loop_deltas,
         )
-        if self._sample is not None:
-            self._sample.take(self._set_name, done, answers_NS)
+        while slots.busy:
+            yield True
+            said = slots.advance()
+            sums.add_segment(
+                *(said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, said.deltas_B),
+                ignore_label=IGNORE_LABEL,
+            )
+            if said.finished is not None and holds:
+                held.append(said.finished)
+            elif said.finished is not None:
+                self._count_answers(said.finished)
+        yield False
+        self.sums.add(sums)
+        for finished in held:
+            self._count_answers(finished)
+
+    def _count_answers(self, done: Finished) -> None:
+        """Count the answers of sequences that left."""
+        done, answers_NS = on_boards(done, self.split.sets[self.set_name].corner)
+        self.evaluators.vote(done.batch, answers_NS, done.outputs.q_halt_B.sigmoid())
+        checks = self.evaluators.judge(done.batch["inputs"], answers_NS, self.set_name)
+        loss, labels_NS = self.model.config.loss, done.batch["labels"]
+        self.sums.add_last(done.outputs, labels_NS, done.steps_N, checks, config=loss, ignore_label=IGNORE_LABEL)
+        if self.sample is not None:
+            self.sample.take(self.set_name, done, answers_NS)
         if self._writer is not None:
             possible = done.batch | {
+                "rows": torch.from_numpy(done.rows_N),
                 "logits": done.outputs.logits_BSV,
                 "predictions": answers_NS.int(),
                 "q_halt": done.outputs.q_halt_B,
@@ -143,141 +152,31 @@ class _SetEvaluation:
             }
             if done.predictions_NTS is not None and done.q_halt_NT is not None:
                 possible |= {"predictions_at_step": done.predictions_NTS, "q_halt_at_step": done.q_halt_NT}
-            possible["rows"] = torch.from_numpy(done.rows_N)
             self._writer.add({name: possible[name] for name in ("rows", *self.options.save_outputs)})
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of all ranks together. Every rank.
-
-        Raises:
-            UserError: A file of the data changed, or the outputs can't be written.
-        """
-        options, world = self.options, self._world
+        """Return the metrics of all ranks together, or raise UserError for a file. Every rank."""
+        options, world = self.options, self.world
         with world.shared_errors():
             self._loader.require_all_read()
         found = self.sums.reduce(calibration=options.calibration)
         if found:  # at least one example
-            found |= self._evaluators.results(world, None if options.keep_results else options.save_to)
+            found |= self.evaluators.results(world, None if options.keep_results else options.save_to)
         if self._writer is not None:
             self._writer.close(world)
         return found
 
 
-class _Lap:
-    """Segments of some examples.
+def on_boards(done: Finished, corner: Corner | None) -> tuple[Finished, Tensor]:
+    """Return sequences without the canvas around their boards, and their answers, (N, S).
 
-    Args:
-        holds: keep the answers until the lap is known to be in time.
+    On a canvas, answers have padding for tokens that no board has.
     """
-
-    def __init__(self, of: _SetEvaluation, examples: Iterator[Examples], *, holds: bool) -> None:
-        self._of, self._holds = of, holds
-        self._sums, self._finished = of.new_sums(), list[Finished]()
-        self._slots = Slots(
-            of.model,
-            examples,
-            num_steps=of.num_steps,
-            adaptive=of.options.adaptive,
-            keep_steps=not {"predictions_at_step", "q_halt_at_step"}.isdisjoint(of.options.save_outputs),
-            keep_deltas=of.options.loop_deltas,
-        )
-
-    @property
-    def busy(self) -> bool:
-        return self._slots.busy
-
-    def advance(self) -> None:
-        said = self._slots.advance()
-        self._sums.add_segment(
-            *(said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, said.deltas_B),
-            ignore_label=IGNORE_LABEL,
-        )
-        if said.finished is not None and self._holds:
-            self._finished.append(said.finished)
-        elif said.finished is not None:
-            self._of.count_answers(said.finished)
-
-    def count(self) -> None:
-        self._of.sums.add(self._sums)
-        for each in self._finished:
-            self._of.count_answers(each)
-
-
-def cropped(done: Finished, corner: Corner) -> Finished:
-    """Return sequences whose tokens are those of the boards, without the rest of the canvas."""
+    if corner is None:
+        return done, done.outputs.logits_BSV.argmax(-1)
     logits_BSV = corner.crop(done.outputs.logits_BSV.movedim(-1, 1)).movedim(1, -1)
     predictions_NTS = None if done.predictions_NTS is None else corner.crop_answers(done.predictions_NTS)
     tokens = {name: corner.crop(done.batch[name]) for name in ("inputs", "labels")}
-    return replace(
-        done,
-        batch=done.batch | tokens,
-        outputs=replace(done.outputs, logits_BSV=logits_BSV),
-        predictions_NTS=predictions_NTS,
-    )
-
-
-def answers_of(done: Finished, corner: Corner | None) -> Tensor:
-    """Return the answers of sequences, (N, S), with padding for tokens that no board has."""
-    answers_NS = done.outputs.logits_BSV.argmax(-1)
-    return answers_NS if corner is None else corner.without_other_tokens(answers_NS)
-
-
-# ---- test-time augmentation --------------------------------------------------------------------
-
-
-@torch.no_grad()
-def evaluate_votes(
-    model: RecursiveModel,
-    split: Split,
-    world: World,
-    options: EvalOptions,
-    *,
-    evaluators: Evaluators,
-    variations: Variations,
-) -> dict[str, float]:
-    """Let the variations of each example vote for its answer. Every rank.
-
-    Returns:
-        eval/<set>/tta/<name> for exact_accuracy, for what the evaluators judge, and for segments,
-        those that all variations of an example took together; means over the examples with labels.
-    """
-    metrics: dict[str, float] = {}
-    for set_name in split.sets:
-        of_set = variations.of_set(split, set_name)
-        batch_size = max(world.size, options.batch_size // variations.count)
-        loader = EvalLoader(split, set_name, batch_size, options.max_examples)
-        slots = Slots(
-            model,
-            of_set.spread(loader.batches(world)),
-            num_steps=options.num_steps or model.config.halt_max_steps,
-            adaptive=options.adaptive,
-        )
-        ballots = Ballots(variations.count)
-        sums = dict.fromkeys(("count", "segments", "exact_accuracy", *evaluators.checks), 0)
-        while any(world.any_of(slots.busy)):  # together, so that no rank waits longer than its groups allow
-            done = slots.advance().finished if slots.busy else None
-            if done is None:
-                continue
-            sums["segments"] += int((done.steps_N * (done.batch["labels"] != IGNORE_LABEL).any(1)).sum())
-            answers_NS = of_set.undo(done.rows_N, done.outputs.logits_BSV.argmax(-1)).cpu().numpy()
-            confidence_N = done.outputs.q_halt_B.sigmoid().float().cpu().numpy()
-            if decided := ballots.cast(done.rows_N, answers_NS, confidence_N):
-                # The last variation to come in says which puzzle it is, turned back as answers are.
-                last = [index for index, _ in decided]
-                voted_BS = torch.from_numpy(np.stack([answer_S for _, answer_S in decided]))
-                inputs_BS = of_set.undo(done.rows_N[last], done.batch["inputs"][last]).cpu()
-                labels_BS = done.batch["labels"][last].cpu()
-                if of_set.corner is not None:
-                    labels_BS = of_set.corner.crop(labels_BS)
-                is_label_BS = labels_BS != IGNORE_LABEL
-                labelled_B, exact_B = is_label_BS.any(1), (~is_label_BS | (voted_BS == labels_BS)).all(1)
-                judged = evaluators.judge(inputs_BS, voted_BS, set_name)
-                for name, holds_B in {"count": labelled_B, "exact_accuracy": exact_B, **judged}.items():
-                    sums[name] += int((labelled_B & holds_B).sum())
-        with world.shared_errors():
-            loader.require_all_read()
-        count, *rest = world.sum_(torch.tensor(list(sums.values())).to(world.device)).tolist()
-        if count:
-            shares = zip(list(sums)[1:], rest, strict=True)
-            metrics |= {f"eval/{set_name}/tta/{name}": value / count for name, value in shares}
-    return metrics
+    outputs = replace(done.outputs, logits_BSV=logits_BSV)
+    done = replace(done, batch=done.batch | tokens, outputs=outputs, predictions_NTS=predictions_NTS)
+    return done, corner.without_other_tokens(logits_BSV.argmax(-1))

@@ -3,8 +3,9 @@
 # vocabulary
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -18,10 +19,10 @@ from models.losses import widest_float
 from models.text.config import CallCounts
 from models.text.generation import Decoder
 from models.text.model import TextModel
-from models.text.packing import Packing
 from training.evaluation import EvalOptions
 from training.laps import Interrupts, Lap, run_laps
 from training.samples import TextAnswer, TextSample
+from training.text_loader import row_of
 from utils.perf.clocks import Deadline
 from utils.ranks.world import World
 
@@ -36,11 +37,7 @@ _BY_TASK = ("loss", "bits_per_byte", "exact_accuracy", "num_answers")
 
 
 def text_eval_metrics(split: TextSplit, max_examples: int | None = None) -> list[str]:
-    """Return the names of what `evaluate_text` measures on a split, without the set and the counts.
-
-    Raises:
-        UserError: The tokenizer of the split can't be read.
-    """
+    """Return the names of what `evaluate_text` measures on a split, without set and counts."""
     _, places_N5 = _chosen(split, max_examples)
     num_TM = np.zeros((len(split.metadata.tasks), len(_SUMS)))
     num_TM[:, 0] = np.bincount(places_N5[:, 4], minlength=len(num_TM))
@@ -66,31 +63,29 @@ def evaluate_text(
     An answer is exact if greedy decoding gives the response with its end token. Samples without an
     instruction have no answer.
 
-    Args:
-        interrupts: loss and answers share the time of its deadline.
-        sample: takes a few answers. All ranks have one, or none.
-
     Returns:
         eval/all/<name> for `text_eval_metrics`, num_examples and num_answers. bits_per_byte is the
         loss for each byte of the labelled text, where special tokens have no bytes. If there are
         several tasks, each has a loss of its own. None if the evaluation was abandoned.
     """
     interrupts, of = interrupts or Interrupts(), _Evaluation(model, split, world, options)
-    parts = {"loss": (of.rows, lambda: _Row(of, []).advance()), "answers": (of.answers, of.decode_nothing)}
+    parts = {"loss": (of.rows, of.row), "answers": (of.answers, of.decode_nothing)}
     for name, deadline in interrupts.deadline.shared_by(list(parts) if of.problems_N.size else ["loss"]):
-        laps, idle = parts[name]
-        if not run_laps(laps(spread=deadline.is_set), idle, world, interrupts, deadline):
+        laps, nothing = parts[name]
+        if not run_laps(laps(spread=deadline.is_set), partial(_one_pass, nothing), world, interrupts, deadline):
             return None
     (late,) = world.any_of(world.is_main and interrupts.deadline.is_near)
     if sample is not None and not late:
-        with world.shared_errors():
-            shown = _Shown(of, sample.most)
         # All ranks decode alike.
-        if not run_laps(iter([shown]), of.decode_nothing, world, replace(interrupts, deadline=Deadline()), Deadline()):
+        shown = iter([of.shown(sample)])
+        if not run_laps(shown, partial(_one_pass, of.decode_nothing), world, interrupts, Deadline()):
             return None
-        sample.answers += shown.texts()
     found = _metrics(split.metadata.tasks, world.sum_(of.sums_TM))
     return {f"eval/{SET_NAME}/{name}": value for name, value in found.items()}
+
+
+def _one_pass(lap: Callable[[], Lap]) -> None:
+    list(islice(lap(), 2))
 
 
 class _Evaluation:
@@ -113,11 +108,35 @@ class _Evaluation:
 
     def rows(self, *, spread: bool) -> Iterator[Lap]:
         """Yield the losses of this rank's rows."""
-        order_N = _order(len(self.places_N5), spread=spread)
+        num = len(self.places_N5)
+        order_N = _spread(num) if spread else np.arange(num)
         lengths_N = (self.places_N5[:, 1] + self.places_N5[:, 3] - 1)[order_N]
         rows = list(published_steps(lengths_N, self.num_tokens, 1, drop_last_batch=False))
         for (row,) in rows[self.world.data_rank :: self.world.data_size]:
-            yield _Row(self, order_N[row])
+            yield self.row(order_N[row])
+
+    def row(self, samples_K: Sequence[int] | np.ndarray = ()) -> Lap:
+        """Find the loss of one packed row of samples. All rows have the same length."""
+        places_K5 = self.places_N5[np.asarray(samples_K, np.int64)]
+        with unchanged([self.split]):
+            packed = packed_row(self.split.tokens, places_K5, self.num_tokens, target_only=self.target_only)
+        lengths_K = packed.prefix_lens + packed.response_lens
+        # Padding may be of any task, because it has no label.
+        tasks_N = np.zeros(self.num_tokens, np.int64)
+        tasks_N[: lengths_K.sum()] = np.repeat(packed.tasks, lengths_K)
+        row = row_of(packed).apply(self.world.to_device)
+        yield True
+        grad_calls = CallCounts(H=0, L=0)
+        tokens = (row.inputs_N, row.labels_N, row.positions_N)
+        _, loss_N, right_N = self.model(*tokens, row.packing, grad_calls=grad_calls, ignore_label=IGNORE_LABEL)
+        yield False
+        is_label_N = packed.labels != IGNORE_LABEL
+        self._count("num_examples", packed.tasks)
+        self._count("labels", tasks_N[is_label_N])
+        self._count("bytes", tasks_N[is_label_N], self.bytes_V[packed.labels[is_label_N]])
+        for name, values_N in (("loss", loss_N), ("accuracy", right_N)):
+            sums_T = self.sums_TM[:, _SUMS.index(name)]
+            sums_T.index_add_(0, self.world.to_device(torch.from_numpy(tasks_N)), values_N.to(sums_T.dtype))
 
     def answers(self, *, spread: bool) -> Iterator[Lap]:
         """Yield the answers to this rank's batches of problems, each with room in the cache."""
@@ -125,7 +144,7 @@ class _Evaluation:
         # Prompts of similar length waste little of the cache. But if some batches may be left out,
         # each should be a fair share of the problems.
         by_length_N = np.argsort(-places_N5[:, [1, 3]].sum(1), kind="stable")
-        order_N = _order(len(places_N5), spread=True) if spread else by_length_N
+        order_N = _spread(len(places_N5)) if spread else by_length_N
         batches, first, longest = list[np.ndarray](), 0, np.zeros(2, np.int64)
         for at, lengths in enumerate(places_N5[order_N][:, [1, 3]]):
             longest = np.maximum(longest, lengths)
@@ -134,13 +153,41 @@ class _Evaluation:
                 first, longest = at, lengths
         batches.append(order_N[first:])
         for batch_B in batches[self.world.data_rank :: self.world.data_size]:
-            prompts, responses = self.read(places_N5[batch_B])
-            yield _Decoding(self, prompts, responses, tasks=places_N5[batch_B, 4])
+            yield self._scored(places_N5[batch_B])
 
-    def decode_nothing(self) -> None:
-        _Decoding(self, [[0]], [[0]]).advance()
+    def _scored(self, places_B5: np.ndarray) -> Lap:
+        prompts, responses = self._read(places_B5)
+        answers = yield from self._decode(prompts, responses, to_first_mistake=True)
+        yield False
+        right = [answer == response for answer, response in zip(answers, responses, strict=True)]
+        self._count("num_answers", places_B5[:, 4])
+        self._count("exact_accuracy", places_B5[:, 4], np.array(right))
 
-    def read(self, places_B5: np.ndarray) -> tuple[list[list[int]], list[list[int]]]:
+    def shown(self, sample: TextSample) -> Lap:
+        """Answer a few samples, and go on with texts after their first half."""
+        num = min(sample.most, len(self.places_N5))
+        samples_B = np.arange(num) * len(self.places_N5) // num
+        places_B5 = self.places_N5[samples_B]
+        prompts, responses = self._read(places_B5)
+        prefix_lens, is_problem_B = [len(prompt) for prompt in prompts], _is_problem(places_B5).tolist()
+        for n, is_problem in enumerate(is_problem_B):
+            if not is_problem:
+                given = min(len(responses[n]) // 2, _MOST_GIVEN)
+                prompts[n] += responses[n][:given]
+                responses[n] = responses[n][given : given + _MOST_CONTINUED]
+        answers = yield from self._decode(prompts, responses, prefix_lens=prefix_lens)
+        yield False
+        show = self.tokenizer.decode if self.tokenizer is not None else lambda tokens: " ".join(map(str, tokens))
+        for n, found in enumerate(zip(prompts, answers, responses, strict=True)):
+            task = self.split.metadata.tasks[places_B5[n, 4]]
+            sample.answers.append(
+                TextAnswer(int(self.numbers_N[samples_B[n]]), task, is_problem_B[n], *map(show, found))
+            )
+
+    def decode_nothing(self) -> Lap:
+        yield from self._decode([[0]], [[0]])
+
+    def _read(self, places_B5: np.ndarray) -> tuple[list[list[int]], list[list[int]]]:
         """Return the tokens of the instructions and of the responses."""
         with unchanged([self.split]):
             prompts, responses = (
@@ -149,138 +196,53 @@ class _Evaluation:
             )
         return prompts, responses
 
-    def count(self, name: str, tasks: np.ndarray, numbers: np.ndarray | None = None) -> None:
-        """Add numbers of samples, tokens or answers of these tasks to a sum; None: ones."""
-        found_T = np.bincount(tasks, numbers, minlength=len(self.sums_TM))
-        self.sums_TM[:, _SUMS.index(name)] += torch.from_numpy(found_T).to(self.sums_TM)
-
-
-class _Row:
-    """The loss of one packed row, which holds some samples. All rows have the same length."""
-
-    def __init__(self, of: _Evaluation, samples_K: Sequence[int] | np.ndarray) -> None:
-        self._of, places_K5 = of, of.places_N5[np.asarray(samples_K, np.int64)]
-        with unchanged([of.split]):
-            row = packed_row(of.split.tokens, places_K5, of.num_tokens, target_only=of.target_only)
-        lengths_K, self._tasks_K, self._labels_N = row.prefix_lens + row.response_lens, places_K5[:, 4], row.labels
-        # Padding may be of any task, because it has no label.
-        self._tasks_N = np.zeros(of.num_tokens, np.int64)
-        self._tasks_N[: lengths_K.sum()] = np.repeat(self._tasks_K, lengths_K)
-        arrays = (row.inputs, row.labels, row.position_ids)
-        self._tokens = [of.world.to_device(torch.from_numpy(array)) for array in arrays]
-        sequences = list(zip(row.prefix_lens.tolist(), row.response_lens.tolist(), strict=True))
-        self._packing = Packing(sequences, of.num_tokens, of.world.device)
-        self._found: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def busy(self) -> bool:
-        return self._found is None
-
-    def advance(self) -> None:
-        no_grad_calls = CallCounts(H=0, L=0)
-        _, loss_N, right_N = self._of.model(
-            *self._tokens, self._packing, grad_calls=no_grad_calls, ignore_label=IGNORE_LABEL
-        )
-        self._found = loss_N, right_N
-
-    def count(self) -> None:
-        assert self._found is not None
-        of, is_label_N = self._of, self._labels_N != IGNORE_LABEL
-        of.count("num_examples", self._tasks_K)
-        of.count("labels", self._tasks_N[is_label_N])
-        of.count("bytes", self._tasks_N[is_label_N], of.bytes_V[self._labels_N[is_label_N]])
-        tasks_N = of.world.to_device(torch.from_numpy(self._tasks_N))
-        for name, values_N in zip(("loss", "accuracy"), self._found, strict=True):
-            of.sums_TM[:, _SUMS.index(name)].index_add_(0, tasks_N, values_N.to(of.sums_TM.dtype))
-
-
-class _Decoding:
-    """Greedy answers to some prompts, which are at most as long as the right answers.
-
-    Args:
-        responses: the right answers, with the end token.
-        prefix_lens: as for `Decoder`.
-        tasks: of the prompts. Then the answers count, and also end with their first wrong token.
-    """
-
-    def __init__(
+    def _decode(
         self,
-        of: _Evaluation,
         prompts: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
         *,
         prefix_lens: Sequence[int] | None = None,
-        tasks: np.ndarray | None = None,
-    ) -> None:
-        self._of, self._responses, self._tasks = of, responses, tasks
-        self._decoder = Decoder(
-            of.model,
-            prompts,
-            most_new_tokens=max(map(len, responses)) - 1,
-            prefix_lens=prefix_lens,
-            device=of.world.device,
-        )
-        special = of.split.metadata.special_tokens
-        self._stop_tokens = () if special is None else (special.end,)
-        self._going_on = list(range(len(prompts)))
-        self.answers = [list[int]() for _ in prompts]
+        to_first_mistake: bool = False,
+    ) -> Generator[bool, None, list[list[int]]]:
+        """Yield True before each forward pass, and return greedy answers to some prompts.
 
-    @property
-    def busy(self) -> bool:
-        return bool(self._going_on)
+        Args:
+            responses: the right answers, with the end token. No answer gets longer.
+            prefix_lens: as for `Decoder`.
+            to_first_mistake: an answer also ends with its first wrong token.
+        """
+        longest, device = max(map(len, responses)) - 1, self.world.device
+        decoder = Decoder(self.model, prompts, most_new_tokens=longest, prefix_lens=prefix_lens, device=device)
+        special = self.split.metadata.special_tokens
+        stop_tokens = () if special is None else (special.end,)
+        answers, going_on = [list[int]() for _ in prompts], list(range(len(prompts)))
 
-    def advance(self) -> None:
-        if any(self.answers):
-            last = [self.answers[number][-1] for number in self._going_on]
-            logits_BV = self._decoder.next_logits(torch.tensor(last, device=self._of.world.device))
-        else:
-            logits_BV = self._decoder.read_prompts()
-        # The vocabulary of the model may be rounded up.
-        tokens = logits_BV[:, : self._of.split.metadata.vocab_size].argmax(-1).tolist()
-        for number, token in zip(self._going_on, tokens, strict=True):
-            self.answers[number].append(token)
-        kept = [place for place, number in enumerate(self._going_on) if not self._has_ended(number)]
-        if 0 < len(kept) < len(self._going_on):
-            self._decoder.keep(kept)
-        self._going_on = [self._going_on[place] for place in kept]
+        def goes_on(n: int) -> bool:
+            answer, response = answers[n], responses[n]
+            is_whole = len(answer) == len(response) or answer[-1] in stop_tokens
+            return not is_whole and (answer[-1] == response[len(answer) - 1] or not to_first_mistake)
 
-    def _has_ended(self, number: int) -> bool:
-        answer, response = self.answers[number], self._responses[number]
-        is_wrong = answer[-1] != response[len(answer) - 1]
-        is_whole = len(answer) == len(response) or answer[-1] in self._stop_tokens
-        return is_whole or (is_wrong and self._tasks is not None)
+        while going_on:
+            yield True
+            if any(answers):
+                last = [answers[n][-1] for n in going_on]
+                logits_BV = decoder.next_logits(torch.tensor(last, device=device))
+            else:
+                logits_BV = decoder.read_prompts()
+            # The vocabulary of the model may be rounded up.
+            tokens = logits_BV[:, : self.split.metadata.vocab_size].argmax(-1).tolist()
+            for n, token in zip(going_on, tokens, strict=True):
+                answers[n].append(token)
+            kept = [place for place, n in enumerate(going_on) if goes_on(n)]
+            if 0 < len(kept) < len(going_on):
+                decoder.keep(kept)
+            going_on = [going_on[place] for place in kept]
+        return answers
 
-    def count(self) -> None:
-        if self._tasks is not None:
-            right = [answer == response for answer, response in zip(self.answers, self._responses, strict=True)]
-            self._of.count("num_answers", self._tasks)
-            self._of.count("exact_accuracy", self._tasks, np.array(right))
-
-
-class _Shown(_Decoding):
-    """The answers to a few samples, and how texts go on after their first half."""
-
-    def __init__(self, of: _Evaluation, most: int) -> None:
-        num = min(most, len(of.places_N5))
-        self._samples_B = np.arange(num) * len(of.places_N5) // num
-        places_B5 = of.places_N5[self._samples_B]
-        self._prompts, responses = of.read(places_B5)
-        prefix_lens = [len(prompt) for prompt in self._prompts]
-        self._is_problem_B = _is_problem(places_B5).tolist()
-        for n, is_problem in enumerate(self._is_problem_B):
-            if not is_problem:
-                given = min(len(responses[n]) // 2, _MOST_GIVEN)
-                self._prompts[n] += responses[n][:given]
-                responses[n] = responses[n][given : given + _MOST_CONTINUED]
-        super().__init__(of, self._prompts, responses, prefix_lens=prefix_lens)
-
-    def texts(self) -> Iterator[TextAnswer]:
-        of = self._of
-        for n, found in enumerate(zip(self._prompts, self.answers, self._responses, strict=True)):
-            number = self._samples_B[n]
-            texts = (" ".join(map(str, each)) if of.tokenizer is None else of.tokenizer.decode(each) for each in found)
-            task = of.split.metadata.tasks[of.places_N5[number, 4]]
-            yield TextAnswer(int(of.numbers_N[number]), task, self._is_problem_B[n], *texts)
+    def _count(self, name: str, tasks: np.ndarray, numbers: np.ndarray | None = None) -> None:
+        """Add numbers of samples, tokens or answers of these tasks to a sum; None: ones."""
+        found_T = np.bincount(tasks, numbers, minlength=len(self.sums_TM))
+        self.sums_TM[:, _SUMS.index(name)] += torch.from_numpy(found_T).to(self.sums_TM)
 
 
 def _metrics(tasks: Sequence[str], sums_TM: Tensor) -> dict[str, float]:
@@ -319,14 +281,12 @@ def _chosen(split: TextSplit, max_examples: int | None) -> tuple[np.ndarray, np.
 
 def _is_problem(places_N5: np.ndarray) -> np.ndarray:
     """Return which samples have an instruction. The prefix of plain text is one token."""
-    is_problem_N: np.ndarray = places_N5[:, 1] > 1
-    return is_problem_N
+    return np.greater(places_N5[:, 1], 1)
 
 
-def _order(num: int, *, spread: bool) -> np.ndarray:
-    """Return the numbers below `num`, spread so that the first ones, however many, lie evenly."""
-    numbers = np.arange(num)
-    return np.argsort(numbers * _GOLDEN_RATIO % 1, kind="stable") if spread else numbers
+def _spread(num: int) -> np.ndarray:
+    """Return the numbers below `num` in an order whose first ones, however many, lie evenly."""
+    return np.argsort(np.arange(num) * _GOLDEN_RATIO % 1, kind="stable")
 
 
 def _tokenizer(split: TextSplit) -> Tokenizer | None:

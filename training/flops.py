@@ -24,15 +24,15 @@ from models.text.config import LONGEST_RUN, CallCounts
 from models.text.model import TextModel
 from models.text.packing import Packing
 from records.checkpoint.format import read_state, step_folders
-from records.checkpoint.reader import Checkpoint
 from records.folder import Launched
 from records.history import read_run_config
 from sharing.stored_config import completed
 from training.config import PretrainConfig
 from training.data import AnySizes, TextSizes, model_on_meta
 from training.kinds import kind_of_arch
-from training.splits import open_own, sizes_of_checkpoint
+from training.splits import open_own, sizes_from
 from utils.command_line import validate
+from utils.errors import UserError
 from utils.perf.devices import peak_tflops
 from utils.ranks.world import World
 
@@ -43,10 +43,15 @@ def flops_until(run: Path, steps: list[int]) -> list[float]:
     folders, launched = step_folders(run), Launched.read(run)
     state = read_state(folders[-1]) if folders else None
     if state is not None:
-        sizes = sizes_of_checkpoint(Checkpoint(folders[-1], state, frozenset()), config.arch)
+        sizes = sizes_from(state.task, config.arch, f"checkpoint {folders[-1]}")
     else:
         sizes = kind_of_arch(config.arch).sizes.of(open_own(config, "train"))
-    flops = FlopsOfRun(config, sizes, launched.last_step if launched is not None else max(steps))  # older: none
+    flops = FlopsOfRun(config, sizes, launched.last_step if launched is not None else 0)
+    if flops.depth_changes and launched is None:
+        raise UserError(
+            f"{run}: its depth changes over the run, whose planned last step is not known (no launch.json, "
+            "because an older version trained it); give another --x"
+        )
     sums = {0: 0}
     for before, step in pairwise(sorted({0, *steps})):
         sums[step] = sums[before] + flops.of_steps(before + 1, step)

@@ -7,7 +7,6 @@ kind it is.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +36,6 @@ from models.text.model import TextModel
 from models.text.objective import TextBatch, TextRow, TextSettings
 from models.text.packing import Packing
 from records.checkpoint.format import Progress
-from records.metrics import Picture
 from training.config import PretrainConfig
 from training.data import VOCAB_MULTIPLE, Sizes, TextSizes, require_same_sizes, with_tokens_of
 from training.evaluation import EvalOptions, evaluate
@@ -51,8 +49,6 @@ from utils.errors import UserError
 from utils.ranks.world import World
 
 _LONGEST_QUESTION = 144  # cells of a puzzle on a command line
-
-Drawn = OnlineAugmentation | None
 
 
 @dataclass
@@ -71,13 +67,10 @@ class Kind:
     # Open a split by itself, or a split of some datasets. The last paths number its puzzles.
     open: Callable[[str, SplitName], Any]
     open_all: Callable[[ArchConfig, Sequence[str], SplitName, Sequence[str]], Any]
-    # Read the contents once, check them, and return their fingerprint.
-    check: Callable[[Any], str]
-    # Check that a model that trains on the first split can read the second.
-    require_fit: Callable[[PretrainConfig, Any, Any], None]
+    check: Callable[[Any], str]  # read the contents once, and return their fingerprint
+    require_fit: Callable[[PretrainConfig, Any, Any], None]  # of a model of the first split to the second
 
     sizes: type[Any]  # of data, for which a model is built
-    sizes_of: tuple[SplitName, ...]  # the splits that say them, the first that is there
     # The sizes of a trained model for a split, which it must be able to read. The text names the
     # training data.
     sizes_on: Callable[[ArchConfig, Any, Any, str], Any]
@@ -86,34 +79,27 @@ class Kind:
     typed_sizes: Callable[[PretrainConfig, Mapping[str, int], Any], Any]
 
     sums: SumsSpec  # of a training step
-    # About how many units of the global batch an epoch has.
-    size_of_epoch: Callable[[Any], float]
+    size_of_epoch: Callable[[Any], float]  # about how many units of the global batch
     # What decides about the data of each step from a progress on, and what reads a rank's part.
     sampler: Callable[[PretrainConfig, Any, Progress], Sampler | TextSampler]
-    loader: Callable[[PretrainConfig, Any, Any, Drawn, World], TrainLoader | TextLoader]
+    loader: Callable[[PretrainConfig, Any, Any, OnlineAugmentation | None, World], TrainLoader | TextLoader]
     # What the objective of the model needs to know at a step, of so many.
     settings: Callable[[PretrainConfig, int, int, World], ActSettings | TextSettings]
     # In words: what the data of a run are, and what a step takes of them.
     description: Callable[[PretrainConfig, Any, Any, Any], tuple[str, str]]
-    # What solve.py may be asked about data like these, as key=value.
-    question: Callable[[Any], str]
+    question: Callable[[Any], str]  # for solve.py about such data, as key=value
 
     # Carry, batch and settings of so many slots (rows of text), for `Layout.forward_backward`.
     example_step: Callable[[Any, PretrainConfig, Any, int, torch.device], tuple[Any, Any, Any]]
-    # The depth of a step when all warm-ups are over.
-    usual_depth: Callable[[PretrainConfig], Depth | CallCounts]
-    # In words: by what the operations of a step are divided.
-    parts_of_batch: Callable[[PretrainConfig, Any], dict[str, int]]
+    usual_depth: Callable[[PretrainConfig], Depth | CallCounts]  # when all warm-ups are over
+    parts_of_batch: Callable[[PretrainConfig, Any], dict[str, int]]  # in words, and their number
 
-    # What else to find out about the answers to the test split.
-    evaluators: Callable[[PretrainConfig, Any], Evaluators]
+    evaluators: Callable[[PretrainConfig, Any], Evaluators]  # of the test split
     # The names of what evaluation measures, without the set: the main ones, others.
     eval_metrics: Callable[[PretrainConfig, Any, Evaluators], tuple[list[str], list[str]]]
-    # Every rank. A sample takes some answers; the number is that of pictures that are wanted.
+    # Every rank. A sample takes some answers, of which so many pictures are wanted.
     evaluate: Callable[[Any, Any, World, EvalOptions, Evaluators, Interrupts, Any], dict[str, float] | None]
     sample: Callable[[int], Any]
-    # Write a sample of a test split into the folder of a run at a step, or return its pictures.
-    show: Callable[[Any, Any, Path, int], list[Picture]]
 
 
 # ---- puzzles -----------------------------------------------------------------------------------
@@ -135,10 +121,7 @@ def _require_fit_of_puzzles(config: PretrainConfig, train: Split, split: Split) 
 
 
 def _sizes_on_puzzles(arch: ArchConfig, sizes: Sizes, split: Split, trained_on: str) -> Sizes:
-    """Return the sizes of the split for a model that is free of sizes.
-
-    A model that is free of the number of tokens reads splits with as many kinds of tokens.
-    """
+    # A model that is free of the number of tokens reads splits with as many kinds of tokens.
     assert isinstance(arch, CommonConfig)
     of_split = Sizes.of(split)
     if arch.weights_fit(same_vocabulary=of_split.vocab_size == sizes.vocab_size):
@@ -161,23 +144,18 @@ def _sampler_of_puzzles(config: PretrainConfig, train: Split, progress: Progress
 
 def _settings_of_puzzles(config: PretrainConfig, step: int, last_step: int, world: World) -> ActSettings:
     arch, batch_size = config.puzzle_arch, config.global_batch_size
-    seeds_B = draw_seeds(config.seed, step, batch_size)[world.slice_of(batch_size)] if arch.is_random else None
+    mine = world.slice_of(batch_size)
+    draw = draw_random_halts if arch.halts_at_random else draw_min_halt_steps
+    min_halt_steps = draw(config.seed, step, batch_size, arch.halt_exploration_prob, arch.halt_max_steps)
+    seeds_B = world.to_device(draw_seeds(config.seed, step, batch_size)[mine]) if arch.is_random else None
     return ActSettings(
         depth=arch.depth_at(step, last_step),
         loss=arch.loss,
         ignore_label=IGNORE_LABEL,
         global_batch_size=batch_size,
-        min_halt_steps_B=draw_exploration(config, step, world),
-        seeds_B=None if seeds_B is None else world.to_device(seeds_B),
+        min_halt_steps_B=world.to_device(min_halt_steps[mine]),
+        seeds_B=seeds_B,
     )
-
-
-def draw_exploration(config: PretrainConfig, step: int, world: World) -> Tensor:
-    """Return the minimal halting step of each slot of this rank, drawn for this step; (B,)."""
-    arch = config.puzzle_arch
-    draw = draw_random_halts if arch.halts_at_random else draw_min_halt_steps
-    drawn = draw(config.seed, step, config.global_batch_size, arch.halt_exploration_prob, arch.halt_max_steps)
-    return world.to_device(drawn[world.slice_of(config.global_batch_size)])
 
 
 def _description_of_puzzles(
@@ -192,7 +170,7 @@ def _question_of_puzzles(split: Split) -> str:
     """Return the first example, if it is short and fills its board."""
     name, puzzles = next(iter(split.sets.items()))
     task, question_S = task_of_set(split, name), puzzles.inputs[0]
-    plain = None if task is None else task.plain(question_S)
+    plain = task and task.plain(question_S)
     if isinstance(plain, str) and len(question_S) <= _LONGEST_QUESTION and question_S.all():
         return f"puzzle={plain}"
     return "task=TASK.json" if isinstance(task, ArcTask) else "puzzle=..."
@@ -237,7 +215,6 @@ PUZZLES = Kind(
     check=check_contents,
     require_fit=_require_fit_of_puzzles,
     sizes=Sizes,
-    sizes_of=("test",),
     sizes_on=_sizes_on_puzzles,
     needed_sizes={"seq_len": 81, "vocab_size": 11, "num_puzzle_identifiers": 1001},
     typed_sizes=lambda config, typed, of_data: Sizes(**typed) if of_data is None else replace(of_data, **typed),
@@ -260,7 +237,6 @@ PUZZLES = Kind(
     eval_metrics=_eval_metrics_of_puzzles,
     evaluate=evaluate,
     sample=AnswerSample,
-    show=lambda sample, test, run, step: sample.pictures(test),
 )
 
 
@@ -299,35 +275,25 @@ def _typed_sizes_of_text(config: PretrainConfig, typed: Mapping[str, int], of_da
 
 def _sampler_of_text(config: PretrainConfig, train: TextSplit, progress: Progress) -> TextSampler:
     rows_per_step = config.rows_per_step
-    capacity = config.global_batch_size // rows_per_step
+    common: dict[str, Any] = {
+        "epochs": config.epochs,
+        "capacity": config.global_batch_size // rows_per_step,
+        "rows_per_step": rows_per_step,
+        "repeat_first_batch": config.overfit_one_batch,
+    }
     if not train.is_published_form:
-        return ShuffledSampler(
-            train,
-            seed=config.seed,
-            epochs=config.epochs,
-            capacity=capacity,
-            rows_per_step=rows_per_step,
-            first_step=progress.step + 1,
-            first_row=progress.draws,
-            repeat_first_batch=config.overfit_one_batch,
-        )
+        next_step = progress.step + 1
+        return ShuffledSampler(train, seed=config.seed, first_step=next_step, first_row=progress.draws, **common)
     if progress.draws != progress.step * rows_per_step:
         raise UserError(
             f"{train.path} has its own order, in which a run can't go on with rows_per_step={rows_per_step}; give the "
             "number of before"
         )
-    return FileOrderSampler(
-        train,
-        epochs=config.epochs,
-        capacity=capacity,
-        rows_per_step=rows_per_step,
-        drop_last_batch=True,
-        repeat_first_batch=config.overfit_one_batch,
-    )
+    return FileOrderSampler(train, drop_last_batch=True, **common)
 
 
 def _loader_of_text(
-    config: PretrainConfig, train: TextSplit, sampler: TextSampler, drawn: Drawn, world: World
+    config: PretrainConfig, train: TextSplit, sampler: TextSampler, drawn: OnlineAugmentation | None, world: World
 ) -> TextLoader:
     return TextLoader(
         sampler,
@@ -361,11 +327,6 @@ def _example_step_of_text(
     return None, batch, TextSettings(config.text_arch.grad_calls_at(LONGEST_RUN, LONGEST_RUN), IGNORE_LABEL)
 
 
-def _show_text(sample: TextSample, test: TextSplit, run: Path, step: int) -> list[Picture]:
-    sample.write(run, step)
-    return []
-
-
 TEXT = Kind(
     name="text",
     unit="tokens",
@@ -381,7 +342,6 @@ TEXT = Kind(
     check=check_text_contents,
     require_fit=lambda config, train, split: require_same_tokens(train, split),
     sizes=TextSizes,
-    sizes_of=("train", "test"),
     sizes_on=_sizes_on_text,
     needed_sizes={"vocab_size": 32000},
     typed_sizes=_typed_sizes_of_text,
@@ -403,7 +363,6 @@ TEXT = Kind(
         model, test, world, options, interrupts, sample
     ),
     sample=lambda num_pictures: TextSample(),
-    show=_show_text,
 )
 
 
@@ -415,14 +374,10 @@ def kind_of_arch(arch: ArchConfig) -> Kind:
 
 
 def require_keys_of(kind: str, values: Mapping[str, Any], page: str, reader: str) -> None:
-    """Check that no key is changed that only another kind of model reads.
+    """Raise UserError if a key of config/<page>.yaml is changed that only another kind reads.
 
     Args:
-        values: of the keys of config/<page>.yaml, which holds their defaults.
         reader: the model, as the message names it.
-
-    Raises:
-        UserError: A key of another kind differs from its default.
     """
     defaults = OmegaConf.load(CONFIG_DIR / f"{page}.yaml")
     assert isinstance(defaults, DictConfig)
@@ -435,11 +390,7 @@ def require_keys_of(kind: str, values: Mapping[str, Any], page: str, reader: str
 
 
 def require_keys_of_arch(values: Container) -> None:
-    """Check that a config of pretrain.py changes no key that its architecture does not read.
-
-    Raises:
-        UserError: A key of another kind of architecture differs from its default.
-    """
+    """As `require_keys_of`, for a config of pretrain.py."""
     name = values["arch"].get("name")
     kinds = {name_of(arch): arch.kind for arch in ARCHS}
     if name not in kinds:

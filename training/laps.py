@@ -1,9 +1,7 @@
 """Run an evaluation lap by lap on all ranks, until it is done, too late or stopped."""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from utils.errors import UserError
 from utils.perf.clocks import Deadline
@@ -23,18 +21,11 @@ class Interrupts:
     deadline: Deadline = field(default_factory=Deadline)
 
 
-class Lap(Protocol):
-    """Forward passes of this rank, whose results count together or not at all."""
+Lap = Iterator[bool]
+"""Forward passes of this rank, whose results count together or not at all.
 
-    @property
-    def busy(self) -> bool:
-        """Whether a forward pass is left."""
-
-    def advance(self) -> None:
-        """Make the next forward pass."""
-
-    def count(self) -> None:
-        """Add the results to those of the evaluation."""
+It yields True before each forward pass. Then it yields False, and at the end adds the results.
+"""
 
 
 def run_laps(
@@ -48,27 +39,25 @@ def run_laps(
 
     Returns:
         False if any rank was asked to stop.
-
-    Raises:
-        UserError: A lap of any rank can't be read.
     """
     while True:
-        lap, mistake = None, None
+        lap, is_busy, mistake = None, False, None
         try:
-            lap = next(laps, None)
+            if (lap := next(laps, None)) is not None:
+                is_busy = next(lap)
         except UserError as error:
             mistake = error
         more, late, failed = world.any_of(lap is not None, world.is_main and deadline.is_near, mistake is not None)
-        with world.shared_errors() if failed else nullcontext():
-            if mistake is not None:
-                raise mistake
+        if failed:
+            with world.shared_errors():
+                if mistake is not None:
+                    raise mistake
         if late or not more:
             deadline.was_met &= not more
             return True
         deadline.begin_lap()
         while True:
             asked_to_stop = interrupts.stop is not None and interrupts.stop.requested()
-            is_busy = lap is not None and lap.busy
             stopping, any_busy, late = world.any_of(asked_to_stop, is_busy, world.is_main and deadline.is_over)
             if stopping:
                 return False
@@ -77,12 +66,12 @@ def run_laps(
             if late:
                 deadline.was_met = False
                 return True
-            if lap is not None and lap.busy:
-                lap.advance()
+            if lap is not None and is_busy:
+                is_busy = next(lap)
             elif interrupts.lockstep:
                 idle()
             if deadline.is_set:
                 world.wait_for_device()  # otherwise the clock would time what was asked for, not what was done
         deadline.end_lap()
         if lap is not None:
-            lap.count()
+            next(lap, None)  # adds the results

@@ -56,13 +56,8 @@ class Answer:
 def open_reader(trained: Trained, config: PromptConfig, data_path: str | None) -> "Reader":
     """Return what turns prompts into the tokens of a model, before its weights are read.
 
-    A tokenizer.json is looked for in the folder of the data and beside a file of weights.
-
-    Args:
-        data_path: data of the same tokenizer; None: those that the run was trained on.
-
-    Raises:
-        UserError: The tokenizer is missing, or is another than that of the data.
+    A tokenizer.json is looked for in the folder of the data and beside a file of weights. Without
+    `data_path` the data are those that the run was trained on.
     """
     sizes, paths = trained.sizes, trained.config.train_paths if trained.config is not None else []
     assert isinstance(sizes, TextSizes)
@@ -112,11 +107,7 @@ class Reader:
             raise UserError("stop has an empty text, which is found at once; give a text")
 
     def read(self, prompt: str, where: str) -> list[int]:
-        """Return the tokens of a prompt with the special tokens of its form.
-
-        Raises:
-            UserError: As for `tokens_of`, or the prompt leaves no room in the context.
-        """
+        """Return the tokens of a prompt with the special tokens of its form."""
         tokens = [self.special.start, *self.tokens_of(prompt, where)]
         if self.form == "instruction":
             tokens.append(self.special.end_of_instruction)
@@ -128,11 +119,7 @@ class Reader:
         return tokens
 
     def tokens_of(self, text: str, where: str) -> list[int]:
-        """Return the tokens of a text without the special ones.
-
-        Raises:
-            UserError: The tokenizer doesn't know a character.
-        """
+        """Return the tokens of a text without the special ones."""
         # A terminal and a pipe may give bytes that are no UTF-8. Python keeps them as surrogates.
         encoded = text.encode("utf-8", errors="surrogateescape")
         try:
@@ -201,12 +188,9 @@ class Writer:
 
 
 class Chat:
-    """The turns of a chat: a line of the user, and the model's answer.
+    """The turns of a chat (docs/solving.md): a line of the user, and the model's answer.
 
-    The data have no conversations, so what the model reads at a turn is what it could have read in
-    training. An instruction stands alone. Text goes on: each line begins a new line of the text so
-    far, until the model ends it. If the text is too long for the context, its beginning is left
-    out.
+    An instruction stands alone. Text goes on, without its beginning if it gets too long.
     """
 
     def __init__(self, writer: Writer) -> None:

@@ -4,15 +4,16 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from dataset.evaluators import Evaluators
 from models.metric_sums import NUM_BINS
+from training.config import PretrainConfig
 from training.data import AnySplit
-from training.more_compute import Cost
+from training.trained import Trained
 from utils.errors import UserError
 from utils.files import file_errors, plain, refuse_links
 from utils.terminal import tell
@@ -62,112 +63,78 @@ def table(metrics: dict[str, float], found: Intervals) -> Iterator[str]:
             yield f"  {name:<44}{value:>10.4f}{low_high}"
 
 
-@dataclass(frozen=True)
-class Bin:
-    """The answers whose confidence lies between two numbers."""
-
-    low: float
-    high: float
-    count: int
-    confidence: float  # mean
-    accuracy: float
-
-
-def reliability_bins(metrics: dict[str, float], set_name: str) -> list[Bin]:
-    """Return the bins of confidence that have answers."""
+def reliability_bins(metrics: dict[str, float], set_name: str) -> list[dict[str, float]]:
+    """Return the bins of confidence that have answers: limits, and what their answers have."""
     found = []
     for n in range(1, NUM_BINS + 1):
         prefix = f"eval/{set_name}/reliability/{n}/"
         if prefix + "count" in metrics:
-            confidence, accuracy = metrics[prefix + "confidence"], metrics[prefix + "accuracy"]
-            found.append(Bin((n - 1) / NUM_BINS, n / NUM_BINS, round(metrics[prefix + "count"]), confidence, accuracy))
+            limits = {"low": (n - 1) / NUM_BINS, "high": n / NUM_BINS, "count": round(metrics[prefix + "count"])}
+            found.append(limits | {name: metrics[prefix + name] for name in ("confidence", "accuracy")})
     return found
 
 
-def reliability_table(set_name: str, bins: list[Bin], error: float) -> Iterator[str]:
+def reliability_table(set_name: str, bins: Sequence[dict[str, float]], error: float) -> Iterator[str]:
     yield f"confidence against accuracy of the set {set_name}: expected calibration error {error:.4f}"
     yield f"  {'confidence':<12}{'examples':>12}{'mean confidence':>18}{'accuracy':>12}"
     for each in bins:
-        between = f"{each.low:.1f} .. {each.high:.1f}"
-        yield f"  {between:<12}{each.count:>12,}{each.confidence:>18.4f}{each.accuracy:>12.4f}"
+        between = f"{each['low']:.1f} .. {each['high']:.1f}"
+        yield f"  {between:<12}{each['count']:>12,}{each['confidence']:>18.4f}{each['accuracy']:>12.4f}"
 
 
-def compute_table(rows: Sequence[Cost], num_examples: float) -> Iterator[str]:
-    yield f"accuracy of the set {rows[0].set_name} against compute, 95 % intervals"
+def compute_table(set_name: str, rows: Sequence[dict[str, Any]], num_examples: float) -> Iterator[str]:
+    yield f"accuracy of the set {set_name} against compute, 95 % intervals"
     yield f"  {'':<34}{'segments of an example':>24}{'exact_accuracy':>18}"
     for row in rows:
-        low, high = wilson_interval(row.exact_accuracy, num_examples)
-        yield f"  {row.method:<34}{row.segments:>24.2f}{row.exact_accuracy:>18.4f}   {low:.4f} .. {high:.4f}"
+        low, high = wilson_interval(accuracy := row["exact_accuracy"], num_examples)
+        yield f"  {row['method']:<34}{row['segments']:>24.2f}{accuracy:>18.4f}   {low:.4f} .. {high:.4f}"
 
 
 # ---- the folder --------------------------------------------------------------------------------
 
 
-class FormerResults(BaseModel):
-    """What counts of the results.json of an earlier evaluation."""
-
+class _FormerResults(BaseModel):
     num_examples: dict[str, int] = {}
     data: str = ""
 
-    @staticmethod
-    def of(folder: Path) -> "FormerResults":
-        """Return the results in a folder. Damaged results count as those of no examples."""
-        try:
-            text = plain(folder / "results.json").read_text(encoding="utf-8")
-            return FormerResults.model_validate_json(text)
-        except (OSError, UnicodeDecodeError, ValidationError):
-            return FormerResults()
 
-
-def folder_for_other_data(own: Path, split: AnySplit) -> Path:
-    """Return the folder for results on other data than the run's own, beside the folder for these.
-
-    Its name ends with the name of the data, and also with a number if that folder holds results on
-    data of the same name in another place.
-    """
-    first = own.with_name(f"{own.name}_{split.path.parent.resolve().name}")
-    folder, number = first, 1
-    while (former := FormerResults.of(folder).data) and os.path.abspath(former) != os.path.abspath(split.path):
-        number += 1
-        folder = first.with_name(f"{first.name}_{number}")
-    return folder
+def _former_results(folder: Path) -> _FormerResults:
+    """Return the results in a folder. Damaged results count as those of no examples."""
+    try:
+        return _FormerResults.model_validate_json(plain(folder / "results.json").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValidationError):
+        return _FormerResults()
 
 
 def prepare_folder(
     named: str | None,
-    of_run: Path | None,
+    trained: Trained,
+    data_path: str | None,
     split: AnySplit,
     max_examples: int | None,
     *,
-    saves_answers: bool,
-    draws: bool,
+    writes_more: bool,
 ) -> tuple[Path | None, bool]:
     """Make the folder for results.
 
-    A quick look must not cost the results of hours, which lie in the folder of a run.
-
-    Args:
-        named: the folder that the user named, which loses its results.
-        of_run: the folder otherwise; None: results are not written.
+    A quick look must not cost the results of hours, which lie in the folder of a run. A folder that
+    the user named loses its results.
 
     Returns:
         The folder, or None if there is nothing to write; and whether it keeps its results, because
         they are of more examples.
-
-    Raises:
-        UserError: The folder can't be written.
     """
-    out, keeps_results = Path(named) if named is not None else of_run, False
+    out, keeps_results = Path(named) if named is not None else _folder_in_run(trained, data_path, split), False
     if out is None:
         return None, False
     if named is None:
         with file_errors():
             refuse_links([out.parent, out, *out.rglob("*")])  # the run may come from somebody else
         num = sum(split.num_examples(max_examples).values())
-        former = sum(FormerResults.of(out).num_examples.values())
+        former = sum(_former_results(out).num_examples.values())
         if keeps_results := former > num:
             tell(f"{out} keeps its results of {former:,} examples; give out=<another folder> to store those of {num:,}")
-            if not saves_answers and not draws:
+            if not writes_more:
                 return None, True
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -175,3 +142,28 @@ def prepare_folder(
     except OSError as error:
         raise UserError(f"{out} can't be written ({error.strerror}); give another folder with out=...") from error
     return out, keeps_results
+
+
+def _folder_in_run(trained: Trained, data_path: str | None, split: AnySplit) -> Path | None:
+    """Return the folder for results on the run's own data, or beside it one for other data.
+
+    Its name ends with the name of other data, and also with a number if that folder holds results
+    on data of the same name in another place.
+    """
+    if trained.checkpoint is None or trained.config is None:
+        return None
+    step = trained.checkpoint.path
+    own = step.parent / "eval_outputs" / step.name
+    if data_path is None or is_own(data_path, trained.config):
+        return own
+    folder = first = own.with_name(f"{own.name}_{split.path.parent.resolve().name}")
+    number = 1
+    while (former := _former_results(folder).data) and os.path.abspath(former) != os.path.abspath(split.path):
+        number += 1
+        folder = first.with_name(f"{first.name}_{number}")
+    return folder
+
+
+def is_own(data_path: str, of_run: PretrainConfig) -> bool:
+    """Return whether the run's own test split is that of this dataset alone."""
+    return {Path(path).resolve() for path in of_run.test_paths} == {Path(data_path).resolve()}

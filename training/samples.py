@@ -12,31 +12,23 @@ from torch import Tensor
 from dataset.pictures import board_of, draw_answers
 from dataset.schema import Split
 from dataset.tasks import task_of_shape
+from dataset.text.schema import TextSplit
 from models.inference import Finished
 from records.metrics import Picture
 from utils.files import write_atomically
-
-
-@dataclass(frozen=True)
-class SampledAnswer:
-    """The model's answer to an example, on the host."""
-
-    row: int  # of the set
-    question_S: np.ndarray
-    label_S: np.ndarray  # negative where no label is known
-    answer_S: np.ndarray
 
 
 class AnswerSample:
     """Keeps the answers to the first few of this rank's examples of the first set.
 
     Attributes:
-        answers: in the order in which the examples left their slots.
+        answers: of each row the question, the label, which is negative where it is not known, and
+            the answer; tokens on the host.
     """
 
     def __init__(self, most: int) -> None:
         self.set_name: str | None = None
-        self.answers: list[SampledAnswer] = []
+        self.answers: dict[int, list[np.ndarray]] = {}
         self._most, self._rows = most, np.zeros(0, np.int64)
 
     def begin(self, set_name: str, share: np.ndarray) -> None:
@@ -46,38 +38,33 @@ class AnswerSample:
 
     def take(self, set_name: str, done: Finished, answers_NS: Tensor) -> None:
         """Keep the answers to the chosen rows."""
-        if set_name != self.set_name:
-            return
-        for n in np.flatnonzero(np.isin(done.rows_N, self._rows)).tolist():
-            tokens = (done.batch["inputs"][n], done.batch["labels"][n], answers_NS[n])
-            self.answers.append(SampledAnswer(int(done.rows_N[n]), *(each_S.cpu().numpy() for each_S in tokens)))
+        if set_name == self.set_name:
+            for n in np.flatnonzero(np.isin(done.rows_N, self._rows)).tolist():
+                tokens = (done.batch["inputs"][n], done.batch["labels"][n], answers_NS[n])
+                self.answers[int(done.rows_N[n])] = [each_S.cpu().numpy() for each_S in tokens]
 
-    def pictures(self, split: Split) -> list[Picture]:
+    def show(self, split: Split, run: Path, step: int) -> list[Picture]:
         """Return a picture for each answer, in the order of rows."""
         if self.set_name is None:
             return []
         seq_len, vocab_size = split.shape_of(self.set_name)
         board = board_of(task_of_shape(seq_len, vocab_size), seq_len)
         pictures = []
-        for answer in sorted(self.answers, key=lambda answer: answer.row):
-            title = f"row {answer.row} of {self.set_name}"
-            tokens = (answer.question_S, answer.label_S, answer.answer_S[None])
-            pictures.append(Picture(title, partial(draw_answers, board, *tokens, title)))
+        for row in sorted(self.answers):
+            (question_S, label_S, answer_S), title = self.answers[row], f"row {row} of {self.set_name}"
+            drawn = partial(draw_answers, board, question_S, label_S, answer_S[None], title)
+            pictures.append(Picture(title, drawn))
         return pictures
 
 
 @dataclass(frozen=True)
 class TextAnswer:
-    """The model's greedy answer to a sample, as text.
+    """The model's greedy answer to a sample, as text."""
 
-    Attributes:
-        row: the number of the sample.
-        is_problem: the prompt is an instruction, and `right` its response. Otherwise they are the
-            beginning of a text, and how the text goes on.
-    """
-
-    row: int
+    row: int  # the number of the sample
     task: str
+    # The prompt is an instruction, and `right` its response. Otherwise they are the beginning of a
+    # text, and how the text goes on.
     is_problem: bool
     prompt: str
     answer: str
@@ -91,8 +78,8 @@ class TextSample:
     most: int = 8
     answers: list[TextAnswer] = field(default_factory=list)
 
-    def write(self, run: Path, step: int) -> None:
-        """Write the answers into the folder of a run, for people and for view.py.
+    def show(self, split: TextSplit, run: Path, step: int) -> list[Picture]:
+        """Write the answers into the folder of a run, for people and for view.py: no pictures.
 
         Raises:
             OSError: They can't be written.
@@ -101,3 +88,4 @@ class TextSample:
         folder.mkdir(exist_ok=True)
         told = json.dumps([asdict(answer) for answer in self.answers], indent=2, ensure_ascii=False)
         write_atomically(folder / f"step_{step:08d}.json", f"{told}\n")
+        return []

@@ -28,12 +28,6 @@ SavedOutput = Literal[
 _BYTES_PER_FILE = 64 << 20
 
 
-def _files(folder: Path, set_names: list[str]) -> list[Path]:
-    """Return the files of outputs of these sets in a folder, which may be missing."""
-    ours = re.compile(rf"({'|'.join(map(re.escape, set_names))})_rank\d+_\d{{4,}}\.safetensors")
-    return [file for file in folder.iterdir() if ours.fullmatch(file.name)] if folder.is_dir() else []
-
-
 class OutputWriter:
     """Writes this rank's outputs for one set into files <set>_rank<rank>_<number>.safetensors.
 
@@ -54,9 +48,10 @@ class OutputWriter:
 
         Readers would otherwise count their rows twice.
         """
+        ours = re.compile(rf"({'|'.join(map(re.escape, set_names))})_rank\d+_\d{{4,}}\.safetensors")
         with world.shared_errors(), file_errors():
-            if world.is_main:
-                for file in _files(folder, set_names):
+            for file in list(folder.iterdir()) if world.is_main and folder.is_dir() else ():
+                if ours.fullmatch(file.name):
                     file.unlink()
 
     def add(self, outputs: dict[str, Tensor]) -> None:
@@ -84,11 +79,7 @@ class OutputWriter:
                 self._failure = error
 
     def close(self, world: World) -> None:
-        """Write the rest of the outputs. Every rank.
-
-        Raises:
-            UserError: A file could not be written.
-        """
+        """Write the rest of the outputs, or raise UserError for a file that failed. Every rank."""
         with world.shared_errors():
             if self._pending:
                 self._write()

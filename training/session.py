@@ -217,7 +217,7 @@ class Session:
             return Evaluation(row, is_done=False)
         if self._world.is_main:
             try:
-                if pictures := kind.show(sample, test, config.run_path, progress.step):
+                if pictures := sample.show(test, config.run_path, progress.step):
                     self._metrics.show(progress.step, pictures)
             except OSError as error:  # the run goes on without them
                 self.say(f"the answers of step {progress.step} can't be written ({error.strerror})")

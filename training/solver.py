@@ -32,9 +32,6 @@ from utils.ranks.config import DeviceName
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
 
-# Answers up to this length are printed on the puzzle's line.
-SHORT = 81
-
 
 @page("solve", bare="checkpoint", aliases=aliases())
 class SolveConfig(TrainedConfig, PromptConfig, MoreCompute):
@@ -50,9 +47,8 @@ class SolveConfig(TrainedConfig, PromptConfig, MoreCompute):
 
     @model_validator(mode="after")
     def _one_way_to_choose_the_answer(self) -> "SolveConfig":
-        given = {"trajectories": self.trajectories > 1, "restarts": self.restarts > 0, "tta": self.tta is not None}
-        if sum(given.values()) > 1:
-            first, second, *_ = (f"{key}={getattr(self, key)}" for key, is_given in given.items() if is_given)
+        if len(self.methods) > 1:
+            first, second, *_ = (f"{key}={getattr(self, key)}" for key in self.methods)
             raise ValueError(f"{first} and {second} each choose one answer; give one of them")
         return self
 
@@ -74,29 +70,19 @@ class Step:
 
 @dataclass(frozen=True, repr=False)
 class Solution:
-    """A puzzle, the model's answer after each step, and a verdict on the last answer.
-
-    Attributes:
-        settled_at: the first step after which adaptive evaluation would stop; or else the last.
-        valid: whether the answer has the right form, such as one path through the maze.
-        solved: whether the answer is right; None if the output of an ARC task is not known.
-        reason: of the verdict, in words.
-    """
+    """A puzzle, the model's answer after each step, and a verdict on the last answer."""
 
     board: BoardTask
     puzzle: Puzzle
     steps: list[Step]
-    settled_at: int
-    valid: bool
-    solved: bool | None
+    settled_at: int  # the first step after which adaptive evaluation would stop; or else the last
+    valid: bool  # the answer has the right form, such as one path through the maze
+    solved: bool | None  # None: the output of an ARC task is not known
     reason: str
 
     def __repr__(self) -> str:
-        answer = f", {self.answer!r}" if isinstance(self.answer, str) and len(self.answer) <= SHORT else ""
-        return (
-            f"Solution({self.puzzle.name!r}, {self.outcome}: {self.reason}{answer}, would stop at step "
-            f"{self.settled_at} of {len(self.steps)}, confidence {self.steps[-1].confidence:.2f})"
-        )
+        confidence = f"confidence {self.steps[-1].confidence:.2f}"
+        return f"Solution({self.puzzle.name!r}, {self.outcome}: {self.reason}, {confidence})"
 
     @property
     def outcome(self) -> str:
@@ -105,11 +91,6 @@ class Solution:
     @property
     def answer(self) -> Plain:
         return self.steps[-1].answer
-
-    @property
-    def counts_as_solved(self) -> bool:
-        """Return whether the exit status counts the puzzle as solved."""
-        return self.valid if self.solved is None else self.solved
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that --json prints."""
@@ -140,9 +121,8 @@ class Solver:
         for solution in solver.solve([first, second]):
             print(solution.answer, solution.solved, solution.steps[-1].confidence)
 
-    A puzzle is a text, row by row, with or without line ends. A Sudoku has digits (letters above
-    9), and . or 0 for a blank. A maze has the characters # (wall), blank, S and G. An ARC task is
-    given as JSON, or as a `dataset.arc.Task`. It has one solution for each of its test inputs.
+    A puzzle is a text, row by row (docs/solving.md). An ARC task, as JSON or as a
+    `dataset.arc.Task`, has one solution for each of its test inputs.
     """
 
     def __init__(self, config: SolveConfig, trained: Trained) -> None:
@@ -156,7 +136,6 @@ class Solver:
         _, self._sizes = trained.of_puzzles()
         shape = self._sizes.seq_len, self._sizes.vocab_size
         self.board: BoardTask = task_of_shape(*shape) or TokensTask(*shape)
-        config.require_noise_for_seed()
         if config.tta is not None:
             Variations.of_boards(*shape, config.checkpoint, config.tta)
         num_rows = self._sizes.num_puzzle_identifiers if self.arch.puzzle_emb_ndim > 0 else 0
@@ -215,20 +194,18 @@ class Solver:
             raise UserError("solve() takes a list of puzzles, and this is one text; give [puzzle]")
         parsed: list[Puzzle] = []
         for number, puzzle in enumerate(puzzles, start=1):
+            where = f"puzzle {number}"
             if isinstance(puzzle, Task):
-                parsed += self.reader.of_tasks([puzzle], f"puzzle {number}")
+                parsed += self.reader.of_tasks([puzzle], where)
             elif isinstance(puzzle, str):
-                parsed += self.reader.of_text(puzzle, f"puzzle {number}")
+                parsed += self.reader.of_text(puzzle, where)
             else:
-                raise UserError(
-                    f"puzzle {number} is of the type {type(puzzle).__name__}; give a text with a character for each "
-                    "cell, or for ARC a task as JSON"
-                )
+                raise UserError(f"{where} is of the type {type(puzzle).__name__}; give a text, or an ARC task as JSON")
         return list(self.solutions(parsed))
 
     def solutions(self, puzzles: Sequence[Puzzle]) -> Iterator[Solution]:
         """Solve puzzles that have been read, and yield their solutions one after another."""
-        num_passes = self.config.num_passes
+        num_passes = self.config.tta or self.config.trajectories
         batch_size = max(1, self.config.batch_size // num_passes)
         for start in range(0, len(puzzles), batch_size):
             chunk = puzzles[start : start + batch_size]

@@ -10,7 +10,6 @@ from pydantic import TypeAdapter, ValidationError
 from dataset.schema import SplitName
 from dataset.text.schema import has_split, kind_of_data
 from models import ArchConfig
-from records.checkpoint.reader import Checkpoint
 from training.config import PretrainConfig
 from training.data import AnySizes, AnySplit, Data, require_whole_shares
 from training.kinds import KINDS, kind_of_arch
@@ -19,12 +18,7 @@ from utils.ranks.world import World
 
 
 def open_data(config: PretrainConfig, world: World) -> Data:
-    """Open the splits of a run. Rank 0 also reads their contents once and checks them. Every rank.
-
-    Raises:
-        UserError: The data are missing, damaged or of another task than the model, or the ranks
-            cannot share the batch.
-    """
+    """Open the splits of a run. Rank 0 also reads and checks their contents once. Every rank."""
     kind, fingerprint = kind_of_arch(config.arch), dict[str, str]()
     with world.shared_errors():
         train = open_own(config, "train")
@@ -71,11 +65,5 @@ def sizes_from(stored: dict[str, Any], arch: ArchConfig, where: str = "the check
 def sizes_of_data(data_path: str, arch: ArchConfig) -> AnySizes:
     """Return the sizes of data that an architecture reads."""
     kind = kind_of_arch(arch)
-    name = next((name for name in kind.sizes_of if has_split(Path(data_path), name)), kind.sizes_of[0])
-    sizes: AnySizes = kind.sizes.of(kind.open(data_path, name))
+    sizes: AnySizes = kind.sizes.of(kind.open(data_path, "train" if has_split(Path(data_path), "train") else "test"))
     return sizes
-
-
-def sizes_of_checkpoint(checkpoint: Checkpoint, arch: ArchConfig) -> AnySizes:
-    """Return the sizes of the data that a checkpoint was trained on."""
-    return sizes_from(checkpoint.state.task, arch, f"checkpoint {checkpoint.path}")

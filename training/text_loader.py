@@ -20,10 +20,8 @@ class TextLoader:
     """Reads this rank's rows of each step.
 
     Args:
-        sampler: decides what the rows of a step hold.
         num_parts: in how many microbatches the rank takes its rows.
         target_only: only responses are labelled; otherwise all tokens but the first are.
-        kernel: how the tokens of a row will see one another.
     """
 
     def __init__(
@@ -53,12 +51,12 @@ class TextLoader:
         sampler = self._sampler
         with unchanged([sampler.split]):
             packed = (sampler.packed_row(step, part, target_only=self._target_only) for part in self._parts)
-            rows = [_row_of(each, self._kernel) for each in packed]
+            rows = [row_of(each, self._kernel) for each in packed]
         batch = TextBatch(rows, sampler.num_labels(step, target_only=self._target_only))
         return batch.apply(torch.Tensor.pin_memory) if self._device.type == "cuda" else batch
 
 
-def _row_of(packed: PackedRow, kernel: Kernel) -> TextRow:
+def row_of(packed: PackedRow, kernel: Kernel = "sdpa") -> TextRow:
     inputs_N, labels_N, positions_N = map(torch.from_numpy, (packed.inputs, packed.labels, packed.position_ids))
     sequences = list(zip(packed.prefix_lens.tolist(), packed.response_lens.tolist(), strict=True))
     return TextRow(inputs_N, labels_N, positions_N, Packing(sequences, len(inputs_N), kernel=kernel))

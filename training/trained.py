@@ -10,8 +10,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from dataset.schema import Split
-from dataset.text.schema import UNKNOWN, TextSplit
+from dataset.text.schema import UNKNOWN
 from models import ArchConfig, build_arch, build_on_meta
 from models.base import CommonConfig, RecursiveModel
 from models.model import Model
@@ -23,11 +22,11 @@ from sharing.published import PuzzleTable, fit_one_by_one
 from sharing.sources import Kind, kind_of, require_known
 from sharing.stored_config import completed
 from training.config import PretrainConfig
-from training.data import AnySizes, Sizes
+from training.data import AnySizes, AnySplit, Sizes
 from training.kinds import kind_of_arch, require_keys_of_arch
 from training.precision import with_forward_dtype
 from training.run_config import read_beside_groups, without_options
-from training.splits import sizes_from, sizes_of_checkpoint, sizes_of_data
+from training.splits import open_own, sizes_from, sizes_of_data
 from utils.command_line import differences, read_config, typed_changes, typed_keys_and_groups, validate, with_changes
 from utils.composing import compose
 from utils.config import Container, StrictModel
@@ -59,8 +58,7 @@ class TrainedConfig(StrictModel):
 
     def open_trained(self, world: World, checkpoint: str | None = None) -> "Trained":
         """Look at `checkpoint`, or at another one with the same options. Every rank."""
-        source = checkpoint or self.checkpoint
-        return open_trained(source, world, arch=self.arch, data_path=self.data_path, puzzle_table=self.puzzle_table)
+        return open_trained(checkpoint or self.checkpoint, world, self)
 
 
 @dataclass(frozen=True)
@@ -86,9 +84,24 @@ class Trained:
             )
         return self.arch, self.sizes
 
-    def on(self, split: Split | TextSplit) -> "Trained":
+    def on(self, split: AnySplit) -> "Trained":
         """Return the model for the data of a split, or raise UserError if it can't read them."""
         return replace(self, sizes=kind_of_arch(self.arch).sizes_on(self.arch, self.sizes, split, self.data))
+
+    def with_test_split(self, data_path: str | None, world: World) -> "tuple[Trained, AnySplit]":
+        """Open data, or the run's own test split, and return the model for them. Every rank."""
+        of_run, kind = self.config, kind_of_arch(self.arch)
+        own = of_run.train_paths if of_run is not None else []
+        with world.shared_errors():
+            if data_path is None:
+                if of_run is None:
+                    raise UserError(f"{self.name} was trained on {self.data} and holds no data; give data_path=...")
+                split = open_own(of_run, "test")
+            elif Path(data_path).resolve() in {Path(path).resolve() for path in own}:
+                split = kind.open_all(self.arch, [data_path], "test", own)
+            else:  # the user promises that other data have the same numbers of puzzles
+                split = kind.open(data_path, "test")
+            return self.on(split), split
 
     def load_puzzle_model(self, world: World) -> RecursiveModel:
         """As `load_model`, for a model of puzzles. Every rank."""
@@ -110,24 +123,13 @@ class Trained:
         return model.to(world.device)
 
 
-def open_trained(
-    source: str | Path,
-    world: World,
-    *,
-    arch: ArchConfig | None = None,
-    data_path: str | None = None,
-    puzzle_table: PuzzleTable | None = None,
-) -> Trained:
+def open_trained(source: str | Path, world: World, typed: TrainedConfig | None = None) -> Trained:
     """Look at a trained model without reading its weights. Every rank.
 
     Args:
         source: the folder of a run or of one of its steps, <run>/best or <run>/latest; or a file of
             weights, also hf://owner/repo/path/in/repo.
-        arch: of a file that does not describe its model, which needs `data_path` as well.
-        puzzle_table: what becomes of the puzzle rows of a file (sharing.published.fit_one_by_one).
-
-    Raises:
-        UserError: There is no whole checkpoint, or no dataset at `data_path`.
+        typed: has `arch` and `data_path` of a file that does not describe its model.
     """
     trained: Trained | None = None
     with world.shared_errors():
@@ -135,11 +137,11 @@ def open_trained(
         opened = _opened(source) if world.is_main else None
         if isinstance(opened, Checkpoint):
             config = validate(PretrainConfig, completed(opened.state.config))
-            sizes, data = sizes_of_checkpoint(opened, config.arch), " + ".join(config.train_paths)
-            name, target_only = str(opened.path), config.target_only
-            trained = Trained(name, config.arch, sizes, config, opened, data=data, target_only=target_only)
+            sizes = sizes_from(opened.state.task, config.arch, f"checkpoint {opened.path}")
+            of_run: dict[str, Any] = {"data": " + ".join(config.train_paths), "target_only": config.target_only}
+            trained = Trained(str(opened.path), config.arch, sizes, config, opened, **of_run)
         elif opened is not None:
-            trained = _of_file(opened, arch, data_path, puzzle_table)
+            trained = _of_file(opened, typed)
     trained = world.broadcast_object(trained)
     assert trained is not None
     return trained
@@ -151,9 +153,8 @@ def _opened(source: str | Path) -> Checkpoint | ModelFile:
     return open_checkpoint(Path(source), tell)
 
 
-def _of_file(
-    file: ModelFile, arch: ArchConfig | None, data_path: str | None, puzzle_table: PuzzleTable | None
-) -> Trained:
+def _of_file(file: ModelFile, typed: TrainedConfig | None) -> Trained:
+    arch, data_path, puzzle_table = (typed.arch, typed.data_path, typed.puzzle_table) if typed else (None, None, None)
     described = file.described if arch and data_path else file.require_description()
     if described is not None and arch is not None and arch != described.arch:
         changed = differences(described.arch.model_dump(), arch.model_dump())
@@ -165,11 +166,10 @@ def _of_file(
     if described is None:
         assert arch is not None and data_path is not None
         return Trained(file.where, arch, sizes_of_data(data_path, arch), None, None, file, puzzle_table)
-    if puzzle_table is None:
-        sizes = sizes_from(described.sizes, described.arch)
-    else:
-        assert data_path is not None
+    if puzzle_table is not None and data_path is not None:
         sizes = sizes_of_data(data_path, described.arch)
+    else:
+        sizes = sizes_from(described.sizes, described.arch)
     data = " + ".join(described.data) or "other data"
     target_only = not isinstance(described, ExportedText) or described.target_only
     return Trained(file.where, described.arch, sizes, None, None, file, puzzle_table, data, target_only)
@@ -181,24 +181,16 @@ Values = Iterable[tuple[str, Tensor]]
 
 def initial_weights(arch: ArchConfig, sizes: AnySizes, seed: int, world: World) -> Values:
     """Return the initial weights, which rank 0 draws. Every rank must take all values."""
-
-    def drawn() -> Values:
-        whole = build_on_meta(arch, **sizes.of_model(), num_parts=world.size)
-        names = {tensor: name for name, tensor in whole.state_dict(keep_vars=True).items()}
-        for tensor, value in whole.initial_values(torch.Generator().manual_seed(seed)):
-            yield names[tensor], value.to(tensor.dtype)
-
-    return world.one_by_one(drawn())
+    whole = build_on_meta(arch, **sizes.of_model(), num_parts=world.size)
+    names = {tensor: name for name, tensor in whole.state_dict(keep_vars=True).items()}
+    values = whole.initial_values(torch.Generator().manual_seed(seed))
+    return world.one_by_one((names[tensor], value.to(tensor.dtype)) for tensor, value in values)
 
 
 def weights_of(
     checkpoint: Checkpoint, weights: Mapping[str, Tensor], own: Mapping[str, Tensor], arch: ArchConfig
 ) -> Values:
-    """Return the weights of a checkpoint, or its averages, if they have the shapes of `own`.
-
-    Raises:
-        UserError: The architecture is another; the message names the tensor and the option.
-    """
+    """Return the weights of a checkpoint, or its averages, if they have the shapes of `own`."""
     there, here = shapes_of(weights), shapes_of(own)
     if (name := compare_shapes(there, here).first) is not None:
         changed = differences(checkpoint.state.config["arch"], arch.model_dump())
@@ -213,10 +205,8 @@ def weights_of(
 def weights_from(
     source: str | ModelFile, own: Mapping[str, Tensor], puzzle_table: PuzzleTable | None, world: World
 ) -> Values:
-    """Return weights that were trained elsewhere. Every rank, and every rank must take all values.
-
-    Args:
-        own: the state dict of the whole model, of which only shapes and dtypes are read.
+    """Return weights from elsewhere for `own`, the state dict of the whole model, of which only
+    shapes and dtypes are read. Every rank, and every rank must take all values.
     """
     fitting: Values = ()
     with world.shared_errors():
@@ -253,9 +243,6 @@ def read_config_of_new_run(overrides: list[str]) -> Container:
 
     A run that starts from trained weights has their architecture, if they describe it. Typed
     options change it. A typed architecture, or that of a typed experiment, replaces it.
-
-    Raises:
-        UserError: The config is wrong, or the weights or their description can't be read.
     """
     values = read_beside_groups(overrides)
     source = values["init_from"] or values["load_checkpoint"]

@@ -96,7 +96,7 @@ def draw_accuracy_over_steps(accuracy: Mapping[str, Sequence[float]], trained_st
     save_figure(figure, path)
 
 
-def draw_reliability(bins: Mapping[str, Sequence[tuple[float, float, int, float, float]]], path: Path) -> None:
+def draw_reliability(bins: Mapping[str, Sequence[tuple[float, ...]]], path: Path) -> None:
     """Draw accuracy over confidence, a line per set, above the number of answers.
 
     Args:

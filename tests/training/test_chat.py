@@ -51,15 +51,15 @@ def test_an_answer_is_printed(printed: Printed, monkeypatch: pytest.MonkeyPatch)
     writer = make_writer(Script(*f"{text}\u202e\x1b".encode(), END), max_new_tokens=60)
     writer.reader.max_len = 100
     tokens = writer.reader.read("ab", "prompt")
-    write_answer(writer, "ab", tokens, as_json=False)
+    write_answer(writer, "ab", writer.write(tokens), as_json=False)
     assert printed() == (f"{text}\u202e\x1b\n", "")
-    write_answer(writer, "ab", tokens, as_json=True)
+    write_answer(writer, "ab", writer.write(tokens), as_json=True)
     assert json.loads(printed()[0])["answer"] == f"{text}\u202e\x1b"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    write_answer(writer, "ab", tokens, as_json=False)
+    write_answer(writer, "ab", writer.write(tokens), as_json=False)
     assert printed() == (f"{text}??\n", "")
     writer = make_writer(Script(*b"a"), max_new_tokens=99)
-    write_answer(writer, "x" * 38, writer.reader.read("x" * 38, "prompt"), as_json=False)
+    write_answer(writer, "x" * 38, writer.write(writer.reader.read("x" * 38, "prompt")), as_json=False)
     assert printed() == ("aa\n", "note: the context of 40 tokens is full\n")
 
 

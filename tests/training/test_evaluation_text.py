@@ -159,7 +159,7 @@ def test_unknown_tokens_have_no_bytes(tmp_path: Path) -> None:
 def test_answers_are_shown_as_text(problems: TextSplit, tmp_path: Path) -> None:
     model, sample = _model(), TextSample(2)
     evaluate_text(model, problems, SINGLE, EvalOptions(40), sample=sample)
-    sample.write(tmp_path, step=7)
+    assert sample.show(problems, tmp_path, step=7) == []
     written = json.loads((tmp_path / "samples" / "step_00000007.json").read_text())
     assert [TextAnswer(**answer) for answer in written] == sample.answers
     first, second = sample.answers

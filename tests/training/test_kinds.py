@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from dataset.evaluators import NO_EVALUATORS
-from models import ARCHS
 from models.act import ActSettings
 from records.checkpoint.format import Progress
 from tests.in_process import SINGLE, pretrain_config
@@ -23,10 +22,6 @@ from utils.ranks.world import World
 
 def _config(run: Path, *typed: str) -> PretrainConfig:
     return pretrain_config(f"checkpoint_path={run}", *typed)
-
-
-def test_every_architecture_has_a_kind() -> None:
-    assert {arch.kind for arch in ARCHS} == KINDS.keys() == {kind.name for kind in KINDS.values()}
 
 
 @pytest.mark.parametrize("page", ["pretrain", "evaluate", "solve"])

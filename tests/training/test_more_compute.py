@@ -17,8 +17,8 @@ from tests.models.helpers import seed_with, small_model
 from tests.spawn import run_ranks
 from tests.training.examples import IGNORED, made_split, random_rows
 from training import more_compute
-from training.evaluation import EvalOptions, evaluate
-from training.more_compute import MoreCompute, evaluate_trajectories, trace_with_more
+from training.evaluation import EvalOptions
+from training.more_compute import MoreCompute, evaluate_more, trace_with_more
 from utils.errors import UserError
 from utils.ranks.world import World
 
@@ -91,18 +91,13 @@ def _that_run(passes: list[Pass]) -> list[Pass]:
 
 
 def _evaluate(model: RecursiveModel, rows: dict[str, np.ndarray], world: World, **options: Any) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for one_by_one in (False, True):
-        found |= evaluate_trajectories(
-            model,
-            made_split(all=rows),
-            world,
-            EvalOptions(num_steps=STEPS, **options),
-            evaluators=NO_EVALUATORS,
-            trajectories=TRAJECTORIES,
-            one_by_one=one_by_one,
-        )
-    return found
+    given = (model, made_split(all=rows), world, EvalOptions(num_steps=STEPS, **options))
+    return evaluate_more(_config(trajectories=COUNT, restarts=COUNT - 1, noise=NOISE, seed=3), *given, NO_EVALUATORS)
+
+
+def _config(**given: Any) -> MoreCompute:
+    defaults: dict[str, Any] = {"num_steps": None, "trajectories": 1, "restarts": 0, "noise": 0.0, "tta": None}
+    return MoreCompute(**defaults | {"seed": 0} | given)
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
@@ -144,17 +139,6 @@ def _calibration_error(answers: list[Pass]) -> float:
     return error
 
 
-def test_the_first_pass_alone_is_the_single_pass(seed: int) -> None:
-    model = _model(seed)
-    rows = _rows(model)
-    single = evaluate(model, made_split(all=rows), SINGLE, EvalOptions(6, num_steps=STEPS, adaptive=True))
-    assert single is not None
-    found = _evaluate(model, rows, SINGLE, batch_size=6, adaptive=True)
-    for method in ("trajectories", "restarts"):
-        assert found[f"eval/all/{method}/exact_accuracy_of/1"] == single["eval/all/exact_accuracy"]
-        assert found[f"eval/all/{method}/segments_of/1"] == single["eval/all/steps"]
-
-
 def _on_rank(world: World, seed: int, rows: dict[str, np.ndarray], batch_size: int) -> dict[str, float]:
     return _evaluate(_model(seed), rows, world, batch_size=batch_size, adaptive=True)
 
@@ -177,26 +161,19 @@ def test_the_surest_trajectory_answers_a_puzzle_of_a_user(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(more_compute, "trace", lambda *_, **__: seen)
     batch = {"inputs": torch.zeros(1, 9, dtype=torch.int32)}
-    config = MoreCompute(num_steps=1, trajectories=3, restarts=0, noise=0.1, tta=None, seed=0)
-    answered = trace_with_more(small_model("trm"), batch, np.array([0]), config, None)
+    answered = trace_with_more(small_model("trm"), batch, np.array([0]), _config(trajectories=3, noise=0.1), None)
     assert answered.predictions_TNS.tolist() == [[[1]]]
 
 
 def test_passes_that_would_be_the_same_are_refused() -> None:
-    def options(**given: Any) -> MoreCompute:
-        defaults: dict[str, Any] = {"num_steps": None, "noise": 0.0, "tta": None, "seed": 7}
-        return MoreCompute(**defaults | {"trajectories": 1, "restarts": 0} | given)
-
-    both = options(trajectories=3, restarts=4, noise=0.5)
-    assert both.side_by_side == Trajectories(3, 0.5, 7) and both.one_by_one == Trajectories(5, 0.5, 7)
     three = small_model("trm", num_states=3)
-    for fitting in (options(trajectories=3), options(restarts=2), options(trajectories=9, noise=0.1), options()):
+    for fitting in (_config(trajectories=3), _config(restarts=2), _config(trajectories=9, noise=0.1), _config()):
         fitting.require_different_passes(three)
     for given in ({"trajectories": 4}, {"restarts": 3}):
         with pytest.raises(UserError, match="without noise repeats the same pass, as the model has 3 initial states"):
-            options(**given).require_different_passes(three)
+            _config(**given).require_different_passes(three)
     with pytest.raises(UserError, match="but arch=transformer has none; leave it out"):
-        options(trajectories=2, noise=0.1).require_different_passes(small_model("transformer"))
+        _config(trajectories=2, noise=0.1).require_different_passes(small_model("transformer"))
 
 
 def test_without_labels_there_are_no_metrics(seed: int) -> None:
