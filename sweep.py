@@ -12,14 +12,14 @@ from utils.command_line import CommandLine, only_help
 if find_spec("optuna") is None:
     sys.exit(only_help("sweep", USAGE, "sweep.py needs optuna; pip install -r requirements-sweep.txt"))
 
+from search import report
 from search.check import check_sweep
 from search.driver import Driver
 from search.launchers import command_line
 from search.plots import write_plots
-from search.report import best_of, best_page, finished_page, num_of, require_best_first, status_page, write_experiment
 from search.study import dry_points, open_study
 from search.sweep import Sweep
-from search.workload import Workload
+from search.workload import announce
 from utils.arguments import Parser, check_at_least, typed_path
 from utils.shell import run_command
 from utils.stop import StopSignal
@@ -42,7 +42,7 @@ def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
         found, dry_run = Sweep.read(command.overrides), bool(command.flags)
     check_sweep(found)
     if dry_run:
-        Workload(found).announce()
+        announce(found)
         points, config = dry_points(found), found.config
         lines = [
             command_line(config.launcher, found.arguments(number, point, seed))
@@ -50,15 +50,15 @@ def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
             for seed in config.seeds
         ]
         if num_unknown := found.num_trials - len(points):
-            lines.append(f"# {num_of(num_unknown, 'more trial')} will depend on the results of these")
+            lines.append(f"# {report.num_of(num_unknown, 'more trial')} will depend on the results of these")
         return "\n".join(lines)
     with StopSignal() as stop, open_study(found, create=True) as study:
         found.write()
-        study.begin()
-        Workload(found, study.trials()).announce()
+        announce(found, study.trials())
         done = Driver(study, stop).run()
-        has_value = best_of(found, study.trials()) is not None
-        return finished_page(study, done=done), 0 if has_value or not done else 1
+        if report.best_first(found, study.trials()):
+            return report.best_page(study)
+        return f"no trial of {found.path} has a value; python sweep.py status {found.path}", int(done)
 
 
 def read_again(argv: list[str]) -> tuple[Sweep, bool]:
@@ -66,21 +66,18 @@ def read_again(argv: list[str]) -> tuple[Sweep, bool]:
 
     The new sweep has the overrides, the metric and the direction of the other one.
     """
-    parser = Parser("sweep.py again", "Run the best points of a sweep again. Overrides are those of a new sweep.")
+    parser = Parser("sweep.py again", "Run the best points of a sweep again, or --dry-run.")
     parser.add_argument("sweep", help=NAMED)
     parser.add_argument("--best", type=int, metavar="N", default=5, help="number of points (default: %(default)s)")
-    parser.add_argument("overrides", nargs="*", help="such as seed=0,1,2 or max_steps=1000")
-    parser.add_argument("--config-dir", metavar="DIR", help="a folder like config/, for the files that are typed")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands of the trials, and run none")
-    settings = parser.parse_intermixed_args(argv)
+    parser.add_argument("overrides", nargs="*", help="of the new sweep, such as seed=0,1,2 or max_steps=1000")
+    settings, rest = parser.parse_known_args(argv)
     check_at_least(settings, best=1)
-    folder = [] if settings.config_dir is None else [f"--config-dir={settings.config_dir}"]
-    command = CommandLine.parse([*settings.overrides, *folder], "sweep", USAGE)
+    command = CommandLine.parse([*settings.overrides, *rest], "sweep", USAGE, flags=["--dry-run"])
     with open_study(Sweep.open(settings.sweep), create=False) as study:
-        points = [best.point for best in require_best_first(study)[: settings.best]]
+        points = [study.sweep.space.point_of(best.params) for best in report.require_best_first(study)[: settings.best]]
         keys = study.sweep.config.model_dump(include={"overrides", "metric", "direction"})
         again = {"name": f"{study.sweep.name}_again", "points": points, **keys}
-        return Sweep.read(command.overrides, again=again), settings.dry_run
+        return Sweep.read(command.overrides, again=again), bool(command.flags)
 
 
 def show_sweep(page: str, argv: list[str]) -> str:
@@ -94,10 +91,10 @@ def show_sweep(page: str, argv: list[str]) -> str:
         return WRITERS[page][0](study, settings.output) if page in WRITERS else PAGES[page](study)
 
 
-PAGES = {"status": status_page, "best": best_page}
+PAGES = {"status": report.status_page, "best": report.best_page}
 WRITERS = {
     "plot": (write_plots, "folder of plots.html and the pictures (default: that of the sweep)"),
-    "export": (write_experiment, "file to write (default: config/experiment/<name of the sweep>_best.yaml)"),
+    "export": (report.write_experiment, "file to write (default: config/experiment/<name of the sweep>_best.yaml)"),
 }
 
 

@@ -15,11 +15,7 @@ PERF = ("examples_per_second", "step_ms", "data_ms", "max_memory_gb", "eval_shar
 
 
 def check_sweep(sweep: Sweep) -> None:
-    """Check every point of a grid. Of other sweeps, check each value and the ends of each range.
-
-    Raises:
-        UserError: The config refuses a point, or no run logs the metric.
-    """
+    """Check every point of a grid. Of other sweeps, check each value and the ends of each range."""
     is_grid = sweep.config.sampler.name == "grid"
     points = [point for _, point in sweep.space.grid()] if is_grid else [*sweep.space.probes()]
     for point in points or [{}]:
@@ -37,12 +33,7 @@ def config_at(sweep: Sweep, point: Point) -> PretrainConfig:
 
 
 def check_point(sweep: Sweep, point: Point) -> str:
-    """Return the metric of the runs at a point, with its set.
-
-    Raises:
-        UserError: The config refuses the point, runs there do not log the metric, or their test
-            data are missing.
-    """
+    """Return the metric of the runs at a point, with its set. Raise UserError if they lack it."""
     metric, config = sweep.config.metric, config_at(sweep, point)
     kind = kind_of_arch(config.arch)
     known = [f"train/{name}" for name in (*kind.sums.means, "grad_norm", "lr")]

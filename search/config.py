@@ -1,7 +1,7 @@
 """The config of a sweep: config/sweep.yaml says what each key means."""
 
 import re
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -111,37 +111,38 @@ class Entry(StrictModel):
         return [float(f"{low * (high / low) ** part:.12g}") for part in parts]
 
 
-class SamplerConfig(StrictModel):
+# The samplers and pruners that use an option.
+_USERS = {
+    "startup_trials": ("tpe", "median"),
+    "warmup_steps": ("median", "successive_halving"),
+    "reduction_factor": ("successive_halving",),
+}
+
+
+class _WithOptions(StrictModel):
+    """Options are given only with the names that use them."""
+
+    name: str
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        for option, names in _USERS.items():
+            if getattr(self, option, None) is not None and self.name not in names:
+                raise ValueError(f"{option} is for {' and '.join(names)}, not for {self.name}; leave it out")
+        return self
+
+
+class SamplerConfig(_WithOptions):
     name: Literal["grid", "random", "tpe"]
     seed: Int = Field(ge=0, lt=2**31)
     startup_trials: Int | None = Field(ge=1)
 
-    @model_validator(mode="after")
-    def _options_fit(self) -> "SamplerConfig":
-        _require_user(self, {"startup_trials": ("tpe",)})
-        return self
 
-
-class PrunerConfig(StrictModel):
+class PrunerConfig(_WithOptions):
     name: Literal["none", "median", "successive_halving"]
     warmup_steps: Int | None = Field(ge=0)
     startup_trials: Int | None = Field(ge=0)
     reduction_factor: Int | None = Field(ge=2)
-
-    @model_validator(mode="after")
-    def _options_fit(self) -> "PrunerConfig":
-        both = ("median", "successive_halving")
-        _require_user(self, {"warmup_steps": both, "startup_trials": both[:1], "reduction_factor": both[1:]})
-        if self.name == "successive_halving" and self.warmup_steps == 0:
-            raise ValueError("warmup_steps is 0, but the first rung of successive_halving is at step 1 or later")
-        return self
-
-
-def _require_user(config: SamplerConfig | PrunerConfig, users: dict[str, tuple[str, ...]]) -> None:
-    """Check that options are given only with the names that use them."""
-    for option, names in users.items():
-        if getattr(config, option) is not None and config.name not in names:
-            raise ValueError(f"{option} is for {' and '.join(names)}, not for {config.name}; leave it out")
 
 
 # Options of sbatch that follow from other keys of the launcher, or that it needs for itself.
@@ -163,13 +164,12 @@ class LauncherConfig(StrictModel):
     def _options_fit(self) -> "LauncherConfig":
         options, nodes = self.slurm or {}, (self.slurm or {}).get("nodes", 1)
         taken = [option for option in options if option.replace("_", "-") in _TAKEN_OPTIONS]
-        if self.name == "slurm" and (type(options.get("time")) is not int or taken):
+        divides = type(nodes) is int and nodes > 0 and self.ranks % nodes == 0
+        if self.name == "slurm" and (type(options.get("time")) is not int or taken or not divides):
             raise ValueError(
                 f"slurm is {options}; give time, the limit of a job in minutes, and options of sbatch that do not "
-                "follow from launcher.ranks and launcher.threads"
+                f"follow from launcher.ranks and launcher.threads; nodes divide launcher.ranks ({self.ranks})"
             )
-        if self.name == "slurm" and (type(nodes) is not int or nodes < 1 or self.ranks % nodes):
-            raise ValueError(f"slurm.nodes is {nodes}; give a whole number that divides launcher.ranks ({self.ranks})")
         if self.gpus if self.name == "slurm" else options:
             raise ValueError(f"gpus is for this machine, and slurm for jobs of Slurm; leave out one (name={self.name})")
         if self.name == "local" and self.ranks > 1:

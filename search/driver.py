@@ -3,9 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 from optuna.exceptions import UpdateFinishedTrialError
@@ -13,18 +11,16 @@ from optuna.trial import TrialState
 from tqdm import tqdm
 
 from records.folder import Launched
-from records.history import METRICS_FILE, History
 from search import study as attributes
 from search.check import check_point
-from search.launchers import ProcessJob, ProcessLauncher, Start, runs_at_once
-from search.report import best_of, num_of
-from search.slurm import SlurmJob, SlurmLauncher
+from search.launchers import ProcessLauncher, SeedRun, runs_at_once
+from search.report import num_of, shown_best
+from search.slurm import SlurmLauncher
 from search.space import shown_point
-from search.study import Claim, Study
+from search.study import RunningTrial, Study
 from utils.errors import UserError
 from utils.files import file_errors
 from utils.stop import StopSignal
-from utils.terminal import tell
 
 _POLL_S = 0.5
 # A run that was asked to stop saves a checkpoint first.
@@ -35,137 +31,42 @@ _MOST_FAILURES = 2  # of one run
 _MOST_FAILED_AT_ONCE = 3
 
 
-@dataclass(eq=False)
-class SeedRun:
-    """The run of one seed of a trial. What stands below the job is of one start alone."""
-
-    seed: int
-    folder: Path
-    arguments: list[str]
-    log: Path
-    history: History
-    value: float | None  # of the metric, once the run has ended
-    job: ProcessJob | SlurmJob | None = None
-    place: int = 0
-    log_begin: int = 0  # where the output of this start begins in the log
-    stop_by: float | None = None  # when the job is killed if it does not stop
-    error: str | None = None  # why the job is stopped although nobody asked for it
-
-    def ask_to_stop(self) -> None:
-        if self.stop_by is None and self.job is not None:
-            self.stop_by = time.monotonic() + _STOPS_WITHIN_S
-            self.job.stop()
-
-    def poll(self) -> int | None:
-        """Return the exit status, or None while the job goes on. Kill it if it stops too late."""
-        assert self.job is not None
-        if self.stop_by is not None and time.monotonic() > self.stop_by:
-            self.job.kill()
-            self.stop_by = math.inf
-        return self.job.poll()
-
-
-@dataclass
-class RunningTrial:
-    """A trial that this process runs."""
-
-    claim: Claim
-    runs: list[SeedRun]
-    pruned_at: int | None
-    reported: int  # the last step whose value the study knows
-    metric: str = ""
-    error: str | None = None  # why it ends without a value
-
-    @property
-    def is_ending(self) -> bool:
-        return self.error is not None or self.pruned_at is not None
-
-    @property
-    def going(self) -> list[SeedRun]:
-        return [run for run in self.runs if run.job is not None]
-
-    def note(self, attribute: str, run: SeedRun, value: object) -> None:
-        """Write a value of a run into the study."""
-        trial = self.claim.trial
-        trial.set_user_attr(attribute, {**trial.user_attrs.get(attribute, {}), str(run.seed): value})
-
-
-class Progress:
-    """Prints a line for each trial that ends. On a terminal, a bar over all trials stands below."""
-
-    def __init__(self, study: Study) -> None:
-        self._study, self._began, self._num_before = study, time.monotonic(), self._num_finished(study)
-        self._is_bar = sys.stderr.isatty()
-        tqdm.monitor_interval = 0  # its thread would live through the fork of each run
-        bar = "{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}"
-        self._bar: tqdm[Any] = tqdm(
-            total=study.sweep.num_trials, unit="trial", dynamic_ncols=True, bar_format=bar, disable=not self._is_bar
-        )
-
-    @staticmethod
-    def _num_finished(study: Study) -> int:
-        return sum(trial.state in attributes.FINISHED for trial in study.trials())
-
-    def show(self, line: str = "") -> None:
-        """Print a line, and move the bar to the number of trials that have ended in any process."""
-        total, num_finished, left = self._study.sweep.num_trials, self._num_finished(self._study), "time left unknown"
-        if num_finished > self._num_before:
-            seconds_of_trial = (time.monotonic() - self._began) / (num_finished - self._num_before)
-            left = f"{tqdm.format_interval(round(seconds_of_trial * max(0, total - num_finished)))} left"
-        outlook = f"best {best_of(self._study.sweep, self._study.trials()) or 'none yet'}, {left}"
-        if line:
-            self.say(line if self._is_bar else f"{line}  [{num_finished}/{total}, {outlook}]")
-        running = sum(trial.state == TrialState.RUNNING for trial in self._study.trials())
-        self._bar.set_postfix_str(f"{running} running, {outlook}", refresh=False)
-        self._bar.n = num_finished
-        self._bar.refresh()
-
-    def say(self, text: str) -> None:
-        if self._is_bar:
-            self._bar.write(text, file=sys.stderr)
-        else:
-            tell(text)
-
-    def close(self) -> None:
-        self._bar.close()
-
-
 class Driver:
-    """Runs trials of a sweep until the budget is spent, or until it is asked to stop."""
+    """Runs trials of a sweep until the budget is spent, or until it is asked to stop.
 
-    def __init__(self, study: Study, stop: StopSignal, launcher: ProcessLauncher | SlurmLauncher | None = None) -> None:
+    It prints a line for each trial that ends. On a terminal, a bar over all trials stands below.
+    """
+
+    def __init__(self, study: Study, stop: StopSignal) -> None:
         self._sweep, self._study, self._stop = study.sweep, study, stop
         config = study.sweep.config.launcher
         self._launcher = SlurmLauncher(config) if config.name == "slurm" else ProcessLauncher(config)
-        self._places = range(runs_at_once(config))
+        self._num_places = runs_at_once(config)
         self._trials: list[RunningTrial] = []
-        self._ends = time.monotonic() + 3600 * (study.sweep.config.hours or math.inf)
-        self._progress = Progress(study)
+        self._began, self._num_before = time.monotonic(), self._num_in(*attributes.FINISHED)
+        self._ends = self._began + 3600 * (study.sweep.config.hours or math.inf)
+        tqdm.monitor_interval = 0  # its thread would live through the fork of each run
+        bar, num_trials = "{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}", study.sweep.num_trials
+        self._bar: tqdm[Any] = tqdm(total=num_trials, dynamic_ncols=True, bar_format=bar, disable=None)
         self._failed_at_once = 0  # trials in a row that failed before they logged a step
         self._claim_at = self._keep_at = 0.0  # when to turn to the study again
 
     def run(self) -> bool:
         """Run trials until none is left, here and in other processes.
 
-        Returns:
-            Whether the sweep is done. Otherwise the same command goes on with it.
-
-        Raises:
-            UserError: The database fails, or a run does not log the metric. Runs are stopped first.
+        Return whether the sweep is done. Otherwise the same command goes on with it.
         """
         with file_errors():
             (self._sweep.path / "logs").mkdir(exist_ok=True)
         told_elsewhere = False
         try:
             while not self._stop.requested() and time.monotonic() < self._ends:
-                self._keep()
                 self._start_runs()
                 if not self._trials:
-                    num_elsewhere = sum(each.state == TrialState.RUNNING for each in self._study.trials())
-                    if num_elsewhere == 0:
+                    if (num_elsewhere := self._num_in(TrialState.RUNNING)) == 0:
                         return True
                     if not told_elsewhere:
-                        self._progress.say(f"waiting for {num_of(num_elsewhere, 'trial')} of other processes")
+                        self._say(f"waiting for {num_of(num_elsewhere, 'trial')} of other processes")
                         told_elsewhere = True
                 for trial in [*self._trials]:
                     try:
@@ -175,45 +76,40 @@ class Driver:
                 time.sleep(_POLL_S)
             reason = self._stop.name or f"sweep.hours={self._sweep.config.hours}"
             runs = num_of(sum(len(trial.going) for trial in self._trials), "run")
-            self._progress.say(f"{reason}: stopping {runs}; the same command goes on with them")
+            self._say(f"{reason}: stopping {runs}; the same command goes on with them")
             return False
         finally:
             self._stop_runs()
-            self._progress.close()
+            self._bar.close()
 
     # ---- starting ----
 
     def _start_runs(self) -> None:
         """Start runs while there is a place for them: first those of trials that have begun."""
         taken = {run.place for trial in self._trials for run in trial.going}
-        places = [place for place in self._places if place not in taken]
+        places = [place for place in range(self._num_places) if place not in taken]
         starting: list[SeedRun] = []
+        self._keep()
         while len(starting) < len(places):
-            self._keep()
-            runs = (run for trial in self._trials for run in self._ready(trial) if run not in starting)
-            if (run := next(runs, None)) is not None:
+            ready = (run for trial in self._trials for run in self._ready(trial) if run not in starting)
+            if (run := next(ready, None)) is not None:
+                run.place = places[len(starting)]
                 run.log_begin = run.log.stat().st_size if run.log.is_file() else 0
                 starting.append(run)
-                continue
-            if time.monotonic() < self._claim_at:
+            elif time.monotonic() < self._claim_at:
                 break
-            if (claim := self._study.claim()) is None:
+            elif (trial := self._study.claim()) is not None:
+                self._begin(trial)
+            else:
                 self._claim_at = time.monotonic() + _CLAIM_EVERY_S
-                break
-            self._begin(claim)
-        starts = [
-            Start([*run.arguments, "resume=auto"], run.log, place) for run, place in zip(starting, places, strict=False)
-        ]
-        jobs: Iterable[ProcessJob | SlurmJob] = self._launcher.start(starts)
-        for run, start, job in zip(starting, starts, jobs, strict=True):
-            run.job, run.place, run.stop_by, run.error = job, start.place, None, None
+        self._launcher.start(starting)
 
     def _keep(self) -> None:
         """Record the heartbeat of the trials that go on here, and show those of all processes."""
         if time.monotonic() >= self._keep_at:
             self._keep_at = time.monotonic() + attributes.HEARTBEAT_S
-            self._study.keep(trial.claim for trial in self._trials)
-            self._progress.show()
+            self._study.keep(self._trials)
+            self.show()
 
     def _ready(self, trial: RunningTrial) -> list[SeedRun]:
         """Return the runs of a trial that may start. A pruner watches the first seed alone."""
@@ -222,19 +118,20 @@ class Driver:
         prunes = self._sweep.config.pruner.name != "none"
         runs = trial.runs[:1] if prunes and trial.runs[0].value is None else trial.runs
         waiting = (run for run in runs if run.value is None and run.job is None)
-        return [run for run in waiting if self._launcher.may_start(run.folder, run.log)]
+        return [run for run in waiting if self._launcher.may_start(run)]
 
-    def _begin(self, claim: Claim) -> None:
+    def _begin(self, trial: RunningTrial) -> None:
         """Begin or go on with a trial. It ends at once if the config refuses its point."""
-        sweep, known = self._sweep, claim.trial.user_attrs
-        trial = RunningTrial(claim, [], known.get(attributes.PRUNED_AT), claim.reported)
+        sweep, known, number = self._sweep, trial.optuna.user_attrs, trial.optuna.number
+        trial.pruned_at = known.get(attributes.PRUNED_AT)
         for seed in sweep.config.seeds:
-            folder, arguments = sweep.run_folder(claim.number, seed), sweep.arguments(claim.number, claim.point, seed)
-            log, value = sweep.path / "logs" / f"{folder.name}.log", known.get(attributes.SEEDS, {}).get(str(seed))
-            trial.runs.append(SeedRun(seed, folder, arguments, log, History(folder / METRICS_FILE), value))
+            folder = sweep.run_folder(number, seed)
+            arguments, log = sweep.arguments(number, trial.point, seed), sweep.path / "logs" / f"{folder.name}.log"
+            value = known.get(attributes.SEEDS, {}).get(str(seed))
+            trial.runs.append(SeedRun([*arguments, "resume=auto"], folder, log, seed, value))
         self._trials.append(trial)
         try:
-            trial.metric = check_point(sweep, claim.point)
+            trial.metric = check_point(sweep, trial.point)
         except UserError as error:
             trial.error = str(error)
 
@@ -243,38 +140,31 @@ class Driver:
     def _follow(self, trial: RunningTrial) -> None:
         """Look after the runs of a trial, and end the trial once they have all ended."""
         for run in trial.going:
-            status = run.poll()  # before the rows are read: an ended run adds none
-            self._read(trial, run)
+            status = _poll(run)  # before the rows are read: an ended run adds none
+            if run.history.refresh() and run is trial.runs[0] and not trial.is_ending:
+                self._report(trial, run)
             if status is not None:
                 run.job = None
                 self._run_ended(trial, run, status)
         if trial.is_ending and trial.going:
             for run in trial.going:
-                run.ask_to_stop()
+                _ask_to_stop(run)
         elif trial.is_ending or all(run.value is not None for run in trial.runs):
             self._end(trial)
 
-    def _read(self, trial: RunningTrial, run: SeedRun) -> None:
-        """Read what a run has logged since the last time. Report the first seed's to the pruner."""
-        try:
-            changed = run.history.refresh()
-        except UserError as error:  # a damaged row; a resumed run drops it
-            run.error = str(error)
-            run.ask_to_stop()
-            return
-        if not changed or run is not trial.runs[0] or trial.is_ending:
-            return
+    def _report(self, trial: RunningTrial, run: SeedRun) -> None:
+        """Report to the pruner what the first seed has logged since the last time."""
         launched = Launched.read(run.folder)
         for row in run.history.rows:
             value, step = row.get(trial.metric), row["step"]
             if step > trial.reported and isinstance(value, int | float):
                 trial.reported = step
-                trial.claim.trial.report(float(value), step)
+                trial.optuna.report(float(value), step)
                 # Pruning at its last step would only take the value of a trial with one run.
                 is_last = launched is not None and step >= launched.last_step and len(trial.runs) == 1
-                if not is_last and trial.claim.trial.should_prune():
+                if not is_last and trial.optuna.should_prune():
                     trial.pruned_at = step
-                    trial.claim.trial.set_user_attr(attributes.PRUNED_AT, step)
+                    trial.optuna.set_user_attr(attributes.PRUNED_AT, step)
                     return
 
     def _run_ended(self, trial: RunningTrial, run: SeedRun, status: int) -> None:
@@ -285,7 +175,7 @@ class Driver:
         trial.note(attributes.SECONDS, run, last.get("time_s", 0))
         if trial.is_ending:
             return
-        if status == 0 and run.error is None and not (run.folder / "stopped").exists():
+        if status == 0 and not (run.folder / "stopped").exists():
             values = [row[trial.metric] for row in rows if trial.metric in row]
             if not values:  # no run of the sweep would have one
                 names = ", ".join(sorted({name for row in rows for name in row} - {"step"})) or "nothing"
@@ -296,43 +186,62 @@ class Driver:
             else:  # a second start would find the same
                 trial.error = f"{trial.metric} is {values[-1]}"
             return
-        reason, is_mistake = _reason(run.log, run.log_begin, status)
-        reason = run.error or reason
-        num_failures = trial.claim.trial.user_attrs.get(attributes.FAILURES, {}).get(str(run.seed), 0) + 1
+        reason, is_mistake = _reason(run, status)
+        num_failures = trial.optuna.user_attrs.get(attributes.FAILURES, {}).get(str(run.seed), 0) + 1
         trial.note(attributes.FAILURES, run, num_failures)
         # A second start would find the same mistake.
         if num_failures < _MOST_FAILURES and not (is_mistake and not rows):
-            self._progress.say(f"trial {trial.claim.number}: failed, trying it once more ({reason})")
+            self._say(f"trial {trial.optuna.number}: failed, trying it once more ({reason})")
         else:
             trial.error = reason
 
     def _end(self, trial: RunningTrial) -> None:
         """Tell the study the result of a trial whose runs have all ended."""
-        claim, failed_at_once = trial.claim, 0
+        study = self._study.optuna
         if trial.error is not None:
-            claim.trial.set_user_attr(attributes.ERROR, trial.error)
-            self._study.optuna.tell(claim.trial, state=TrialState.FAIL)
+            trial.optuna.set_user_attr(attributes.ERROR, trial.error)
+            study.tell(trial.optuna, state=TrialState.FAIL)
             what = f"failed ({trial.error})"
-            never_trained = bool(trial.metric) and not any(run.history.rows for run in trial.runs)
-            failed_at_once = self._failed_at_once + 1 if never_trained else 0
         elif trial.pruned_at is not None:
-            self._study.optuna.tell(claim.trial, state=TrialState.PRUNED)
+            study.tell(trial.optuna, state=TrialState.PRUNED)
             what = f"pruned at step {trial.pruned_at}"
         else:
             values = [run.value for run in trial.runs if run.value is not None]
             mean = sum(values) / len(values)
-            self._study.optuna.tell(claim.trial, mean)
+            study.tell(trial.optuna, mean)
             what = f"{trial.metric.rsplit('/', 1)[-1]} {mean:.4f}"
-        self._failed_at_once = failed_at_once
+        never_trained = trial.error and trial.metric and not any(run.history.rows for run in trial.runs)
+        self._failed_at_once = self._failed_at_once + 1 if never_trained else 0
         self._trials.remove(trial)
-        seconds = sum(claim.trial.user_attrs.get(attributes.SECONDS, {}).values())
-        took = tqdm.format_interval(round(seconds))
-        self._progress.show(f"trial {claim.number}: {what} after {took}  {shown_point(claim.point)}")
-        if failed_at_once >= _MOST_FAILED_AT_ONCE:
+        took = tqdm.format_interval(round(sum(trial.optuna.user_attrs.get(attributes.SECONDS, {}).values())))
+        self.show(f"trial {trial.optuna.number}: {what} after {took}  {shown_point(trial.point)}")
+        if self._failed_at_once >= _MOST_FAILED_AT_ONCE:
             raise UserError(
-                f"the last {failed_at_once} trials failed before they logged a step ({trial.error}); correct "
+                f"the last {self._failed_at_once} trials failed before they logged a step ({trial.error}); correct "
                 "the reason, and start the sweep again with sweep.retry_failed=true"
             )
+
+    # ---- telling ----
+
+    def _num_in(self, *states: TrialState) -> int:
+        return sum(trial.state in states for trial in self._study.trials())
+
+    def show(self, line: str = "") -> None:
+        """Print a line, and move the bar to the number of trials that have ended in any process."""
+        total, num_finished, left = self._sweep.num_trials, self._num_in(*attributes.FINISHED), "time left unknown"
+        if num_finished > self._num_before:
+            seconds_of_trial = (time.monotonic() - self._began) / (num_finished - self._num_before)
+            left = f"{tqdm.format_interval(round(seconds_of_trial * max(0, total - num_finished)))} left"
+        outlook = f"best {shown_best(self._sweep, self._study.trials())}, {left}"
+        if line:
+            self._say(f"{line}  [{num_finished}/{total}, {outlook}]" if self._bar.disable else line)
+        self._bar.set_postfix_str(f"{self._num_in(TrialState.RUNNING)} running, {outlook}", refresh=False)
+        self._bar.n = num_finished
+        self._bar.refresh()
+
+    def _say(self, text: str) -> None:
+        with suppress(OSError):  # the sweep goes on when its terminal is gone
+            self._bar.write(text, file=sys.stderr)
 
     # ---- stopping ----
 
@@ -340,22 +249,37 @@ class Driver:
         """Stop all runs, and wait for them. Their trials stay open for the next start."""
         runs = [run for trial in self._trials for run in trial.going]
         for run in runs:
-            run.ask_to_stop()
-        while any([run.poll() is None for run in runs]):  # a list: each of them may be late
+            _ask_to_stop(run)
+        while any([_poll(run) is None for run in runs]):  # a list: each of them may be late
             time.sleep(_POLL_S / 5)
         for trial in self._trials:
-            self._study.give_back(trial.claim)
+            self._study.give_back(trial)
 
 
-def _reason(log: Path, begin: int, status: int) -> tuple[str, bool]:
+def _ask_to_stop(run: SeedRun) -> None:
+    if run.stop_by is None and run.job is not None:
+        run.stop_by = time.monotonic() + _STOPS_WITHIN_S
+        run.job.terminate()
+
+
+def _poll(run: SeedRun) -> int | None:
+    """Return the exit status, or None while the job goes on. Kill it if it stops too late."""
+    assert run.job is not None
+    if run.stop_by is not None and time.monotonic() > run.stop_by:
+        run.job.kill()
+        run.stop_by = math.inf
+    return run.job.poll()
+
+
+def _reason(run: SeedRun, status: int) -> tuple[str, bool]:
     """Return why a run has ended, in one line, and whether it was a mistake and no fault.
 
     The reason is what the run said last, or its exit status. torchrun and Slurm change the status.
     """
-    lines = log.read_bytes()[begin:].decode("utf-8", errors="replace").splitlines() if log.is_file() else []
+    log = run.log
+    lines = log.read_bytes()[run.log_begin :].decode("utf-8", errors="replace").splitlines() if log.is_file() else []
     told = [line for line in lines if line.startswith(("error: ", "fault on rank "))]
     if told:
         return told[-1].removeprefix("error: ")[:500], told[-1].startswith("error: ")
-    if status < 0:
-        return f"killed by signal {-status}, see {log}", False
-    return f"status {status}, see {log}" if status else f"stopped by somebody else, see {log}", False
+    what = f"killed by signal {-status}" if status < 0 else f"status {status}" if status else "stopped by somebody else"
+    return f"{what}, see {log}", False

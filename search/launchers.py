@@ -4,10 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Protocol
 
+from records.history import METRICS_FILE, History
 from records.lock import is_locked
 from search.config import LauncherConfig
 from utils.files import file_errors
@@ -19,18 +20,30 @@ from utils.text import for_shell
 _JOBS_AT_ONCE = 8
 
 
-class Start(NamedTuple):
-    """A run that is to be started.
+class Job(Protocol):
+    """A run that was started, such as a `subprocess.Popen`."""
 
-    Attributes:
-        arguments: overrides of pretrain.py.
-        log: the file to which the run's output is appended.
-        place: a number below `runs_at_once` that no other run has now.
-    """
+    def poll(self) -> int | None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
 
-    arguments: list[str]
-    log: Path
-    place: int
+
+@dataclass(eq=False)
+class SeedRun:
+    """The run of one seed of a trial. What stands below the job is of one start alone."""
+
+    arguments: list[str]  # overrides of pretrain.py
+    folder: Path
+    log: Path  # to which its output is appended
+    seed: int = 0
+    value: float | None = None  # of the metric, once the run has ended
+    job: Job | None = None
+    place: int = 0  # a number below `runs_at_once` that no other run has now
+    log_begin: int = 0  # where the output of this start begins in the log
+    stop_by: float | None = None  # when the job is killed if it does not stop
+
+    def __post_init__(self) -> None:
+        self.history = History(self.folder / METRICS_FILE)
 
 
 def runs_at_once(config: LauncherConfig) -> int:
@@ -39,11 +52,10 @@ def runs_at_once(config: LauncherConfig) -> int:
         return config.at_once
     if config.name == "slurm":
         return _JOBS_AT_ONCE
-    return max(1, len(config.gpus) // config.ranks if config.gpus else num_cores() // (config.threads * config.ranks))
-
-
-def num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if config.gpus:
+        return max(1, len(config.gpus) // config.ranks)
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, num_cores // (config.threads * config.ranks))
 
 
 def command_line(config: LauncherConfig, arguments: list[str]) -> str:
@@ -52,19 +64,20 @@ def command_line(config: LauncherConfig, arguments: list[str]) -> str:
     if config.name == "torchrun":
         words = ["torchrun", *_torchrun(config), *under_torchrun("pretrain")]
     elif config.name == "slurm":
-        options: dict[str, object] = {"ntasks": config.ranks} if config.ranks > 1 else {}
-        options |= {"cpus-per-task": config.threads, **(config.slurm or {})}
-        named = {name.replace("_", "-"): value for name, value in options.items()}
-        words = [
-            "srun",
-            *(f"--{name}" if value is True else f"--{name}={value}" for name, value in named.items()),
-            *words,
-        ]
+        words = ["srun", *slurm_options(config), *words]
     return f"OMP_NUM_THREADS={config.threads} {for_shell([*words, *arguments])}"
 
 
 def _torchrun(config: LauncherConfig) -> list[str]:
     return ["--standalone", "--nproc-per-node", str(config.ranks)]
+
+
+def slurm_options(config: LauncherConfig) -> list[str]:
+    """Return the options of srun and sbatch for the ranks and threads of a run, and the user's."""
+    options: dict[str, str | int] = {"nodes": 1}
+    options |= {name.replace("_", "-"): value for name, value in (config.slurm or {}).items()}
+    options |= {"ntasks-per-node": config.ranks // int(options["nodes"]), "cpus-per-task": config.threads}
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
 
 
 def environment_of(config: LauncherConfig, place: int) -> dict[str, str]:
@@ -82,38 +95,25 @@ class ProcessLauncher:
     def __init__(self, config: LauncherConfig) -> None:
         self._config = config
 
-    def may_start(self, folder: Path, log: Path) -> bool:
-        """Return whether no other process trains in this folder.
+    def may_start(self, run: SeedRun) -> bool:
+        """Return whether no process trains in the folder.
 
         A run whose sweep was killed may still be saving its checkpoint.
         """
-        return not is_locked(folder)
+        return not is_locked(run.folder)
 
-    def start(self, starts: list[Start]) -> "Iterator[ProcessJob]":
-        """Start pretrain.py for each of these runs, and yield their jobs in the same order."""
+    def start(self, runs: list[SeedRun]) -> None:
+        """Start pretrain.py for each of these runs, and give them their jobs."""
         is_single = self._config.name == "local"
         launcher = [] if is_single else ["-m", "torch.distributed.run", *_torchrun(self._config)]
-        for start in starts:
-            with file_errors(), open(start.log, "a", encoding="utf-8") as output:
-                process = subprocess.Popen(
-                    [sys.executable, *launcher, str(PRETRAIN), *start.arguments],
+        for run in runs:
+            with file_errors(), open(run.log, "a", encoding="utf-8") as output:
+                run.job = subprocess.Popen(
+                    [sys.executable, *launcher, str(PRETRAIN), *run.arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env=environment_of(self._config, start.place),
+                    env=environment_of(self._config, run.place),
                     start_new_session=True,  # Ctrl-C reaches the sweep alone, which stops its runs
                     preexec_fn=ending_with_parent(signal.SIGTERM),  # the run saves a checkpoint and ends
                 )
-            yield ProcessJob(process)
-
-
-class ProcessJob:
-    """A run in a process of this machine."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.poll, self.kill = process.poll, process.kill
-        self._process = process
-
-    def stop(self) -> None:
-        """Ask the run to save a checkpoint and end."""
-        self._process.send_signal(signal.SIGTERM)

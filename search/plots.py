@@ -4,11 +4,9 @@ import html
 import warnings
 from pathlib import Path
 
-import optuna
 from optuna import visualization
-from optuna.trial import TrialState
 
-from search.report import best_of, num_of
+from search.report import best_first, num_of, shown_best
 from search.study import Study
 from utils.drawing import plotly, pyplot, save_figure
 from utils.errors import UserError
@@ -20,12 +18,11 @@ _MOST_IN_LEGEND = 20  # trials
 _FIGURES = (
     (
         *("importance", "plot_param_importances", "Importance of the parameters"),
-        "How much each parameter decides whether a complete trial is among the best tenth (PED-ANOVA). The numbers are "
-        "rough; trust their order. The figure needs 10 complete trials, and two parameters with different values.",
+        "How much each parameter decides whether a complete trial is among the best tenth. It needs 10 of them.",
     ),
     (
         *("parallel", "plot_parallel_coordinate", "Parallel coordinates"),
-        "Each line is a complete trial, and its colour is the value. A trial that lacks a parameter stands at None.",
+        "Each line is a complete trial. A trial that lacks a parameter stands at None.",
     ),
     (
         *("slices", "plot_slice", "Slices"),
@@ -50,17 +47,10 @@ body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2em aut
 
 
 def write_plots(study: Study, folder: Path | None) -> str:
-    """Write plots.html and a PNG for each figure.
+    """Write plots.html and a PNG for each figure, and return the paths of the files, one a line.
 
     Args:
         folder: None: the folder of the sweep.
-
-    Returns:
-        The paths of the files, one a line.
-
-    Raises:
-        UserError: No trial has begun, matplotlib or plotly is not installed, or the folder can't be
-            written.
     """
     sweep, trials = study.sweep, study.trials()
     if not trials:
@@ -69,8 +59,7 @@ def write_plots(study: Study, folder: Path | None) -> str:
     plt = pyplot()
     folder, name = folder or sweep.path, html.escape(sweep.name)
     page, files = folder / "plots.html", list[Path]()
-    best = best_of(sweep, trials) or "none yet"
-    summary = f"{num_of(len(trials), 'trial')}; the best of {sweep.config.metric}: {best}"
+    summary = f"{num_of(len(trials), 'trial')}; the best of {sweep.config.metric}: {shown_best(sweep, trials)}"
     body = [f"<h1>{name}</h1>", f"<p>{html.escape(summary)}</p>"]
     with file_errors():
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,14 +67,17 @@ def write_plots(study: Study, folder: Path | None) -> str:
         with warnings.catch_warnings(action="ignore"), plt.rc_context(_PICTURE):
             for file, function, heading, text in _FIGURES:
                 body += [f"<h2>{heading}</h2>", f"<p>{text}</p>"]
-                if not _can_be_drawn(study.optuna, file):
+                named = {} if file == "curves" else {"target_name": sweep.config.metric}
+                is_early = file == "importance" and len(best_first(sweep, trials)) < _LEAST_FOR_IMPORTANCE
+                figure = None if is_early else getattr(visualization, function)(study.optuna, **named)
+                if figure is None or not figure.data:
                     body.append("<p>There is nothing to draw yet.</p>")
                     continue
-                named = {} if file == "curves" else {"target_name": sweep.config.metric}
-                figure = getattr(visualization, function)(study.optuna, **named).update_layout(title=None)
                 # The logo would be a link.
                 config = {"displaylogo": False, "responsive": True}
-                body.append(figure.to_html(include_plotlyjs=not files, full_html=False, config=config))
+                body.append(
+                    figure.update_layout(title=None).to_html(include_plotlyjs=not files, full_html=False, config=config)
+                )
                 getattr(visualization.matplotlib, function)(study.optuna, **named)
                 if file == "curves" and len(trials) > _MOST_IN_LEGEND:
                     plt.gca().get_legend().remove()
@@ -94,15 +86,3 @@ def write_plots(study: Study, folder: Path | None) -> str:
         refuse_links([page])
         write_atomically(page, _PAGE.format(title=name, body="\n".join(body)))
     return "\n".join(map(str, [page, *files]))
-
-
-def _can_be_drawn(study: optuna.Study, file: str) -> bool:
-    trials = study.get_trials(deepcopy=False)
-    if file == "curves":
-        return any(trial.intermediate_values for trial in trials)
-    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    names = {name for trial in complete for name in trial.params}
-    if file == "importance":
-        varied = [name for name in names if len({repr(trial.params.get(name)) for trial in complete}) > 1]
-        return len(complete) >= _LEAST_FOR_IMPORTANCE and len(varied) > 1
-    return bool(names)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial, Trial
+from optuna.trial import Trial
 
 from search.config import Entry, Value
 from sharing.recipe import shown_value
@@ -24,14 +24,11 @@ _MOST_PROBES = 2000
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """One key of the config, or one group, under one condition.
-
-    Attributes:
-        name: the name in the study. Optuna allows one distribution for each name, so a key with
-            several conditions has several names.
-    """
+    """One key of the config, or one group, under one condition."""
 
     key: str
+    # In the study. Optuna allows one distribution for each name, so a key with several conditions
+    # has several names.
     name: str
     entry: Entry
 
@@ -70,26 +67,20 @@ class Space:
 
     def suggest(self, trial: Trial) -> Point:
         """Return the point of a trial. The sampler draws what the trial does not have yet."""
-        return self._point(
+        return self.point_of(
             next(self._named(lambda parameter: [trial._suggest(parameter.name, parameter.distribution())]))
         )
 
-    def point_of(self, trial: FrozenTrial) -> Point:
-        """Return the point of a trial in the study, as far as it has been drawn."""
-        return self._point(trial.params)
-
-    def _point(self, named: Mapping[str, Value]) -> Point:
+    def point_of(self, named: Mapping[str, Value]) -> Point:
+        """Return the point of a trial with these parameters in the study."""
         point = {self._keys[name]: value for name, value in named.items() if name in self._keys}
         number = point.get(_POINT)
         return dict(self._listed[number]) if isinstance(number, int) and self._listed else point
 
     def grid(self) -> Iterator[tuple[dict[str, Value], Point]]:
-        """Yield every point of a finite space, the last parameter fastest.
-
-        Each comes as {name in the study: value}, and as the point itself.
-        """
+        """Yield each point of a finite space, as {name in the study: value} and as a point."""
         for named in self._named(lambda parameter: parameter.entry.listed() or []):
-            yield named, self._point(named)
+            yield named, self.point_of(named)
 
     def probes(self) -> Iterator[Point]:
         """Yield points in which every value of a list, and both ends of a range, occur."""
@@ -106,7 +97,7 @@ class Space:
             new = {(name, repr(value)) for name, value in named.items()}
             if not new <= seen:
                 seen |= new
-                yield self._point(named)
+                yield self.point_of(named)
 
     def _named(
         self, choices: Callable[[Parameter], list[Value]], begun: dict[str, Value] | None = None, at: int = 0

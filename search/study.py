@@ -5,7 +5,7 @@ import uuid
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from search.config import PrunerConfig, without_password
+from search.launchers import SeedRun
 from search.space import Point
 from search.sweep import Sweep, differing
 from utils.errors import UserError
@@ -33,6 +34,7 @@ HEARTBEAT_S, SILENT_S = 15, 120
 _MOST_REPEATS = 10
 # SQLite lets one process write at a time; the others wait this long.
 _BUSY_TIMEOUT_S = 60
+_STARTUP_TRIALS = 10  # of tpe, which draws them at random
 
 _RETRIED = "retried"  # an attribute of the study: the trials that were run again
 
@@ -47,27 +49,37 @@ PRUNED_AT = "pruned_at"  # the training step after which the trial is not worth 
 REPEATS = "repeats"  # the number of the trial with the same point
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A trial that this process has to run.
+@dataclass(eq=False)
+class RunningTrial:
+    """A trial that this process runs."""
 
-    Attributes:
-        reported: the last training step whose value the study has; -1: none.
-    """
-
-    number: int
-    trial: Trial
+    optuna: Trial
     point: Point
-    reported: int = -1
+    reported: int = -1  # the last training step whose value the study has
+    runs: list[SeedRun] = field(default_factory=list)
+    pruned_at: int | None = None
+    metric: str = ""  # with its set
+    error: str | None = None  # why the trial ends without a value
+
+    @property
+    def is_ending(self) -> bool:
+        return self.error is not None or self.pruned_at is not None
+
+    @property
+    def going(self) -> list[SeedRun]:
+        return [run for run in self.runs if run.job is not None]
+
+    def note(self, attribute: str, run: SeedRun, value: object) -> None:
+        """Write a value of a run into the study."""
+        self.optuna.set_user_attr(attribute, {**self.optuna.user_attrs.get(attribute, {}), str(run.seed): value})
 
 
 class Study:
-    """The trials of a sweep.
+    """The trials of a sweep, on which several processes may work.
 
-    Several processes may work on the same study. Each records Optuna's heartbeat for its trials. A
-    trial whose process is gone is taken over as it is, and keeps its number: the number names the
-    folder in which its runs go on. (Optuna's RetryHeartbeatStaleTrialCallback would make a new
-    trial.)
+    Each records Optuna's heartbeat for its trials. A trial whose process is gone is taken over as
+    it is, and keeps its number, which names the folder in which its runs go on. (Optuna's
+    RetryHeartbeatStaleTrialCallback would make a new trial.)
     """
 
     def __init__(self, sweep: Sweep, optuna_study: optuna.Study) -> None:
@@ -77,24 +89,28 @@ class Study:
 
     def trials(self) -> list[FrozenTrial]:
         """Return the trials that have begun, without those that repeat a point or ran again."""
-        return _begun(self.optuna)
+        retried = self.optuna.user_attrs.get(_RETRIED, [])
+        return [
+            trial
+            for trial in self.optuna.get_trials(deepcopy=False)
+            if trial.state != TrialState.WAITING and REPEATS not in trial.user_attrs and trial.number not in retried
+        ]
 
-    def claim(self) -> Claim | None:
+    def claim(self) -> RunningTrial | None:
         """Return a trial whose process is gone, else a new one, or None if the budget is spent."""
         with _exclusive(self.sweep.path):
-            claim, limit = self._abandoned(), self.sweep.config.steps
+            claimed, limit = self._abandoned(), self.sweep.config.steps
             trials = self.trials()
             steps = sum(sum(trial.user_attrs.get(STEPS, {}).values()) for trial in trials)
-            if claim is None and len(trials) < self.sweep.num_trials and (limit is None or steps < limit):
-                trial, point = _drawn(self.optuna, self.sweep)
-                claim = Claim(trial.number, trial, point)
-            if claim is not None:
-                self._mine.add(claim.number)
-                self.keep([claim])
-                claim.trial.set_user_attr(HELD, True)
-            return claim
+            if claimed is None and len(trials) < self.sweep.num_trials and (limit is None or steps < limit):
+                claimed = self.draw()
+            if claimed is not None:
+                self._mine.add(claimed.optuna.number)
+                self.keep([claimed])
+                claimed.optuna.set_user_attr(HELD, True)
+            return claimed
 
-    def _abandoned(self) -> Claim | None:
+    def _abandoned(self) -> RunningTrial | None:
         """Return a trial whose process is silent, has given it back, or ended while it drew."""
         silent = self._storage._get_stale_trial_ids(self.optuna._study_id)
         for begun in self.trials():
@@ -102,75 +118,62 @@ class Study:
             if begun.state == TrialState.RUNNING and begun.number not in self._mine and is_free:
                 trial = Trial(self.optuna, begun._trial_id)
                 point = self.sweep.space.suggest(trial)
-                if not _is_repeat(self.optuna, trial):
-                    return Claim(begun.number, trial, point, max(begun.intermediate_values, default=-1))
+                if not self._is_repeat(trial):
+                    return RunningTrial(trial, point, max(begun.intermediate_values, default=-1))
         return None
 
-    def keep(self, claims: Iterable[Claim]) -> None:
+    def draw(self) -> RunningTrial:
+        """Put a new trial into the study, with a point that no other trial has."""
+        config, space, repeats = self.sweep.config.sampler, self.sweep.space, 0
+        while True:
+            known = self.optuna.get_trials(deepcopy=False)
+            is_waiting = any(trial.state == TrialState.WAITING for trial in known)  # as earlier versions left a grid
+            is_listed = config.name == "grid" or (repeats >= _MOST_REPEATS and space.is_finite)
+            if is_listed and not is_waiting:
+                tried = [trial.params for trial in known]
+                self.optuna.enqueue_trial(next(named for named, _ in space.grid() if named not in tried))
+            # A sampler that a restarted process seeds again would repeat its first draws.
+            seed = (config.seed * 1_000_003 + len(known)) % 2**32
+            # group is experimental, and Study.optimize would have heartbeats.
+            with warnings.catch_warnings(action="ignore"):
+                if config.name == "tpe":
+                    # group: conditional parameters are modelled together where they occur together.
+                    startup = config.startup_trials or _STARTUP_TRIALS
+                    self.optuna.sampler = TPESampler(seed=seed, n_startup_trials=startup, multivariate=True, group=True)
+                else:
+                    self.optuna.sampler = RandomSampler(seed)
+                trial = self.optuna.ask()
+            point = space.suggest(trial)
+            if not self._is_repeat(trial):
+                return RunningTrial(trial, point)
+            repeats += 1
+
+    def _is_repeat(self, trial: Trial) -> bool:
+        """Return whether another trial has the same point. Then this one is put aside."""
+        others = (each for each in self.trials() if each.number != trial.number)
+        same = next((each for each in others if each.params == trial.params), None)
+        if same is not None:
+            trial.set_user_attr(REPEATS, same.number)
+            self.optuna.tell(trial, state=TrialState.FAIL)
+        return same is not None
+
+    def keep(self, claimed: Iterable[RunningTrial]) -> None:
         """Tell other processes that these trials are in good hands."""
-        for claim in claims:
-            self._storage.record_heartbeat(claim.trial._trial_id)
+        for each in claimed:
+            self._storage.record_heartbeat(each.optuna._trial_id)
 
-    def give_back(self, claim: Claim) -> None:
+    def give_back(self, claimed: RunningTrial) -> None:
         """Let any process go on with a trial at once."""
-        claim.trial.set_user_attr(HELD, False)
-        self._mine.discard(claim.number)
+        claimed.optuna.set_user_attr(HELD, False)
+        self._mine.discard(claimed.optuna.number)
 
-    def begin(self) -> None:
-        """Put failed trials that are to run again into the study."""
-        if self.sweep.config.retry_failed:
-            with _exclusive(self.sweep.path):
-                failed = [trial for trial in self.trials() if trial.state == TrialState.FAIL]
-                for trial in failed:
-                    self.optuna.enqueue_trial(trial.params)
-                retried = [*self.optuna.user_attrs.get(_RETRIED, []), *(trial.number for trial in failed)]
-                self.optuna.set_user_attr(_RETRIED, retried)
-
-
-def _begun(study: optuna.Study) -> list[FrozenTrial]:
-    retried = study.user_attrs.get(_RETRIED, [])
-    return [
-        trial
-        for trial in study.get_trials(deepcopy=False)
-        if trial.state != TrialState.WAITING and REPEATS not in trial.user_attrs and trial.number not in retried
-    ]
-
-
-def _drawn(study: optuna.Study, sweep: Sweep) -> tuple[Trial, Point]:
-    """Return a new trial and its point, which no other trial has."""
-    config, repeats = sweep.config.sampler, 0
-    while True:
-        known = study.get_trials(deepcopy=False)
-        is_waiting = any(trial.state == TrialState.WAITING for trial in known)  # as earlier versions left a grid
-        is_listed = config.name == "grid" or (repeats >= _MOST_REPEATS and sweep.space.is_finite)
-        if is_listed and not is_waiting:
-            tried = [trial.params for trial in known]
-            study.enqueue_trial(next(named for named, _ in sweep.space.grid() if named not in tried))
-        # A sampler that a restarted process seeds again would repeat its first draws.
-        seed = (config.seed * 1_000_003 + len(known)) % 2**32
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # group is experimental, and Study.optimize would have heartbeats
-            if config.name == "tpe":
-                # group: conditional parameters are modelled together where they occur together.
-                startup = config.startup_trials or 10
-                study.sampler = TPESampler(seed=seed, n_startup_trials=startup, multivariate=True, group=True)
-            else:
-                study.sampler = RandomSampler(seed)
-            trial = study.ask()
-        point = sweep.space.suggest(trial)
-        if not _is_repeat(study, trial):
-            return trial, point
-        repeats += 1
-
-
-def _is_repeat(study: optuna.Study, trial: Trial) -> bool:
-    """Return whether another trial has the same point. Then this one is put aside."""
-    same = next((each for each in _begun(study) if each.number != trial.number and each.params == trial.params), None)
-    if same is not None:
-        trial.set_user_attr(REPEATS, same.number)
-        study.tell(trial, state=TrialState.FAIL)
-    return same is not None
+    def retry_failed(self) -> None:
+        """Put failed trials into the study again."""
+        failed = [trial for trial in self.trials() if trial.state == TrialState.FAIL]
+        for trial in failed:
+            self.optuna.enqueue_trial(trial.params)
+        retried = [*self.optuna.user_attrs.get(_RETRIED, []), *(trial.number for trial in failed)]
+        self.optuna.set_user_attr(_RETRIED, retried)
 
 
 @contextmanager
@@ -179,9 +182,6 @@ def open_study(sweep: Sweep, *, create: bool) -> Iterator[Study]:
 
     Args:
         create: create the study if there is none, to work on it. Otherwise it is only read.
-
-    Raises:
-        UserError: The database can't be used, or the folder or the database holds another sweep.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     url = sweep.config.storage or f"sqlite:///{(sweep.path / 'study.db').absolute()}"
@@ -194,13 +194,16 @@ def open_study(sweep: Sweep, *, create: bool) -> Iterator[Study]:
                     study_name=sweep.name, storage=_storage(url), direction=sweep.config.direction, load_if_exists=True
                 )
                 _require_same_sweep(sweep, study, url)
+                if sweep.config.retry_failed:
+                    Study(sweep, study).retry_failed()
             study.pruner = build_pruner(sweep.config.pruner)
         else:
             file = make_url(url).database if url.startswith("sqlite") else None
-            if file is not None and not Path(file).is_file():
-                raise UserError(f"{file} is not there; the sweep has not begun, or the file is gone")
-            if sweep.name not in optuna.get_all_study_names(_storage(url)):
-                raise UserError(f"{without_password(url)} holds no study {sweep.name!r}")
+            is_gone = file is not None and not Path(file).is_file()
+            if is_gone or sweep.name not in optuna.get_all_study_names(_storage(url)):
+                raise UserError(
+                    f"{without_password(url)} holds no study {sweep.name!r}; start the sweep, or find its file"
+                )
             study = optuna.load_study(study_name=sweep.name, storage=_storage(url))
         yield Study(sweep, study)
     except (SQLAlchemyError, StorageInternalError) as error:
@@ -229,25 +232,23 @@ def _require_same_sweep(sweep: Sweep, study: optuna.Study, url: str) -> None:
 
     A study whose runs lie elsewhere would take this folder's runs for its own.
     """
-    stored = study.user_attrs.get("sweep")
-    if stored is None and not study.get_trials(deepcopy=False):
+    file, known = sweep.path / ".study", study.user_attrs
+    if "sweep" not in known and not study.get_trials(deepcopy=False):
         study.set_user_attr("sweep", sweep.identity)
-    elif different := differing(sweep.identity, stored or {}):
-        raise UserError(
-            f"{sweep.path} holds another sweep, with other {' and '.join(different)}; give another sweep.name, "
-            "or remove the folder if nobody needs it"
-        )
-    mark, file = study.user_attrs.get("folder"), sweep.path / ".study"
     with file_errors():
-        if mark is None and not any(sweep.path.glob("trial_*")):
+        if "folder" not in known and not any(sweep.path.glob("trial_*")):
             mark = uuid.uuid4().hex
             write_atomically(file, mark + "\n")
             study.set_user_attr("folder", mark)
-        if mark is None or not file.exists() or file.read_text(encoding="utf-8").strip() != mark:
-            raise UserError(
-                f"{sweep.path} and the study {sweep.name!r} in {without_password(url)} do not belong together; give "
-                "another sweep.name, or the sweep.path and sweep.storage with which the sweep began"
-            )
+        known = study.user_attrs
+        different = differing(sweep.identity, known.get("sweep", {}))
+        if not file.exists() or file.read_text(encoding="utf-8").strip() != known.get("folder"):
+            different.append("folder")
+    if different:
+        raise UserError(
+            f"{sweep.path} or the study {sweep.name!r} in {without_password(url)} holds another sweep, with other "
+            f"{' and '.join(different)}; give another sweep.name, or what the sweep began with"
+        )
 
 
 def build_pruner(config: PrunerConfig) -> BasePruner:
@@ -275,7 +276,7 @@ def dry_points(sweep: Sweep) -> list[Point]:
     if config.name == "grid":
         return [point for _, point in sweep.space.grid()][:num_known]
     if config.name == "tpe":
-        num_known = min(num_known, config.startup_trials or 10)
+        num_known = min(num_known, config.startup_trials or _STARTUP_TRIALS)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study()
-    return [_drawn(study, sweep)[1] for _ in range(num_known)]
+    study = Study(sweep, optuna.create_study())
+    return [study.draw().point for _ in range(num_known)]

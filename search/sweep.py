@@ -49,6 +49,7 @@ class Sweep:
         assert config.name is not None and config.path is not None
         self.config, self.name, self.path = config, config.name, Path(config.path)
         self.space = Space(config.parameters, config.points)
+        self.sign = 1 if config.direction == "maximize" else -1
 
     @staticmethod
     def read(typed: list[str], again: Container | None = None) -> "Sweep":
@@ -59,9 +60,6 @@ class Sweep:
 
         Args:
             again: values for keys of the sweep in place of the defaults.
-
-        Raises:
-            UserError: A key or a value is wrong, or there is nothing to search.
         """
         typed = [each.lstrip("+") for each in typed]
         own = [each for each in typed if re.match(r"sweep[.=]", each)]
@@ -79,19 +77,15 @@ class Sweep:
                 raise UserError(f"{key}=...: sweep.py gives every run its own {key} (in sweep.path); leave it out")
             if override.is_sweep_override():
                 searched[key] = _searched(override)
+            elif key == "seed":
+                searched[key] = [_plain(override.value())]
             else:
-                fixed[key] = _plain(override.value())
-                if key != "seed":
-                    overrides.append(each)
-        if "seed" in searched:
-            values["seeds"] = searched.pop("seed")
-        elif "seed" in fixed:
-            values["seeds"] = [fixed.pop("seed")]
+                fixed[key] = [_plain(override.value())]
+                overrides.append(each)
+        values["seeds"] = searched.pop("seed", values["seeds"])
         values["overrides"] = merged(values["overrides"] or [], overrides)
-        possible = {key: [value] for key, value in fixed.items()}
-        possible |= {key: listed for key, listed in searched.items() if isinstance(listed, list)}
-        of_file = {key: given for key, given in (values["parameters"] or {}).items() if key not in fixed}
-        values["parameters"] = _possible(of_file, possible, fixed) | searched
+        possible = fixed | {key: listed for key, listed in searched.items() if isinstance(listed, list)}
+        values["parameters"] = _possible(values["parameters"] or {}, possible, fixed) | searched
         values["points"] = [
             {key: value for key, value in point.items() if key not in fixed} if isinstance(point, dict) else point
             for point in values["points"] or []
@@ -105,23 +99,15 @@ class Sweep:
         file = next((each.partition("=")[2] for each in own if key_of(each) == "sweep"), None)
         if file is not None and names_file(f"sweep={file}"):
             file = Path(file.strip("'\"")).stem
-        name, storage = config.name or file or "+".join(config.parameters) or "seed", config.storage
-        if storage is not None and (relative := re.fullmatch(r"sqlite:///([^/?][^?]*)(.*)", storage)):
-            # Another working directory would make another file.
-            storage = f"sqlite:///{Path(relative[1]).absolute()}{relative[2]}"
-        path = config.path or str(SWEEPS / name)
-        return Sweep(config.model_copy(update={"name": name, "path": path, "storage": storage}))
+        name = config.name or file or "+".join(config.parameters) or "seed"
+        return Sweep(config.model_copy(update={"name": name, "path": config.path or str(SWEEPS / name)}))
 
     # ---- the folder of the sweep ----
 
     @staticmethod
     @file_errors()
     def open(named: str) -> "Sweep":
-        """Open a sweep by its folder, or by its name in checkpoints/sweeps.
-
-        Raises:
-            UserError: There is no sweep, or its sweep.yaml is damaged.
-        """
+        """Open a sweep by its folder, or by its name in checkpoints/sweeps."""
         file = next((each / _FILE for each in (Path(named), SWEEPS / named) if (each / _FILE).is_file()), None)
         if file is None:
             known = ", ".join(sorted(each.parent.name for each in SWEEPS.glob(f"*/{_FILE}"))) or "none"
@@ -220,7 +206,7 @@ def _possible(parameters: dict[str, Any], possible: dict[str, list[Any]], fixed:
 
     Args:
         possible: the values of the keys that were typed.
-        fixed: those among the keys that have one value.
+        fixed: those keys that have one value, and so are no parameters.
     """
     left: dict[str, Any] = {}
     for key, given in parameters.items():
@@ -228,18 +214,15 @@ def _possible(parameters: dict[str, Any], possible: dict[str, list[Any]], fixed:
         for entry in given if isinstance(given, list) and isinstance(given[0], dict) else [given]:
             conditions = entry.get("when") if isinstance(entry, dict) else None
             if isinstance(conditions, dict):
+                listed = {key: value if isinstance(value, list) else [value] for key, value in conditions.items()}
                 met = {
-                    parent: [value for value in _listed(wanted) if parent not in possible or value in possible[parent]]
-                    for parent, wanted in conditions.items()
+                    parent: [value for value in wanted if parent not in possible or value in possible[parent]]
+                    for parent, wanted in listed.items()
                 }
                 if not all(met.values()):
                     continue
                 entry = {**entry, "when": {parent: values for parent, values in met.items() if parent not in fixed}}
             kept.append(entry)
-        if kept:
+        if kept and key not in fixed:
             left[key] = kept if len(kept) > 1 else kept[0]
     return left
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]

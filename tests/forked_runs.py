@@ -21,11 +21,10 @@ import torch
 def fork_runs(poll_s: float = 0.02) -> None:
     """Let sweeps of this process fork their runs, look after them often, and wait less long."""
     import pretrain  # noqa: F401  (the forks have it then)
-    from search import driver, launchers, study
-    from search.workload import Workload
+    from search import driver, launchers, study, workload
 
     driver._POLL_S, study.HEARTBEAT_S, study.SILENT_S = poll_s, 1, 20
-    Workload.time_steps = lambda self: None  # type: ignore[method-assign]  # which is a program, too
+    workload.time_steps = lambda sweep, sizes: None  # which would take a while
     streams = {name: getattr(subprocess, name) for name in ("DEVNULL", "STDOUT")}
     launchers.subprocess = SimpleNamespace(Popen=ForkedRun, **streams)  # type: ignore[assignment,attr-defined]
 
@@ -60,12 +59,12 @@ class ForkedRun:
             self._status = os.waitstatus_to_exitcode(ended[1])
         return self._status
 
-    def send_signal(self, number: signal.Signals) -> None:
+    def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
         if self.poll() is None:
             os.kill(self._pid, number)
 
     def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+        self.terminate(signal.SIGKILL)
 
 
 def _become(words: list[str], output: int, environment: dict[str, str], preexec_fn: Callable[[], None]) -> None:

@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,12 +107,21 @@ def test_a_command_of_the_page(
 
 # ---- sweeps ------------------------------------------------------------------------------------
 
+SILENT_S = 6
+SWEEP = f"""
+import sys
+from search import study
+study.HEARTBEAT_S, study.SILENT_S = 1, {SILENT_S}
+import sweep
+sys.exit(sweep.main())
+"""
+
 
 def _sweep(slurm: Cluster, data: Path, folder: Path) -> subprocess.Popen[str]:
     typed = ["lr=1e-4,2e-4", "arch.L_cycles=1,2", f"data_path={data}", "debug=tiny", "device=cpu", "max_steps=400"]
     typed += ["eval_every_n_steps=100", f"sweep.path={folder}", "sweep.launcher.name=slurm"]
     typed += ["sweep.launcher.slurm={time: 10}"]
-    words = [sys.executable, str(REPOSITORY / "sweep.py"), *typed]
+    words = [sys.executable, "-c", SWEEP, *typed]
     return subprocess.Popen(
         words, cwd=slurm.folder, env=slurm.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -128,6 +138,7 @@ def test_a_sweep_is_an_array_that_outlives_its_process(slurm: Cluster, data: Pat
     slurm.until(lambda: len(_jobs(folder)) == 4, log)
     first.kill()
     first.wait()
+    time.sleep(SILENT_S + 1)
     jobs = _jobs(folder)
     array = jobs[0].split("_")[0]
     assert jobs == [f"{array}_{number}" for number in range(4)], "the trials are one job array"

@@ -2,14 +2,14 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from records.folder import Launched
 from records.lock import is_locked
-from search.launchers import Start
+from search.launchers import SeedRun
 from search.sweep import Sweep
 
 # What a run logs at a step; None: it fails there.
@@ -37,9 +37,7 @@ class FakeJob:
         self._status: int | None = None
         self._file = self.folder / "metrics.jsonl"
         self._file.touch()
-        rows = [line for line in self._file.read_text().splitlines(keepends=True) if line.startswith("{")]
-        self._file.write_text("".join(rows))  # a resumed run drops a damaged row
-        self._step = len(rows)
+        self._step = len(self._file.read_text().splitlines())
 
     def poll(self) -> int | None:
         if self._status is None:
@@ -62,7 +60,7 @@ class FakeJob:
         with open(self._file, "a") as file:
             file.write(json.dumps({"step": self._step, launcher.metric: value}) + "\n")
 
-    def stop(self) -> None:
+    def terminate(self) -> None:
         if self._status is None:
             (self.folder / "stopped").write_text("SIGTERM\n")
             self._end(0)
@@ -86,18 +84,16 @@ class FakeLauncher:
         self.running: set[Path] = set()
         self.most_running = self.ticks = 0
 
-    def may_start(self, folder: Path, log: Path) -> bool:
-        return not is_locked(folder)
+    def may_start(self, run: SeedRun) -> bool:
+        return not is_locked(run.folder)
 
-    def start(self, starts: list[Start]) -> Iterator[FakeJob]:
-        for start in starts:
-            start.log.parent.mkdir(parents=True, exist_ok=True)
-            start.log.touch()
-            job = FakeJob(self, start.arguments, start.log)
+    def start(self, runs: list[SeedRun]) -> None:
+        for run in runs:
+            run.log.touch()
+            run.job = job = FakeJob(self, run.arguments, run.log)
             self.started.append(job.folder.name)
             self.running.add(job.folder)
             self.most_running = max(self.most_running, len(self.running))
-            yield job
 
 
 def rising(keys: dict[str, object], step: int) -> float:

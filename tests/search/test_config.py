@@ -22,9 +22,13 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"seeds": [1, 1]}, r"\[1, 1\]"),
     ({"parameters": {"lr": {"range": [1, 2]}}, "sampler": {"name": "grid"}}, "parameters.lr has infinitely many"),
     ({"parameters": {"lr": [1]}, "points": [{"lr": 1}], "sampler": {"name": "grid"}}, "no parameters"),
-    ({"sampler": {"name": "random", "startup_trials": 3}}, "startup_trials is for tpe, not for random"),
+    ({"sampler": {"name": "random", "startup_trials": 3}}, "startup_trials is for tpe and median, not for random"),
     ({"launcher": {"ranks": 2}}, "ranks is 2"),
     ({"launcher": {"gpus": [0, 1], "at_once": 3}}, "gpus has 2 devices"),
+    ({"launcher": {"name": "slurm", "slurm": {"time": "2:00:00"}}}, "'2:00:00'"),
+    ({"launcher": {"name": "slurm", "slurm": {"time": 9, "nodes": 2}, "ranks": 3}}, r"nodes divide .* \(3\)"),
+    ({"launcher": {"name": "slurm", "slurm": {"time": 9, "ntasks_per_node": 2}}}, "'ntasks_per_node'"),
+    ({"launcher": {"name": "slurm", "slurm": {"time": 9}, "gpus": [0]}}, "leave out one"),
     ({"name": "a/b"}, "'a/b'"),
 ]
 

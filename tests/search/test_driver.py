@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from records.lock import RunLock
 from search import driver as driver_module
 from search.driver import Driver
-from search.report import best_of
+from search.report import best_first
 from search.study import open_study
 from search.sweep import Sweep
 from tests.search.finished import Ended, add_trials, finished, read_sweep
@@ -31,7 +31,6 @@ def _run(sweep: Sweep, launcher: FakeLauncher, stop: StopSignal | None = None) -
         mock.patch.object(driver_module, "ProcessLauncher", return_value=launcher),
         open_study(sweep, create=True) as study,
     ):
-        study.begin()
         return Driver(study, stop or StopSignal()).run()
 
 
@@ -53,8 +52,8 @@ def test_every_point_of_a_grid_runs_once_and_the_best_is_found(data: Path, tmp_p
     assert _run(sweep, launcher)
     assert sorted(launcher.started) == [f"trial_{number:04d}" for number in range(6)]
     assert launcher.most_running == 2
-    best = best_of(sweep, _trials(sweep))
-    assert best is not None and best.point == {"lr": 1e-3, "arch": "hrm"} and best.value == pytest.approx(0.4)
+    best = best_first(sweep, _trials(sweep))[0]
+    assert sweep.space.point_of(best.params) == {"lr": 1e-3, "arch": "hrm"} and best.value == pytest.approx(0.4)
     again = FakeLauncher(rising)
     assert _run(sweep, again) and again.started == [], "a finished sweep repeats nothing"
 
@@ -64,9 +63,9 @@ def test_the_value_of_a_trial_is_the_mean_over_its_seeds(data: Path, tmp_path: P
     launcher = FakeLauncher(rising)
     assert _run(sweep, launcher)
     assert sorted(launcher.started)[:3] == ["trial_0000_seed_0", "trial_0000_seed_1", "trial_0000_seed_2"]
-    best = best_of(sweep, _trials(sweep))
-    assert best is not None and best.value == pytest.approx(0.401)
-    assert best.values == {0: pytest.approx(0.4), 1: pytest.approx(0.401), 2: pytest.approx(0.402)}
+    best = best_first(sweep, _trials(sweep))[0]
+    assert best.value == pytest.approx(0.401)
+    assert best.user_attrs["seeds"] == {"0": pytest.approx(0.4), "1": pytest.approx(0.401), "2": pytest.approx(0.402)}
 
 
 class _Stop(StopSignal):
@@ -124,23 +123,17 @@ def test_a_run_that_fails_is_started_once_more(
         assert _trials(sweep)[0].user_attrs["error"] == "the ceiling fell down"
 
 
-def test_a_second_start_inherits_no_error_no_stop_and_no_reason(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first start has a damaged row, and is stopped. Then another second start says nothing."""
-    monkeypatch.setattr(driver_module, "_STOPS_WITHIN_S", 0.0)
+def test_a_second_start_inherits_no_reason(data: Path, tmp_path: Path) -> None:
+    """The first start says why it fails, and the second one says nothing."""
 
     def curve(keys: dict[str, object], step: int) -> float | None:
-        if step == 3 and launcher.started == ["trial_0000"]:
-            with open(tmp_path / "s/trial_0000/metrics.jsonl", "a") as file:
-                file.write("no row\n")
-        launcher.last_words = "error: of the first start\n" if len(launcher.started) == 3 else ""
-        return None if step == 2 and keys["lr"] == 2e-3 else rising(keys, step)
+        launcher.last_words = "error: of the first start\n" if len(launcher.started) == 1 else ""
+        return None if step == 2 else rising(keys, step)
 
-    sweep, launcher = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3"), FakeLauncher(curve)
+    sweep, launcher = sweep_of(data, tmp_path / "s", "lr=1e-3", "seed=0,1"), FakeLauncher(curve)
     assert _run(sweep, launcher)
-    assert launcher.started == ["trial_0000"] * 2 + ["trial_0001"] * 2 and _states(sweep) == [COMPLETE, FAIL]
-    assert _trials(sweep)[1].user_attrs["error"].startswith("status 1, see ")
+    assert launcher.started[:2] == ["trial_0000_seed_0"] * 2 and _states(sweep) == [FAIL]
+    assert _trials(sweep)[0].user_attrs["error"].startswith("status 1, see ")
 
 
 def test_trials_that_cannot_even_begin_end_the_sweep(data: Path, tmp_path: Path) -> None:
@@ -194,7 +187,7 @@ def test_a_pruned_trial_of_another_process_stays_pruned(data: Path, tmp_path: Pa
     with open_study(sweep, create=True) as study:
         claim = study.claim()
         assert claim is not None
-        claim.trial.set_user_attr("pruned_at", 3)
+        claim.optuna.set_user_attr("pruned_at", 3)
         study.give_back(claim)
     launcher = FakeLauncher(rising)
     assert _run(sweep, launcher)
@@ -204,9 +197,8 @@ def test_a_pruned_trial_of_another_process_stays_pruned(data: Path, tmp_path: Pa
 def test_a_trial_waits_until_no_other_process_trains_it(data: Path, tmp_path: Path) -> None:
     """A run whose sweep was killed saves a checkpoint first."""
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", "sweep.launcher.at_once=2")
-    with open_study(sweep, create=True) as study:
-        study.begin()
-    sweep.run_folder(0, 0).mkdir()
+    with open_study(sweep, create=True):
+        sweep.run_folder(0, 0).mkdir()
     other = ExitStack()
     other.enter_context(RunLock()).take(sweep.run_folder(0, 0), print)
 
@@ -247,11 +239,11 @@ def test_a_line_has_the_best_and_the_time_left_of_this_start(
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr("search.driver.time.monotonic", lambda: clock.now)
     study = finished(read_sweep(tmp_path, parameters={"lr": [0.1, 0.2, 0.3, 0.4]}), [Ended({"lr": 0.1}, (0.1,))])
-    progress = driver_module.Progress(study)
-    progress.show("trial 0")
+    driver = Driver(study, StopSignal())
+    driver.show("trial 0")
     add_trials(study.optuna, study.sweep, [Ended({"lr": 0.3}, (0.3,))])
     clock.now += 30
-    progress.show("trial 1")
+    driver.show("trial 1")
     assert capsys.readouterr().err.splitlines() == [
         "trial 0  [1/4, best 0.1000 (trial 0), time left unknown]",
         "trial 1  [2/4, best 0.3000 (trial 1), 01:00 left]",

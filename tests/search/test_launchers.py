@@ -9,7 +9,7 @@ import pytest
 from records.lock import RunLock
 from search import launchers
 from search.config import LauncherConfig
-from search.launchers import ProcessLauncher, Start, command_line, environment_of, runs_at_once
+from search.launchers import ProcessLauncher, SeedRun, command_line, environment_of, runs_at_once
 
 # Takes the place of pretrain.py: it notes its surroundings and waits for SIGTERM.
 PROGRAM = """
@@ -31,13 +31,16 @@ def _config(**options: object) -> LauncherConfig:
 
 def _run(folder: Path, config: LauncherConfig, place: int) -> tuple[list[dict[str, object]], int]:
     """Return what each rank of a run has seen, and the status after it was asked to stop."""
-    (job,) = ProcessLauncher(config).start([Start([str(folder / "seen_"), "lr=1e-3"], folder / "log", place)])
+    run = SeedRun([str(folder / "seen_"), "lr=1e-3"], folder, folder / "log", place=place)
+    ProcessLauncher(config).start([run])
+    job = run.job
+    assert job is not None
     files, end = [folder / f"seen_{rank}" for rank in range(config.ranks)], time.monotonic() + 60
     while not all(file.exists() and file.read_text().endswith("}") for file in files):
         assert time.monotonic() < end, "the run does not begin"
         time.sleep(0.01)
     assert job.poll() is None
-    job.stop()
+    job.terminate()
     while (status := job.poll()) is None:
         assert time.monotonic() < end, "the run does not stop"
         time.sleep(0.01)
@@ -69,15 +72,15 @@ def test_a_run_of_two_ranks_is_started_by_torchrun(folder: Path) -> None:
 
 
 def test_a_run_whose_folder_is_in_use_may_not_start(folder: Path) -> None:
-    launcher = ProcessLauncher(_config())
+    launcher, run = ProcessLauncher(_config()), SeedRun([], folder, folder / "log")
     with RunLock() as lock:
         lock.take(folder, print)
-        assert not launcher.may_start(folder, folder / "log")
-    assert launcher.may_start(folder, folder / "log")
+        assert not launcher.may_start(run)
+    assert launcher.may_start(run)
 
 
 def test_runs_at_once_share_the_cores_and_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "num_cores", lambda: 4)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4))
     options: tuple[dict[str, object], ...] = ({"threads": 2}, {"threads": 64}, {"at_once": 7})
     assert [runs_at_once(_config(**each)) for each in options] == [2, 1, 7]
     for ranks, devices in ((1, ["3", "5", "6", "7"]), (2, ["3,5", "6,7"])):

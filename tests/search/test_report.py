@@ -1,6 +1,5 @@
 """What status, best and the end of a sweep print."""
 
-import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 from optuna.trial import TrialState
 
-from search.report import best_first, best_page, finished_page, status_page
+from search.report import best_first, best_page, status_page
 from search.study import SECONDS, STEPS, Study
 from tests.search.finished import Ended, finished, read_sweep
 
@@ -41,9 +40,9 @@ def test_complete_trials_come_first_and_those_that_run_last(tmp_path: Path) -> N
     trials = [Ended(LR, (0.95,), RUNNING), Ended(LR, (0.97,), FAIL), pruned, Ended(LR, (0.1,)), Ended(LR, (0.9,))]
     study = _study(tmp_path, trials)
     assert [line.split()[:-1] for line in _rows(study)][:3] == [
-        ["*", "4", "complete", "0.9000"],
-        ["3", "complete", "0.1000"],
-        ["2", "pruned", "0.3000"],
+        ["*", "4", "complete", "0.9000", "10"],
+        ["3", "complete", "0.1000", "10"],
+        ["2", "pruned", "0.3000", "20"],
     ]
     assert [line.split()[:2] for line in _rows(study)[3:]] == [["1", "failed"], ["0", "begun"]]
     counts = "5 of 1 trial; 2 complete, 1 pruned, 1 failed, 1 begun; best 0.9000 (trial 4)"
@@ -68,32 +67,16 @@ def test_each_key_is_a_column(tmp_path: Path) -> None:
     ]
 
 
-def test_the_step_of_a_running_trial_is_that_of_its_files(tmp_path: Path) -> None:
-    study = _study(tmp_path, [Ended(LR, (), RUNNING)], seeds=[0, 1])
-    assert _rows(study)[0].split() == ["0", "begun", "0.1"]
-    for seed in (0, 1):
-        study.sweep.run_folder(0, seed).mkdir(parents=True)
-    for first, step in (('{"step": 7}\n', "9"), ("no row\n", "9")):
-        for seed, text in ((0, first), (1, '{"step": 9}\n')):
-            (study.sweep.run_folder(0, seed) / "metrics.jsonl").write_text(text)
-        assert _rows(study)[0].split() == ["0", "begun", step, "0.1"]
+def test_the_step_of_a_running_trial_is_the_last_that_it_reported(tmp_path: Path) -> None:
+    running = Ended(LR, (), RUNNING, reported={7: 0.2, 9: 0.3}, noted={STEPS: {"0": 8}})
+    assert _rows(_study(tmp_path, [running]))[0].split() == ["0", "begun", "0.3000", "9", "0.1"]
 
 
 def test_the_best_has_its_folders_and_its_command(tmp_path: Path) -> None:
-    """In another folder the command says where the run was started, and so where its data are."""
     study = _study(tmp_path, [Ended(LR, (0.5, 0.6))], overrides=["data_path='a b'"], seeds=[3, 4])
     folders = [study.sweep.path / f"trial_0000_seed_{seed}" for seed in (3, 4)]
     words = ["OMP_NUM_THREADS=1", "python", "pretrain.py", "data_path=a b", "lr=0.1", "seed=3"]
-    for started_in, told in (("/there", ["started_in=/there"]), (os.getcwd(), []), ("null", [])):
-        (folders[0] / "config.yaml").write_text(f"started_in: {started_in}\n")
-        first, *named, command = best_page(study).splitlines()
-        assert first == "# trial 0: exact_accuracy 0.5500 ± 0.0707 over 2 seeds (0.5000, 0.6000)"
-        assert named == [f"# {folder}" for folder in folders]
-        assert shlex.split(command) == [*words, *told]
-
-
-def test_a_stopped_sweep_says_how_it_goes_on(tmp_path: Path) -> None:
-    study = _study(tmp_path, [Ended(LR, (0.5,)), Ended(LR, (), RUNNING)])
-    first, second, *_ = finished_page(study, done=False).splitlines()
-    assert first == f"{study.sweep.path} is not done; the same command goes on with it"
-    assert second == "# trial 0: exact_accuracy 0.5000"
+    first, *named, command = best_page(study).splitlines()
+    assert first == "# trial 0: exact_accuracy 0.5500 ± 0.0707 over 2 seeds (0.5000, 0.6000)"
+    assert named == [f"# {folder}" for folder in folders]
+    assert shlex.split(command) == words

@@ -84,7 +84,7 @@ def test_suggested_points_obey_the_conditions_and_the_ranges() -> None:
         assert 0.1 <= float(str(point["weight_decay"])) <= 0.5 and 0.01 <= float(str(point["beta2"])) <= 0.1
         stepped.add(point["n"])
         study.tell(trial, 0.0)
-        assert space.point_of(study.trials[-1]) == point
+        assert space.point_of(study.trials[-1].params) == point
     assert stepped == {2, 4, 6}
 
 

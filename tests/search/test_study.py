@@ -11,14 +11,14 @@ import optuna
 import pytest
 
 from search.config import PrunerConfig
-from search.study import Claim, Study, build_pruner, dry_points, open_study
+from search.study import RunningTrial, Study, build_pruner, dry_points, open_study
 from search.sweep import Sweep
 from tests import runs
 from tests.search.helpers import sweep_of
 from utils.errors import UserError
 
 
-def _claim(study: Study) -> Claim:
+def _claim(study: Study) -> RunningTrial:
     claim = study.claim()
     assert claim is not None
     return claim
@@ -33,33 +33,31 @@ def _silence(folder: Path) -> None:
 def test_a_trial_is_taken_over_only_when_its_process_is_silent(data: Path, tmp_path: Path) -> None:
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4,1e-5")
     with open_study(sweep, create=True) as first, open_study(sweep, create=True) as second:
-        first.begin()
         mine = [_claim(first), _claim(first)]
-        mine[1].trial.report(0.5, 7)
-        mine[1].trial.set_user_attr("seeds", {"0": 0.25})
-        assert _claim(second).number == 2 and second.claim() is None
+        mine[1].optuna.report(0.5, 7)
+        mine[1].optuna.set_user_attr("seeds", {"0": 0.25})
+        assert _claim(second).optuna.number == 2 and second.claim() is None
         _silence(tmp_path / "s")
         assert first.claim() is not None, "the third trial, whose process is silent, too"
         first.keep(mine[:1])
         taken = _claim(second)
-        assert (taken.number, taken.point, taken.reported) == (1, mine[1].point, 7)
-        assert taken.trial.user_attrs["seeds"] == {"0": 0.25}
+        assert (taken.optuna.number, taken.point, taken.reported) == (1, mine[1].point, 7)
+        assert taken.optuna.user_attrs["seeds"] == {"0": 0.25}
         assert second.claim() is None, "the first process goes on with its other trials"
         first.give_back(mine[0])
-        assert _claim(second).number == 0, "a trial that was given back is taken at once"
+        assert _claim(second).optuna.number == 0, "a trial that was given back is taken at once"
 
 
 def _claims(typed: list[str], folder: Path, place: int) -> None:
     numbers = []
     with open_study(Sweep.read(typed), create=True) as study:
-        study.begin()
         (folder / f"ready_{place}").touch()
         deadline = time.monotonic() + 60
         while not all((folder / f"ready_{other}").exists() for other in range(3)):
             assert time.monotonic() < deadline  # no sleep: all three begin in the same moment
         while (claim := study.claim()) is not None:
-            study.optuna.tell(claim.trial, 1.0)
-            numbers.append(claim.number)
+            study.optuna.tell(claim.optuna, 1.0)
+            numbers.append(claim.optuna.number)
     (folder / f"claimed_{place}").write_text(json.dumps(numbers))
 
 
@@ -72,7 +70,7 @@ def test_three_processes_share_a_grid_without_gaps_or_repeats(data: Path, tmp_pa
     numbers = [json.loads((tmp_path / f"claimed_{place}").read_text()) for place in range(3)]
     assert sorted(itertools.chain(*numbers)) == list(range(12))
     with open_study(Sweep.read(typed), create=False) as study:
-        assert sorted(study.sweep.space.point_of(trial)["lr"] for trial in study.trials()) == list(range(1, 13))  # type: ignore[type-var]
+        assert sorted(study.sweep.space.point_of(trial.params)["lr"] for trial in study.trials()) == list(range(1, 13))  # type: ignore[type-var]
 
 
 def test_a_killed_process_leaves_no_hole_in_a_grid(data: Path, tmp_path: Path) -> None:
@@ -94,7 +92,7 @@ def test_a_process_killed_while_it_draws_loses_no_point(data: Path, tmp_path: Pa
         drawn = trial.suggest_float("lr", 1e-4, 1e-2)
     with open_study(sweep, create=True) as study:
         claim = study.claim()
-        assert claim is not None and claim.number == 0 and claim.point.keys() == {"lr", "weight_decay"}
+        assert claim is not None and claim.optuna.number == 0 and claim.point.keys() == {"lr", "weight_decay"}
         assert claim.point["lr"] == drawn
 
 
@@ -107,7 +105,7 @@ def test_a_restarted_process_and_a_neighbouring_seed_draw_other_points(data: Pat
         with open_study(sweep, create=True) as study:
             claim = _claim(study)
             drawn.append(claim.point["lr"])
-            study.optuna.tell(claim.trial, 1.0)
+            study.optuna.tell(claim.optuna, 1.0)
     assert [point["lr"] for point in dry_points(sweep)] == drawn, "--dry-run shows the points that are drawn"
     with open_study(sweep, create=True) as study:
         assert study.claim() is None
@@ -137,14 +135,14 @@ def test_a_study_and_a_folder_that_do_not_belong_together_are_refused(data: Path
     def begin(folder: str, database: str) -> None:
         storage = f"sweep.storage='sqlite:///{tmp_path / database}'"
         sweep = sweep_of(data, tmp_path / folder, "lr=1e-3,1e-4", "sweep.name=x", storage)
-        with open_study(sweep, create=True) as study:
-            study.begin()
+        with open_study(sweep, create=True):
+            pass
 
     begin("a", "1.db")
     begin("a", "1.db")
     (tmp_path / "a/trial_0000").mkdir()
     for folder, database in (("a", "2.db"), ("b", "1.db")):
-        with pytest.raises(UserError, match="do not belong together; give another"):
+        with pytest.raises(UserError, match="holds another sweep, with other folder; give another"):
             begin(folder, database)
 
 
@@ -179,7 +177,6 @@ def test_a_database_by_its_url_works_like_the_file(data: Path, tmp_path: Path) -
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", f"sweep.storage='{url}'")
     with open_study(sweep, create=True) as study:
         sweep.write()
-        study.begin()
         assert study.claim() is not None
     assert not (tmp_path / "s/study.db").exists() and (tmp_path / "elsewhere.db").exists()
     with open_study(Sweep.open(str(tmp_path / "s")), create=False) as study:

@@ -4,59 +4,65 @@ from pathlib import Path
 
 import pytest
 
-from models import shapes_of
-from search import workload as module
+from search import workload
 from search.study import open_study
-from search.workload import Workload
+from search.sweep import Sweep
+from search.workload import Size, announce, time_line, time_steps
 from tests.search.helpers import sweep_of
 
-STEPS = "max_steps=100"
+
+def _fixed(sweep: Sweep, sizes: list[Size]) -> None:
+    """Let a step of the first size take a second, and a step of the others three."""
+    for number, size in enumerate(sizes):
+        size.step_s = 3.0 if number else 1.0
 
 
-def test_a_grid_is_counted_by_the_sizes_of_its_runs(
+def test_what_is_left_is_counted_by_the_sizes_of_its_runs(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What can't be timed is unknown, and no fault."""
-    typed = ["arch=hrm,trm", "lr=1e-3,2e-3,3e-3", "seed=range(2)", STEPS]
-    monkeypatch.setattr(module, "_TIMED_WITHIN_S", 0.01)
-    work = Workload(sweep_of(data, tmp_path / "s", *typed))
-    assert [(size.arch, size.num_trials, size.num_steps) for size in work.sizes] == [("hrm", 3, 100), ("trm", 3, 100)]
-    work.announce()
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "to do: 6 trials of 2 seeds, 12 runs, 1 at a time" and lines[-1].startswith("time: not known")
-    for size in work.sizes:
-        weights = shapes_of(size.config.arch, **size.sizes.of_model()).parameters()
-        line = f"  arch={size.arch}: {sum(weight.numel() for weight in weights):,} parameters, 100 steps"
-        assert line in lines
-
-
-def test_finished_trials_are_not_counted(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "arch=hrm,trm", "lr=1e-3,2e-3", STEPS)
+    """Finished trials do not count, and runs are side by side."""
+    typed = ["arch=hrm,trm", "lr=1e-3,2e-3", "seed=range(2)", "max_steps=100", "sweep.launcher.at_once=2"]
+    sweep = sweep_of(data, tmp_path / "s", *typed)
+    monkeypatch.setattr(workload, "time_steps", _fixed)
+    announce(sweep)
     with open_study(sweep, create=True) as study:
-        study.begin()
         for value in (0.5, 0.6):
             claim = study.claim()
             assert claim is not None and claim.point["arch"] == "hrm"
-            study.optuna.tell(claim.trial, value)
+            study.optuna.tell(claim.optuna, value)
         assert study.claim() is not None  # a trial that has begun is not finished
-        work = Workload(sweep, study.trials())
-    assert work.num_trials == 2 and [(size.arch, size.num_trials) for size in work.sizes] == [("trm", 2)]
+        announce(sweep, study.trials())
+    hrm, trm = (
+        f"  arch={arch}: {number} parameters, 100 steps" for arch, number in (("hrm", "229,826"), ("trm", "57,794"))
+    )
+    steps = "for the training steps alone, by a step of 1 s with arch"
+    assert capsys.readouterr().err.splitlines() == [
+        *(
+            "to do: 4 trials of 2 seeds, 8 runs, 2 at a time",
+            hrm,
+            trm,
+            f"time: about 13:20 {steps}=hrm, 3 s with arch=trm",
+        ),
+        *("to do: 2 trials of 2 seeds, 4 runs, 2 at a time", trm, f"time: about 03:20 {steps}=trm"),
+    ]
 
 
-def test_the_time_is_that_of_the_runs_side_by_side(data: Path, tmp_path: Path) -> None:
-    """More than a day is a warning. Steps follow from the epochs: 30 puzzles in batches of 10."""
-    for at_once, time in ((1, "13:20"), (2, "06:40"), (8, "03:20")):
-        typed = ["arch=hrm,trm", "seed=range(2)", STEPS, f"sweep.launcher.at_once={at_once}"]
-        work = Workload(sweep_of(data, tmp_path / "s", *typed))
-        work.sizes[0].step_s, work.sizes[1].step_s = 1.0, 3.0
-        assert work.time().startswith(f"time: about {time} for the training steps alone")
-    work.sizes[0].step_s = 1e4
-    assert work.time().startswith("WARNING")
-    work = Workload(sweep_of(data, tmp_path / "s", "epochs=8,16", "max_steps=null", "global_batch_size=10"))
-    assert [size.num_steps for size in work.sizes] == [24, 48]
+def test_steps_follow_from_the_epochs_and_more_than_a_day_is_a_warning(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """30 puzzles in batches of 10. What can't be timed is unknown, and no fault."""
+    sweep = sweep_of(data, tmp_path / "s", "epochs=8,16", "max_steps=null", "global_batch_size=10")
+    monkeypatch.setattr(workload, "_TIMED_WITHIN_S", 0.0)
+    announce(sweep)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1].endswith("parameters, 24 to 48 steps") and lines[2].startswith("time: not known")
+    sizes = [Size("hrm", [], 1, 24, 1, 1e4), Size("hrm", [], 1, 48, 1)]
+    assert time_line(sweep, sizes, 2).startswith("WARNING: this sweep takes more than a day; time: about 133:20:00")
 
 
-def test_a_process_of_its_own_times_the_steps(data: Path, tmp_path: Path) -> None:
-    work = Workload(sweep_of(data, tmp_path / "s", "arch=hrm,trm", STEPS))
-    work.time_steps()
-    assert all(size.step_s is not None and size.step_s > 0 for size in work.sizes)
+def test_a_run_times_its_own_steps_and_leaves_nothing(data: Path, tmp_path: Path) -> None:
+    sweep = sweep_of(data, tmp_path / "s", "arch=hrm,trm")
+    sizes = [Size("hrm", sweep.overrides({"arch": "hrm"}, 0), 1, 1), Size("trm", ["max_steps=0"], 1, 1)]
+    time_steps(sweep, sizes)
+    assert sizes[0].step_s is not None and 0 < sizes[0].step_s < 60 and sizes[1].step_s is None
+    assert not (tmp_path / "s").exists()
