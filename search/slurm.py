@@ -1,4 +1,4 @@
-"""Start the runs of a sweep as jobs of Slurm.
+"""Start the runs of a sweep as jobs of Slurm, through submitit.
 
 Runs that start together become one job array. Each task of a job starts one rank of its run.
 """
@@ -6,56 +6,49 @@ Runs that start together become one job array. Each task of a job starts one ran
 import os
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
+import threading
 import time
 from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from records.lock import is_locked
 from search.config import LauncherConfig
-from search.launchers import SeedRun, slurm_options
+from search.launchers import SeedRun
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
-from utils.programs import started
+from utils.processes import ending_with_parent
+from utils.programs import ENVIRONMENT, PACKAGE, PRETRAIN, ROOT
 from utils.ranks.launch import without_launcher
 
 # Between two questions about all jobs of the sweep. They burden Slurm's controller, which all users
 # of the cluster share.
 _ASK_EVERY_S = 10.0
 _ANSWERS_WITHIN_S = 60.0
-_STATUS_WITHIN_S = 5.0
+_RESULT_WITHIN_S = 5.0
 _ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
     *("REVOKED", "TIMEOUT", "UNKNOWN"),
 }
-# Slurm's warning before the time limit reaches this script alone. The ranks save a checkpoint, and
-# the job goes back into the queue, as with launch/slurm.sbatch.
-_SCRIPT = """#!/bin/bash
-export OMP_NUM_THREADS={threads} SRUN_CPUS_PER_TASK={threads}
-case $SLURM_ARRAY_TASK_ID in
-{runs}
-esac
-rm -f "$run/stopped"
-trap 'warned=1; kill -USR1 $child' USR1
-srun --kill-on-bad-exit=1 {program} "${{overrides[@]}}" >> "$log.log" 2>&1 &
-child=$!
-wait $child
-status=$?
-if [[ $warned ]]; then
-    wait $child  # the warning has ended the first one
-    status=$?
-    [[ ! -e $run/stopped ]] || exec scontrol requeue "$SLURM_JOB_ID"
-fi
-echo $status > "$log.status"
-"""
+# How long before the time limit a run is asked to save, and how often it may go on after that.
+_WARNING_S, _MOST_TIMEOUTS = 120, 10_000
 
 
 class SlurmLauncher:
     """Submits runs to Slurm, and finds the jobs again that an earlier process has submitted.
 
-    `sacct` needs accounting. So `squeue` is asked now and then for all jobs of the user.
+    submitit's own watcher asks `sacct`, which needs accounting. So this one asks `squeue` now and
+    then for all jobs of the user.
     """
 
     def __init__(self, config: LauncherConfig) -> None:
+        if find_spec("submitit") is None:
+            raise UserError("the launcher slurm needs submitit; pip install -r requirements-slurm.txt")
         if shutil.which("sbatch") is None:
             raise UserError("there is no sbatch here; start the sweep on a machine of the cluster")
         self._config = config
@@ -67,49 +60,62 @@ class SlurmLauncher:
 
     def start(self, runs: list[SeedRun]) -> None:
         """Submit runs that have no job yet, together. Raise UserError if Slurm refuses them."""
-        if new := [run for run in runs if self._noted(run) is None]:
-            with file_errors():
-                array = self._submit(new)
-                for index, run in enumerate(new):
-                    write_atomically(run.log.with_suffix(".job"), f"{array}_{index}\n")
-                    self._states[f"{array}_{index}"] = "PENDING"
+        numbers = {run.log: self._noted(run) for run in runs}
+        if new := [run for run in runs if numbers[run.log] is None]:
+            for run, number in zip(new, self._submit(new), strict=True):
+                with file_errors():
+                    write_atomically(_note_of(run.log), f"{number}\n")
+                numbers[run.log], self._states[number] = number, "PENDING"
         for run in runs:
-            run.job = SlurmJob(run, self)
+            run.job = SlurmJob(str(numbers[run.log]), run.log, self)
 
     def _noted(self, run: SeedRun) -> str | None:
         """Return the number of the job that was submitted for a run and has not ended yet."""
-        note = run.log.with_suffix(".job")
-        if not note.exists() or run.log.with_suffix(".status").exists():
+        try:
+            number = _note_of(run.log).read_text(encoding="utf-8").strip()
+        except OSError:
             return None
-        number = note.read_text(encoding="utf-8").strip()
         return None if self.has_ended(number) else number
 
-    def _submit(self, runs: list[SeedRun]) -> str:
-        """Submit an array of jobs, and return its number."""
-        logs, cases = runs[0].log.parent, list[str]()
-        for index, run in enumerate(runs):
-            log, folder = run.log.with_suffix("").resolve(), run.folder.resolve()
-            run.log.with_suffix(".status").unlink(missing_ok=True)
-            values = f"log={shlex.quote(str(log))} run={shlex.quote(str(folder))}"
-            cases.append(f"{index}) {values} overrides=({shlex.join(run.arguments)}) ;;")
-        (logs / "slurm").mkdir(parents=True, exist_ok=True)
-        script = logs / f"slurm/{time.time_ns()}.sbatch"
-        program, threads = shlex.join(started("pretrain")), self._config.threads
-        write_atomically(script, _SCRIPT.format(threads=threads, runs="\n".join(cases), program=program))
-        words = ["sbatch", "--parsable", f"--array=0-{len(runs) - 1}", f"--job-name={logs.parent.name}"]
-        words += [f"--output={logs}/slurm/%A_%a.out", "--open-mode=append", "--requeue", "--signal=B:USR1@120"]
-        # What a launcher has set for the sweep itself, its jobs would inherit.
-        environment = without_launcher(os.environ)
-        if conf := os.environ.get("SLURM_CONF"):
-            environment["SLURM_CONF"] = conf
-        submitted = subprocess.run(
-            [*words, *slurm_options(self._config), str(script)], env=environment, capture_output=True, text=True
+    def _submit(self, runs: list[SeedRun]) -> list[str]:
+        import submitit
+
+        config, options = self._config, dict(self._config.slurm or {})
+        nodes, folder = int(options.pop("nodes", 1)), _folder_of(runs[0].log)
+        with file_errors():
+            folder.mkdir(parents=True, exist_ok=True)
+        executor = submitit.SlurmExecutor(folder, max_num_timeout=_MOST_TIMEOUTS)
+        executor.update_parameters(
+            job_name=runs[0].log.parent.parent.name,
+            time=int(options.pop("time")),
+            nodes=nodes,
+            ntasks_per_node=config.ranks // nodes,
+            cpus_per_task=config.threads,
+            signal_delay_s=_WARNING_S,
+            array_parallelism=len(runs),
+            stderr_to_stdout=True,
+            # The job finds this module wherever the sweep was started.
+            setup=[
+                f"export OMP_NUM_THREADS={config.threads} SRUN_CPUS_PER_TASK={config.threads}",
+                *[f"export {name}={value}" for name, value in ENVIRONMENT.items()],
+                *([] if PACKAGE else [f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"]),
+            ],
+            srun_args=["--kill-on-bad-exit=1"],
+            additional_parameters={name.replace("_", "-"): value for name, value in options.items()},
         )
-        if submitted.returncode != 0:
-            lines = [line for line in submitted.stderr.splitlines() if "error" in line.lower()] or [submitted.stderr]
-            reason = lines[-1].removeprefix("sbatch: ").strip()
-            raise UserError(f"sbatch refuses the runs ({reason}); correct sweep.launcher.slurm")
-        return submitted.stdout.strip().partition(";")[0]
+        # What a launcher has set for the sweep itself, its jobs would inherit.
+        kept = {*without_launcher(os.environ), "SLURM_CONF"}
+        hidden = {name: os.environ.pop(name) for name in [*os.environ] if name not in kept}
+        try:
+            with executor.batch():
+                jobs = [executor.submit(Run(run.arguments, run.log)) for run in runs]
+        except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
+            lines = [line for line in str(error).splitlines() if "error" in line.lower()]
+            reason = (lines or [str(error)])[-1].removeprefix("sbatch: ").strip()
+            raise UserError(f"sbatch refuses the runs ({reason}); correct sweep.launcher.slurm") from error
+        finally:
+            os.environ.update(hidden)
+        return [job.job_id for job in jobs]
 
     def has_ended(self, number: str) -> bool:
         return self.state(number).split()[0] in _ENDED
@@ -125,8 +131,10 @@ class SlurmLauncher:
         if time.monotonic() >= self._ask_at:
             words = ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i %T"]
             try:
-                answer = subprocess.run(words, capture_output=True, check=True, text=True, timeout=_ANSWERS_WITHIN_S)
-                self._states = dict(line.split(maxsplit=1) for line in answer.stdout.splitlines())
+                answer = subprocess.run(
+                    words, capture_output=True, check=True, encoding="utf-8", timeout=_ANSWERS_WITHIN_S
+                ).stdout
+                self._states = dict(line.split(maxsplit=1) for line in answer.splitlines())
             except subprocess.SubprocessError as error:
                 if self._ask_at == 0:
                     reason = (getattr(error, "stderr", None) or str(error)).strip()
@@ -136,37 +144,122 @@ class SlurmLauncher:
 
 
 class SlurmJob:
-    """A run in a job of Slurm, which has written its number and at its end the exit status."""
+    """A run in a job of Slurm."""
 
-    def __init__(self, run: SeedRun, launcher: SlurmLauncher) -> None:
-        self._log, self._launcher = run.log, launcher
-        self._number = run.log.with_suffix(".job").read_text(encoding="utf-8").strip()
+    def __init__(self, number: str, log: Path, launcher: SlurmLauncher) -> None:
+        from submitit import SlurmJob as Submitted
+
+        self._number, self._log, self._launcher = number, log, launcher
+        self._job: Any = Submitted(_folder_of(log), number)
         self._status: int | None = None
         self._gone_at: float | None = None  # when Slurm said that the job has ended
 
     def poll(self) -> int | None:
         if self._status is None:
-            with suppress(OSError, ValueError):
-                self._status = int(self._log.with_suffix(".status").read_text(encoding="utf-8"))
-        if self._status is None and self._launcher.has_ended(self._number):
-            # The status comes through the shared folder, perhaps later than the job's end.
-            self._gone_at = self._gone_at or time.monotonic()
-            if time.monotonic() - self._gone_at > _STATUS_WITHIN_S:
-                self._status = 1
-                with file_errors(), open(self._log, "a", encoding="utf-8") as log:
-                    log.write(f"error: job {self._number} of Slurm ended as {self._launcher.state(self._number)}\n")
+            if self._job.paths.result_pickle.exists():
+                self._status = self._result()
+            elif self._launcher.has_ended(self._number):
+                # The result comes through the shared folder, perhaps later than the job's end.
+                self._gone_at = self._gone_at or time.monotonic()
+                if time.monotonic() - self._gone_at > _RESULT_WITHIN_S:
+                    self._status = self._failed(f"ended as {self._launcher.state(self._number)}")
         return self._status
 
     def terminate(self) -> None:
         # A job that waits has nothing to save. The signal reaches only a job that runs.
-        self._scancel("--state=PENDING")
-        self._scancel("--signal=TERM")
+        _scancel("--state=PENDING", self._number)
+        _scancel("--signal=TERM", self._number)
 
     def kill(self) -> None:
-        self._scancel()
+        _scancel(self._number)
 
-    def _scancel(self, *options: str) -> None:
-        # It fails if the job has just ended, which `poll` finds out.
-        with suppress(subprocess.TimeoutExpired):
-            words = ["scancel", "--quiet", *options, self._number]
-            subprocess.run(words, capture_output=True, timeout=_ANSWERS_WITHIN_S)
+    def _result(self) -> int:
+        from submitit.core.utils import FailedJobError, UncompletedJobError
+
+        try:
+            return int(self._job.result())
+        except (FailedJobError, UncompletedJobError) as error:
+            lines = [line for line in str(error).splitlines() if line.strip(" -")]
+            return self._failed(f"failed: {lines[-3] if len(lines) > 2 else error}")
+
+    def _failed(self, reason: str) -> int:
+        """Write into the log of the run why it ended, where the sweep looks for a reason."""
+        with file_errors(), open(self._log, "a", encoding="utf-8") as log:
+            log.write(f"error: job {self._number} of Slurm {reason}\n")
+        return 1
+
+
+class Run:
+    """A run of a sweep, which submitit calls in each task of the job."""
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        self._arguments, self._log = arguments, log.resolve()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._status: int | None = None
+        self._is_stopping = False
+
+    def __call__(self) -> int:
+        """Run pretrain.py as the rank of this task, and return its exit status."""
+        end_with_parent = ending_with_parent(signal.SIGTERM)
+
+        def begin() -> None:
+            # Slurm's warning reaches all processes of the job. It is meant for submitit.
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+            if end_with_parent is not None:
+                end_with_parent()
+
+        signal.signal(signal.SIGTERM, self._stop)
+        with open(self._log, "a", encoding="utf-8") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, str(PRETRAIN), *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=begin,
+            )
+        if self._is_stopping:  # the signal came before there was a process
+            self._stop()
+        threading.Thread(target=self._wait, daemon=True).start()
+        return self._ended()
+
+    def checkpoint(self) -> Any:
+        """Stop the run, and return what the job does when it starts again.
+
+        submitit calls this in a signal handler, before the time limit.
+        """
+        from submitit.helpers import DelayedSubmission
+
+        self._stop()
+        self._ended()
+        return DelayedSubmission(Run(self._arguments, self._log))
+
+    def _stop(self, *_: int | FrameType | None) -> None:
+        self._is_stopping = True
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        self._status = self._process.wait()
+
+    def _ended(self) -> int:
+        # A handler interrupts this loop and runs it, too: a lock would be taken twice.
+        while self._status is None:
+            time.sleep(0.1)
+        return self._status
+
+
+def _scancel(*words: str) -> None:
+    # It fails if the job has just ended, which `poll` finds out.
+    with suppress(subprocess.TimeoutExpired):
+        subprocess.run(["scancel", "--quiet", *words], capture_output=True, timeout=_ANSWERS_WITHIN_S)
+
+
+def _note_of(log: Path) -> Path:
+    """Return the file with the number of the job that was last submitted for a run."""
+    return log.with_suffix(".job")
+
+
+def _folder_of(log: Path) -> Path:
+    """Return submitit's folder, with the scripts and results of the jobs."""
+    return (log.parent / "slurm").resolve()

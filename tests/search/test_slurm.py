@@ -1,6 +1,6 @@
 """The launcher for Slurm, with programs in the place of Slurm's that note what they were asked."""
 
-import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,20 +8,21 @@ import time
 from pathlib import Path
 
 import pytest
+from submitit.core.utils import cloudpickle_dump
 
 from records.lock import RunLock
 from search import slurm
 from search.config import LauncherConfig
-from search.launchers import SeedRun, command_line, runs_at_once
+from search.launchers import Job, SeedRun, command_line, runs_at_once
 from search.slurm import SlurmLauncher
 from tests.runs import REPOSITORY
 from utils.errors import UserError
 
 PROGRAMS = {
-    "sbatch": 'echo "$@" >> {0}/sbatch; env > {0}/environment; for last; do :; done; cp "$last" {0}/script; echo 77',
+    "sbatch": 'cp "$1" {0}/submitted; env > {0}/environment; echo "$1" >> {0}/sbatch; echo Submitted batch job 77',
     "squeue": "cat {0}/queue",
     "scancel": 'echo "$@" >> {0}/scancel',
-    "scontrol": 'echo "$@" >> {0}/scontrol',
+    "srun": "true",
 }
 
 
@@ -43,22 +44,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _program(folder: Path, name: str, does: str) -> None:
-    (folder / "bin" / name).write_text(f"#!/bin/bash\n{does}\n")
-    (folder / "bin" / name).chmod(0o755)
-
-
 def _runs(folder: Path, number: int) -> list[SeedRun]:
-    sweep = folder / "my_sweep"
-    return [
-        SeedRun([f"lr={index}"], sweep / f"trial_{index}", sweep / f"logs/trial_{index}.log") for index in range(number)
-    ]
+    logs = [folder / f"my_sweep/logs/trial_{index}.log" for index in range(number)]
+    return [SeedRun([f"lr={index}"], folder / log.stem, log) for index, log in enumerate(logs)]
 
 
-def _started(launcher: SlurmLauncher, *runs: SeedRun) -> list[int | None]:
-    """Start runs, and return their exit statuses."""
-    launcher.start([*runs])
-    return [run.job.poll() for run in runs if run.job is not None]
+def _jobs(launcher: SlurmLauncher, runs: list[SeedRun]) -> list[Job]:
+    """Start runs, and return their jobs."""
+    launcher.start(runs)
+    return [run.job for run in runs if run.job is not None]
 
 
 def _queue(folder: Path, *states: str) -> None:
@@ -66,19 +60,22 @@ def _queue(folder: Path, *states: str) -> None:
 
 
 def _num_submitted(folder: Path) -> int:
-    return len((folder / "sbatch").read_text().splitlines())
+    return len((folder / "sbatch").read_text().splitlines()) if (folder / "sbatch").exists() else 0
 
 
 def test_runs_that_start_together_are_one_array(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "3")  # the sweep itself may run in a job
     monkeypatch.setenv("SLURM_CONF", "here")
     options = {"time": 120, "partition": "gpu", "gpus_per_node": 2, "nodes": 2, "exclusive": True}
-    SlurmLauncher(_config(ranks=4, slurm=options)).start(_runs(folder, 3))
-    assert _num_submitted(folder) == 1
-    assert set((folder / "sbatch").read_text().split()) > {
-        *("--array=0-2", "--time=120", "--partition=gpu", "--gpus-per-node=2", "--nodes=2", "--exclusive"),
-        *("--ntasks-per-node=2", "--cpus-per-task=2", "--signal=B:USR1@120", "--job-name=my_sweep", "--requeue"),
+    jobs = _jobs(SlurmLauncher(_config(ranks=4, slurm=options)), _runs(folder, 3))
+    assert len(jobs) == 3 and _num_submitted(folder) == 1
+    script = (folder / "submitted").read_text()
+    asked = set(re.findall(r"^#SBATCH --(.*)$", script, flags=re.MULTILINE))
+    assert asked > {
+        *("array=0-2%3", "time=120", "partition=gpu", "gpus-per-node=2", "nodes=2", "exclusive"),
+        *("ntasks-per-node=2", "cpus-per-task=2", "signal=USR2@120", "job-name=my_sweep", "open-mode=append"),
     }
+    assert "export OMP_NUM_THREADS=2 " in script and f"export PYTHONPATH={REPOSITORY}" in script
     environment = (folder / "environment").read_text().splitlines()
     assert "SLURM_CONF=here" in environment and "SLURM_RESTART_COUNT=3" not in environment
     notes = [(folder / f"my_sweep/logs/trial_{index}.job").read_text() for index in range(3)]
@@ -90,11 +87,10 @@ def test_a_later_process_finds_the_jobs_that_have_not_ended(folder: Path) -> Non
     SlurmLauncher(_config()).start(runs)
     _queue(folder, "RUNNING", "COMPLETED", "PENDING")
     later = SlurmLauncher(_config())
-    assert _started(later, runs[0], runs[2]) == [None, None] and _num_submitted(folder) == 1
+    jobs = _jobs(later, [runs[0], runs[2]])
+    assert _num_submitted(folder) == 1 and [job.poll() for job in jobs] == [None, None]
     later.start([runs[1]])
     assert _num_submitted(folder) == 2
-    runs[0].log.with_suffix(".status").write_text("1\n")
-    assert _started(later, runs[0]) == [None] and _num_submitted(folder) == 3, "its job ends, whatever squeue says yet"
 
 
 def test_a_run_in_use_starts_only_if_its_job_is_known(folder: Path) -> None:
@@ -109,42 +105,49 @@ def test_a_run_in_use_starts_only_if_its_job_is_known(folder: Path) -> None:
     assert SlurmLauncher(_config()).may_start(other)
 
 
-def test_a_job_without_a_status_was_ended_by_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "_STATUS_WITHIN_S", 0.1)
-    (run,) = _runs(folder, 1)
-    _queue(folder, "OUT_OF_MEMORY")
-    assert _started(SlurmLauncher(_config()), run) == [None], "the status may still be on its way"
+def test_the_status_is_that_of_the_run_unless_slurm_ended_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "_RESULT_WITHIN_S", 0.1)
+    _queue(folder, "RUNNING")
+    one, other = _jobs(SlurmLauncher(_config()), runs := _runs(folder, 2))
+    assert one.poll() is None
+    (folder / "my_sweep/logs/slurm/77_0_0_result.pkl").parent.mkdir(exist_ok=True)
+    cloudpickle_dump(("success", -9), folder / "my_sweep/logs/slurm/77_0_0_result.pkl")
+    assert one.poll() == -9
+    _queue(folder, "COMPLETED", "OUT_OF_MEMORY")
+    assert other.poll() is None, "the result may still be on its way"
     time.sleep(0.2)
-    assert run.job is not None and run.job.poll() == 1
-    assert run.log.read_text() == "error: job 77_0 of Slurm ended as OUT_OF_MEMORY\n"
+    assert other.poll() == 1
+    assert runs[1].log.read_text() == "error: job 77_1 of Slurm ended as OUT_OF_MEMORY\n"
 
 
 def test_a_stop_takes_a_waiting_job_away_and_signals_a_running_one(folder: Path) -> None:
-    (run,) = _runs(folder, 1)
-    SlurmLauncher(_config()).start([run])
-    assert run.job is not None
-    run.job.terminate()
-    run.job.kill()
+    (job,) = _jobs(SlurmLauncher(_config()), _runs(folder, 1))
+    job.terminate()
+    job.kill()
     assert (folder / "scancel").read_text().splitlines() == [
-        "--quiet --state=PENDING 77_0",
-        "--quiet --signal=TERM 77_0",
-        "--quiet 77_0",
+        "--quiet --state=PENDING 77",
+        "--quiet --signal=TERM 77",
+        "--quiet 77",
     ]
 
 
+def _program(folder: Path, name: str, does: str) -> None:
+    (folder / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
+    (folder / "bin" / name).chmod(0o755)
+
+
 def test_a_refusing_or_silent_slurm_is_one_line_and_later_no_end(folder: Path) -> None:
-    run, other = _runs(folder, 2)
-    SlurmLauncher(_config()).start([run])
-    assert run.job is not None
+    launcher = SlurmLauncher(_config())
+    (job,) = _jobs(launcher, _runs(folder, 1))
     _program(folder, "sbatch", "echo 'sbatch: error: invalid partition specified: gpu' >&2; exit 1")
     with pytest.raises(UserError, match=r"^sbatch refuses the runs \(error: invalid partition specified: gpu\)"):
-        SlurmLauncher(_config()).start([other])
+        SlurmLauncher(_config()).start([SeedRun([], folder / "other", folder / "other.log")])
     _program(folder, "squeue", "echo down >&2; exit 1")
     with pytest.raises(UserError, match=r"squeue fails \(down\)"):
-        run.job.poll()
-    for does in ("echo 77_0 RUNNING", "exit 1"):
+        job.poll()
+    for does in ("echo 77 RUNNING", "exit 1"):
         _program(folder, "squeue", does)
-        assert run.job.poll() is None
+        assert job.poll() is None
 
 
 def test_without_slurm_the_command_line_is_shown_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -159,35 +162,55 @@ def test_without_slurm_the_command_line_is_shown_all_the_same(monkeypatch: pytes
         SlurmLauncher(config)
 
 
-# What srun does in the place of a run. It notes its arguments, and a signal stops it.
-RUN = """
-printf '%s\\n' "$@" OMP_NUM_THREADS=$OMP_NUM_THREADS > {0}/asked
-stop() {{ sleep 0.2; touch {0}/my_sweep/trial_1/stopped; exit 0; }}
-trap stop USR1
-echo begun
-while [ "$wait" ]; do sleep 0.05; done
-exit 5
+# ---- what runs in the job ----------------------------------------------------------------------
+
+# Takes the place of pretrain.py.
+PROGRAM = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+os.kill(os.getpid(), signal.SIGUSR2)  # Slurm's warning reaches it too
+print("begun", *sys.argv[1:], flush=True)
+while "wait" in sys.argv:
+    time.sleep(0.01)
+sys.exit(5)
 """
 
 
-@pytest.mark.parametrize("is_warned", [False, True])
-def test_a_job_runs_its_trial_and_goes_back_into_the_queue_at_its_limit(folder: Path, is_warned: bool) -> None:
-    runs = _runs(folder, 2)
-    runs[1].arguments.append("run_name='a b'")
-    runs[1].folder.mkdir()
-    SlurmLauncher(_config()).start(runs)
-    _program(folder, "srun", RUN.format(folder))
-    variables = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "78", "wait": "1" if is_warned else ""}
-    job = subprocess.Popen(["bash", folder / "script"], env={**os.environ, **variables})
-    while not runs[1].log.exists() or not runs[1].log.read_text():
-        assert job.poll() in (None, 0)
+# Does what submitit does in a job. submitit's handler of the warning calls `checkpoint`.
+SUBMITIT = """
+import signal, sys
+from pathlib import Path
+from search import slurm
+folder = Path(sys.argv[1])
+slurm.PRETRAIN = folder / "pretrain.py"
+run = slurm.Run(sys.argv[2:], folder / "log")
+def warned(*_):
+    again = run.checkpoint()
+    sys.exit(100 + run._status + len(again.function._arguments))
+signal.signal(signal.SIGUSR2, warned)
+sys.exit(run())
+"""
+
+
+def _task(folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    (folder / "pretrain.py").write_text(PROGRAM)
+    task = subprocess.Popen([sys.executable, "-c", SUBMITIT, str(folder), *arguments], cwd=REPOSITORY)
+    while not (folder / "log").exists() or not (folder / "log").read_text():
+        assert task.poll() in (None, 5)
         time.sleep(0.01)
-    if is_warned:
-        job.send_signal(signal.SIGUSR1)
-    assert job.wait(30) == 0 and runs[1].log.read_text() == "begun\n"
-    pretrain = [sys.executable, str(REPOSITORY / "pretrain.py")]
-    asked = ["--kill-on-bad-exit=1", *pretrain, "lr=1", "run_name='a b'", "OMP_NUM_THREADS=2"]
-    assert (folder / "asked").read_text().splitlines() == asked
-    requeued = (folder / "scontrol").read_text() if is_warned else None
-    assert runs[1].job is not None and not runs[0].log.exists()
-    assert (runs[1].job.poll(), requeued) == ((None, "requeue 78\n") if is_warned else (5, None))
+    return task
+
+
+def test_a_run_writes_its_log_and_a_signal_stops_it(tmp_path: Path) -> None:
+    """After a warning before the time limit, the same is to start again."""
+    for name, argument, number, status in (
+        ("ends", "lr=1", None, 5),
+        ("is stopped", "wait", signal.SIGTERM, 7),
+        ("is warned", "wait", signal.SIGUSR2, 100 + 7 + 1),
+    ):
+        (tmp_path / name).mkdir()
+        task = _task(tmp_path / name, argument)
+        if number is not None:
+            task.send_signal(number)
+        assert task.wait(30) == status
+        assert (tmp_path / name / "log").read_text() == f"begun {argument}\n"
