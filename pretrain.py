@@ -1,5 +1,13 @@
 """Train a recursive reasoning model, or a model of text: the whole run, in the order of events.
 
+main             the whole run, again from a checkpoint if a step goes wrong
+open_run         connect the devices, and open the data
+build_state      the model in parts, its weights, its optimizers, and what a checkpoint has of both
+train            the loop: a step, and what is due after it
+take_step        a step, and the row that is to be logged of it
+train_step       one segment of every slot, or one pass over text, and an update of every weight
+after_step       evaluate, log, save, stop
+
 Every rank runs this file. The objects that it makes hide how many ranks there are. A docstring that
 says "Every rank." marks a function that all ranks must call together.
 """
@@ -339,7 +347,8 @@ def after_step(session: Session, row: Row) -> bool:
         out_of_patience = evaluated and plan.out_of_patience(progress)
         checkpoint_due = plan.checkpoint_due(progress.step, evaluated=evaluated)
         if stopping or data_failed or out_of_patience or is_best or checkpoint_due:
-            session.save(is_best=is_best)
+            ends = stopping or data_failed or out_of_patience or progress.step >= plan.last_step
+            session.save(is_best=is_best, is_last=ends)
         elif plan.replicas_check_due(progress.step):
             session.check_replicas()
         if data_failed:

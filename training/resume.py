@@ -1,6 +1,7 @@
 """Decide how a run begins: its config, and the checkpoint that it resumes, if any. For rank 0."""
 
 import os
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,7 +92,15 @@ def read_start(overrides: list[str], lock: RunLock, launch: Launch) -> Start:
 
 
 def _new_run(overrides: list[str], where: RunConfig, notes: list[str]) -> Start:
-    asked = validate(PretrainConfig, read_config_of_new_run(overrides), lambda: compose("pretrain", overrides))
+    values = read_config_of_new_run(overrides)
+    asked = validate(PretrainConfig, values, lambda: compose("pretrain", overrides))
+    typed = typed_keys_and_groups("pretrain", overrides)
+    if {"arch", "experiment"} <= typed:
+        recipe = compose("pretrain", [each for each in overrides if not re.match(r"\+*arch[.=]", each)]).values
+        before, now = dict(flatten({"arch": recipe["arch"]})), dict(flatten({"arch": values["arch"]}))
+        both = [key for key in before if key in now and key not in typed and before[key] != now[key]]
+        if changed := ", ".join(f"{key} {before[key]} -> {now[key]}" for key in both):
+            notes.append(f"the typed arch replaces that of the recipe, and with it these keys: {changed}")
     named = {key: getattr(where, key) for key in (*_NAMES, "checkpoint_path")}
     return Start(asked.model_copy(update=named | {"started_in": asked.started_in or os.getcwd()}), notes=notes)
 

@@ -27,7 +27,9 @@ class Saves:
     ) -> None:
         self._checkpointer, self._progress, self._say = checkpointer, progress, say
         self.may_fail, self._most = config.on_save_error == "continue", config.max_failed_saves
-        self._failed_in_a_row, self._is_under_way = 0, False
+        self._rewinds = config.on_nonfinite == "rewind"
+        self._in_a_row: list[FailedSave] = []
+        self._is_under_way = False
         self._best_on_disk = progress.best  # the value of the step that `best` names
         self._best_under_way: float | None = None  # the value of the step that is being saved, if it is the best
 
@@ -39,46 +41,40 @@ class Saves:
         self._is_under_way, self._best_under_way = True, snapshot.state.best if is_best else None
 
     def look(self) -> None:
-        """Do as `finish` if the save that is under way has ended already."""
+        """Count and report a failure of the save if it has ended already.
+
+        This does not end a run that may go on: the last save may come next.
+        """
         if not self._checkpointer.is_under_way():
-            self.finish()
+            self._wait()
+
+    def finish(self, *, last_comes: bool = False) -> None:
+        """Wait for the save that is under way.
+
+        Args:
+            last_comes: the next save is the last of the run, which is tried however many saves have
+                failed before it.
+        """
+        self._wait()
+        if not last_comes:
+            self.require_attempts_left()
+
+    def require_attempts_left(self) -> None:
+        """Raise UserError if max_failed_saves saves in a row have failed.
+
+        Call this only where no last save follows, because the last save has attempts of its own.
+        """
+        if len(self._in_a_row) >= self._most:
+            self._give_up(self._in_a_row[-1])
 
     def last_good(self) -> str:
-        """Return a phrase that names the checkpoint to go on from, when a step went wrong."""
-        self.finish()
-        return self._checkpointer.last_good
+        """Return a phrase that names the checkpoint to go on from, when a step went wrong.
 
-    def finish(self) -> None:
-        """Wait for the save that is under way, and count and report its failure.
-
-        Raises:
-            UserError: max_failed_saves saves in a row have failed, or none may fail.
+        Without on_nonfinite=rewind, too many failed saves are no error here: the caller ends the
+        run, and says what went wrong.
         """
-        best, self._best_under_way = self._best_under_way, None
-        was_under_way, self._is_under_way = self._is_under_way, False
-        try:
-            self._checkpointer.wait()
-        except FailedSave as failed:
-            if not self.may_fail:
-                raise
-            self._progress.failed_saves += 1
-            self._failed_in_a_row += 1
-            lost = ""
-            if best is not None:
-                # The weights of this step are lost. A later step that is better than the one on the
-                # disk must become `best`, although it may be worse than the lost one.
-                self._progress.best = self._best_on_disk
-                lost = "; it was the best step, and `best` stays as it is"
-            self._say(
-                f"WARNING: {failed.what}{lost}; {failed.last_good}; training goes on (failed saves in a row: "
-                f"{self._failed_in_a_row}; the run ends at {self._most}); free the disk"
-            )
-            if self._failed_in_a_row >= self._most:
-                self._give_up(failed)
-        else:
-            if was_under_way:
-                self._failed_in_a_row = 0
-                self._best_on_disk = self._best_on_disk if best is None else best
+        self.finish(last_comes=not self._rewinds)
+        return self._checkpointer.last_good
 
     def finish_last(self) -> None:
         """Wait for the last save of the run, and try it again if it may fail."""
@@ -97,6 +93,31 @@ class Saves:
                 )
                 time.sleep(_PAUSE_S)
                 self._checkpointer.try_again()
+
+    def _wait(self) -> None:
+        best, self._best_under_way = self._best_under_way, None
+        was_under_way, self._is_under_way = self._is_under_way, False
+        try:
+            self._checkpointer.wait()
+        except FailedSave as failed:
+            if not self.may_fail:
+                raise
+            self._progress.failed_saves += 1
+            self._in_a_row.append(failed)
+            lost = ""
+            if best is not None:
+                # The weights of this step are lost. A later step that is better than the one on the
+                # disk must become `best`, although it may be worse than the lost one.
+                self._progress.best = self._best_on_disk
+                lost = "; it was the best step, and `best` stays as it is"
+            self._say(
+                f"WARNING: {failed.what}{lost}; {failed.last_good}; training goes on (failed saves in a row: "
+                f"{len(self._in_a_row)}; the run ends at {self._most}); free the disk"
+            )
+        else:
+            if was_under_way:
+                self._in_a_row.clear()
+                self._best_on_disk = self._best_on_disk if best is None else best
 
     def _give_up(self, failed: FailedSave) -> NoReturn:
         raise UserError(

@@ -210,7 +210,7 @@ class Session:
                 )
         except UserError:
             progress.pending_row = row
-            self.save(is_best=False)
+            self.save(is_best=False, is_last=True)
             raise
         if metrics is None:
             progress.pending_row = row
@@ -226,7 +226,7 @@ class Session:
             self.say(f"step {progress.step}: no time for all of the evaluation (eval_max_share)")
             return Evaluation(row, is_done=True)
         if self.saves.may_fail:  # a best step that could not be saved must not count as the best any more
-            self.saves.finish()
+            self.saves.finish(last_comes=True)
         return Evaluation(row, is_done=True, is_best=self.plan.update_best(metrics, progress))
 
     def log(self, row: Row) -> None:
@@ -239,15 +239,27 @@ class Session:
             self._metrics.write(step, {"epoch": self.plan.sampler.epoch(step), **row}, may_wait=self.saves.may_fail)
 
     def vote_to_end(self) -> tuple[bool, bool]:
-        """Return whether any rank was asked to stop, and whether any lacks a batch. Every rank."""
+        """Return whether any rank was asked to stop, and whether any lacks a batch. Every rank.
+
+        Raises:
+            UserError: max_failed_saves saves in a row have failed, and the run does not end at this
+                step otherwise. If it does, its last save is tried.
+        """
+        plan, progress = self.plan, self.state.progress
         stopping, data_failed = self._world.any_of(self._stop.requested(), self._data_error is not None)
+        if not (stopping or data_failed or plan.out_of_patience(progress) or progress.step >= plan.last_step):
+            self.saves.require_attempts_left()
         return stopping, data_failed
 
-    def save(self, *, is_best: bool) -> None:
-        """Begin to write a checkpoint of this step, if no step went wrong. Every rank."""
+    def save(self, *, is_best: bool, is_last: bool = False) -> None:
+        """Begin to write a checkpoint of this step, if no step went wrong. Every rank.
+
+        Args:
+            is_last: no other save follows, because the run ends.
+        """
         self.state.watch.require_no_bad_step(self.saves.last_good)
         self.check_replicas()  # a checkpoint of one rank's tensors would make its errors everybody's
-        self.saves.finish()  # its failure changes the progress, which the snapshot holds
+        self.saves.finish(last_comes=is_last)  # its failure changes the progress, which the snapshot holds
         snapshot = self.state.snapshot(self.config, self._data, self._world)
         upload = partial(self._metrics.add_checkpoint, is_best=is_best)
         self.saves.begin(snapshot, is_best=is_best, first=self._metrics.write_waiting, then=upload)

@@ -62,3 +62,9 @@ def test_a_relative_path_is_relative_to_where_the_run_was_started(tmp_path: Path
     Path("data").mkdir()
     config = read("checkpoint_path=run", "data_path=data", "data_paths_test=[data]").config
     assert config.started_in == os.getcwd() and config.test_paths == ["data"]
+
+
+def test_a_typed_architecture_names_the_keys_of_the_recipe_that_it_replaces() -> None:
+    (note,) = read("experiment=demo", "arch=hrm", "arch.L_layers=2", "checkpoint_path=run").notes
+    assert "arch.hidden_size 16 -> 512" in note and "arch.L_layers" not in note
+    assert not read("experiment=demo", "arch=se_mixer", "checkpoint_path=other").notes

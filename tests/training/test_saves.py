@@ -68,9 +68,9 @@ def test_a_run_ends_after_as_many_failed_saves_in_a_row(
     assert_same_run(run, quiet if ranks == 1 else quiet_2)
 
 
-@pytest.mark.parametrize("each_is_saved", [True, False])
+@pytest.mark.parametrize(("each_is_saved", "ends_at"), [(True, 6), (False, 7)])
 def test_a_failure_that_an_evaluation_notices_counts(
-    data: Path, tmp_path: Path, log: Path, each_is_saved: bool
+    data: Path, tmp_path: Path, log: Path, each_is_saved: bool, ends_at: int
 ) -> None:
     """The evaluation of the next step, and no log, finds that the second save has failed."""
     run = tmp_path / "run"
@@ -79,7 +79,7 @@ def test_a_failure_that_an_evaluation_notices_counts(
     done = train(typed, log, hook=with_arguments(_full_without_best, 4, 11))
     assert "2 saves in a row failed (max_failed_saves)" in done.error()
     assert done.output.count("WARNING: the checkpoint of step") == 2, done.output
-    assert 5 <= rows(run)[-1]["step"] <= 7, "the run went on"
+    assert [row["step"] for row in rows(run)][-1] == ends_at, "the run went on, or lost the row of its last step"
 
 
 def _full_without_best(first_step: int, end_step: int, rank: int) -> None:
@@ -109,14 +109,25 @@ def _full_at_the_end(first_step: int, freed_in_pause: int, rank: int, *, stops: 
 def test_the_last_save_is_tried_again(
     data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, log: Path, ranks: int
 ) -> None:
-    """It has attempts of its own."""
+    """It has attempts of its own, also if the save before it was the last one that may fail."""
     run = tmp_path / "run"
-    typed = settings(data, run, max_failed_saves=3, checkpoint_every_n_steps=None, **ON)
+    typed = settings(data, run, max_failed_saves=2, checkpoint_every_n_steps=None, **ON)
     output = train(typed, log, ranks=ranks, hook=with_arguments(_full_at_the_end, 4, 1)).ok()
-    assert "failed saves in a row: 2; the run ends at 3" in output
-    assert "this is the last checkpoint of the run: trying again in 10 s (attempt 2 of 3)" in output
+    assert "failed saves in a row: 2; the run ends at 2" in output
+    assert "this is the last checkpoint of the run: trying again in 10 s (attempt 2 of 2)" in output
     assert_same_run(run, quiet if ranks == 1 else quiet_2, metrics=False)
     assert [row["step"] for row in rows(run)] == [1, 5, 10, 12], "rows that had to wait are lost"
+
+
+def test_a_failure_that_the_last_log_notices_leaves_the_last_save_its_attempts(
+    data: Path, tmp_path: Path, log: Path
+) -> None:
+    """The save of step 11 fails, and step 12 is logged before its own save."""
+    changes = {"max_failed_saves": 1, "checkpoint_every_n_steps": 11, "eval_every_n_steps": 12, "log_interval": 4}
+    typed = settings(data, tmp_path / "run", **(changes | ON))
+    done = train(typed, log, hook=with_arguments(_full_at_the_end, 9, 0))
+    assert "failed saves in a row: 1; the run ends at 1" in done.output
+    assert "the checkpoint of step 12 could not be written" in done.error(), "the last save was not tried"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -335,6 +346,19 @@ def test_the_count_in_a_row_begins_anew_after_a_save(
     run.begin(8)
     with pytest.raises(UserError, match=r"2 saves in a row failed \(max_failed_saves\)"):
         run.saves.finish()
+
+
+def test_failed_saves_end_a_run_that_would_go_back(data: Path, tmp_path: Path, refuse: Callable[[bool], None]) -> None:
+    """It asks for the last good checkpoint. A rewind would begin a new count."""
+    for reaction in ("rewind", "stop"):
+        run = _Run(data, tmp_path / reaction, max_failed_saves=1, on_nonfinite=reaction)
+        refuse(True)
+        run.begin(1)
+        if reaction == "rewind":
+            with pytest.raises(UserError, match=r"1 saves in a row failed \(max_failed_saves\)"):
+                run.saves.last_good()
+        else:  # the run ends in any case, and with the message about the step
+            assert run.saves.last_good() == "there is no checkpoint yet"
 
 
 def test_a_failed_save_is_noticed_without_another_save(
