@@ -294,8 +294,8 @@ class Followed:
             return Evaluation(row, is_done=False)
         return Evaluation(row | {"eval/all/accuracy": 1.0}, is_done=True, is_best=self._ends_as == "best")
 
-    def save(self, *, is_best: bool) -> None:
-        self._note("save" + " best" * is_best)
+    def save(self, *, is_best: bool, is_last: bool = False) -> None:
+        self._note("save" + " best" * is_best + " last" * is_last)
 
     def raise_data_error(self) -> None:
         self._note("raise")
@@ -319,7 +319,8 @@ def test_what_follows_a_step(evaluation: str | None, step: int) -> None:
             expected.append(f"log {', '.join(names)}")
         is_due = checkpoint or (is_evaluated and step == LAST)
         if stopping or unreadable or ends_early or evaluation == "best" or is_due:
-            expected.append("save" + " best" * (evaluation == "best"))
+            is_last = stopping or unreadable or ends_early or step == LAST
+            expected.append("save" + " best" * (evaluation == "best") + " last" * is_last)
         else:
             expected.append("check")
         if unreadable:
