@@ -23,6 +23,8 @@ from dataset.evaluators import NO_EVALUATORS, EvaluatorName, Evaluators, able_ev
 from dataset.schema import Split
 from dataset.tta import Variations
 from models.base import RecursiveModel
+from records.checkpoint.reader import open_checkpoint
+from sharing.sources import kind_of
 from training.data import AnySplit
 from training.evaluation import EvalOptions, evaluate
 from training.kinds import kind_of_arch, require_keys_of
@@ -136,6 +138,9 @@ def score(config: EvaluateConfig, trained: Trained, split: AnySplit, world: Worl
             # Find these mistakes now, and not after an hour of evaluation.
             if config.plot:
                 pyplot()
+            for other in config.vote_with:
+                if kind_of(other) != "weights":
+                    open_checkpoint(Path(other), tell)
             to, more = (config.out, trained, config.data_path), config.plot or bool(config.save_outputs)
             out, keeps_results = prepare_folder(*to, split, config.max_examples, writes_more=more)
     out, keeps_results = world.broadcast_object((out, keeps_results))
@@ -218,7 +223,8 @@ def report(
         for line in reliability_table(name, of_set, metrics[f"eval/{name}/calibration_error"]):
             show(line)
         if config.num_steps is not None or config.methods:
-            compute += (rows := costs(config, metrics, name, steps))
+            rows = costs(config, metrics, name, steps)
+            compute += rows
             for line in compute_table(name, rows, metrics[f"eval/{name}/num_examples"]):
                 show(line)
     results = {

@@ -98,13 +98,13 @@ def _read_checkpoint(folder: Path, rng: Random) -> None:
     begun = begin([f"checkpoint_path={run}", "resume=auto", "device=cpu"])
     assert begun.start.config.run_path == run, "the run would go on in another folder"
     with begun.lock:
-        prepare(begun.start, begun.lock)
+        prepare(begun.start, begun.lock, Launch())
 
 
 def _write_config(folder: Path) -> None:
     overrides = _settings(_sudoku(folder.parent / "data of config"), folder / "run")
     with RunLock() as lock:
-        prepare(read_start(overrides, lock, Launch()), lock)
+        prepare(read_start(overrides, lock, Launch()), lock, Launch())
 
 
 def _read_config(folder: Path, rng: Random) -> None:
@@ -112,7 +112,7 @@ def _read_config(folder: Path, rng: Random) -> None:
     with RunLock() as lock:
         start = read_start([f"checkpoint_path={run}", "resume=auto", "device=cpu"], lock, Launch())
         assert start.config.run_path == run, "the run would go on in another folder"
-        prepare(start, lock)
+        prepare(start, lock, Launch())
 
 
 def _write_weights(folder: Path) -> None:

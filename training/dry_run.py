@@ -121,9 +121,13 @@ class Variants:
         return min(variants, key=lambda variant: variant.peak)
 
     def smallest_change(self, variants: list[Variant]) -> Variant | None:
-        """Return the variant that fits with few overrides, and with few microbatches."""
-        fitting = [each for each in variants if each.peak <= self.limit]
-        return min(fitting, key=lambda each: (len(each.typed), each.config.grad_accumulation), default=None)
+        """Return the variant that fits, first of the own strategy, then with few overrides."""
+
+        def cost(variant: Variant) -> tuple[bool, int, int]:
+            config = variant.config
+            return config.parallel.name != self.config.parallel.name, len(variant.typed), config.grad_accumulation
+
+        return min((each for each in variants if each.peak <= self.limit), key=cost, default=None)
 
 
 # ---- the page ------------------------------------------------------------------------------------

@@ -79,10 +79,7 @@ class Footprints:
         # Memory grows evenly with the slots. So two measurements are enough for any number.
         peak, left, given = of_most + (num_slots / num_parts - most) * (of_most - of_few) / max(1, most - few)
         if isinstance(parallel, PipelineConfig):
-            # What the first rank keeps to go back. The schedule interleaved may need less.
-            is_1f1b = parallel.schedule == "1f1b"
-            under_way = min(parallel.microbatches, axes.model) if is_1f1b else parallel.microbatches
-            step = peak * under_way / axes.model
+            step = peak * _under_way(parallel, axes.model) / axes.model
         else:
             step = peak + (num_parts - 1) * left
         parts |= {CARRY: round(num_parts * given), ACTIVATIONS: round(step)}
@@ -132,6 +129,15 @@ def _gradients(model: Model) -> list[Tensor]:
     for weight in _trained(model):
         weight.grad = torch.empty_like(weight)
     return [weight.grad for weight in _trained(model) if weight.grad is not None]
+
+
+def _under_way(parallel: PipelineConfig, length: int) -> float:
+    """Return how many microbatches the first rank of a pipeline keeps at once, to go back."""
+    if parallel.schedule == "gpipe":
+        return parallel.microbatches
+    per_rank = parallel.num_stages(length) // length
+    stages = (per_rank - 1) * length + (2 * length - 1 if per_rank > 1 else length)
+    return min(parallel.microbatches, stages / per_rank)
 
 
 def _held(config: PretrainConfig, sizes: AnySizes, world: World, axes: Axes) -> Bytes:

@@ -9,14 +9,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from records.checkpoint.format import nearest_run, refuse_folder_of_runs, run_folder_of, step_folders
+from records.checkpoint.format import nearest_run, read_state, refuse_folder_of_runs, run_folder_of, step_folders
 from records.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
 from records.folder import CHECKPOINTS, Launched, clear_stopped, same_folder
 from records.lock import RunLock
 from sharing.sources import kind_of, step_around
 from sharing.stored_config import GONE, completed, name_in
 from training.config import PretrainConfig
-from training.run_config import RunConfig, claim_fresh, place_of_run, with_names
+from training.run_config import RunConfig, claim_fresh, note_name, place_of_run, with_names
 from training.trained import read_config_of_new_run
 from utils.command_line import differences, typed_changes, typed_keys_and_groups, validate, with_changes
 from utils.composing import Composed, compose
@@ -182,7 +182,10 @@ def place_of_resumed(where: RunConfig, overrides: list[str]) -> RunConfig:
         if not same_folder(path, source):
             names = {"run_name": path.name} | names
     elif names:
-        stored = _config_of(source) or {}  # nothing, if only steps were copied
+        stored = _config_of(source)
+        if stored is None:  # only steps were copied, or nothing is there
+            steps = step_folders(source)
+            stored = read_state(steps[-1]).config if steps else {}
         of_folder = {"project_name": source.resolve().parent.name, "run_name": source.resolve().name}
         own = {key: stored.get(key) or name for key, name in of_folder.items()}
         if own | names != own:
@@ -264,7 +267,7 @@ def _take(run: Path, lock: RunLock, notes: list[str]) -> None:
         put_back(run)
 
 
-def prepare(start: Start, lock: RunLock) -> None:
+def prepare(start: Start, lock: RunLock, launch: Launch) -> None:
     """Create and lock the run's folder, with config.yaml and the metrics that it branches off."""
     run = start.config.run_path
     try:
@@ -275,6 +278,7 @@ def prepare(start: Start, lock: RunLock) -> None:
             claim_fresh(run)
         write_atomically(run / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(start.config.model_dump())))
         clear_stopped(run)
+        note_name(start.config, launch)
         if start.checkpoint is not None and start.branches_off:
             history = start.checkpoint.path.parent / "metrics.jsonl"
             if history.is_file():

@@ -88,16 +88,28 @@ def with_names(config: C, launch: Launch) -> C:
 
 @file_errors()
 def _draw_name(project: str, launch: Launch) -> str:
-    """Return two random words, which later attempts of the same launch get again."""
-    name = coolname.generate_slug(2)
+    """Return two random words, or the name that an earlier attempt of this launch noted."""
     if launch.identity is not None:
-        note = CHECKPOINTS / project / ".launches" / re.sub(r"[^\w.-]", "_", launch.identity)
-        # The note of a first attempt is from an earlier launch with the same identity.
-        if launch.is_later_attempt and note.is_file():
+        note = _note_of_launch(project, launch.identity)
+        if not launch.is_later_attempt:
+            # The note is from an earlier launch with the same identity, and names another run.
+            note.unlink(missing_ok=True)
+        elif note.is_file():
             return note.read_text(encoding="utf-8").strip()
+    return coolname.generate_slug(2)
+
+
+def note_name(config: RunConfig, launch: Launch) -> None:
+    """Note the run's name for later attempts of the same launch, once its folder is there."""
+    assert config.project_name is not None and config.run_name is not None
+    if launch.identity is not None and config.run_path == CHECKPOINTS / config.project_name / config.run_name:
+        note = _note_of_launch(config.project_name, launch.identity)
         note.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(note, name + "\n")
-    return name
+        write_atomically(note, config.run_name + "\n")
+
+
+def _note_of_launch(project: str, identity: str) -> Path:
+    return CHECKPOINTS / project / ".launches" / re.sub(r"[^\w.-]", "_", identity)
 
 
 @file_errors()

@@ -37,9 +37,9 @@ from utils.perf.trace import StepProfiler
 from utils.ranks.replicas import require_same_replicas
 from utils.ranks.world import World
 from utils.stop import StopSignal
-from utils.text import for_shell
+from utils.text import for_shell, in_words
 
-_LONG_EVALUATION_S = 10.0
+_LONG_EVALUATION_S, _LONG_RUN_S = 10.0, 86_400.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Session:
         with world.shared_errors():
             self._loader = plan.kind.loader(config, data.train, plan.sampler, plan.augmentation, world)
             if world.is_main:
-                prepare(start, lock)
+                prepare(start, lock, world.launch)
                 Launched(
                     last_step=plan.last_step,
                     ranks=world.size,
@@ -267,7 +267,8 @@ class Session:
     def check_replicas(self) -> None:
         """Compare the tensors that ranks hold alike, if the config asks for it. Every rank."""
         if self.config.check_replicas_every_n_steps is not None:
-            require_same_replicas(self.state.replicated_tensors(), self.state.progress.step, self._world)
+            tensors, off = self.state.replicated_tensors(), "check_replicas_every_n_steps=null"
+            require_same_replicas(tensors, self.state.progress.step, self._world, off)
 
     def raise_data_error(self) -> None:
         """Raise what keeps a rank from its next batch as a UserError on all ranks. Every rank."""
@@ -356,5 +357,13 @@ def warnings_of(plan: Plan, state: TrainState, world: World) -> list[str]:
     if state.model.dtype == torch.bfloat16 and world.device.type == "cpu" and not multiplies_bfloat16(world.device):
         lines.append(
             "warning: this CPU emulates bfloat16, which takes many times as long; set arch.forward_dtype=float32"
+        )
+    # Every weight meets every position, forward and twice backward. A thread does less a second.
+    flops = 6 * sum(weight.numel() for weight in state.model.parameters()) * state.model.positions_per_slot
+    run_s = plan.last_step * config.global_batch_size * flops / (1e11 * torch.get_num_threads() * world.size)
+    if world.device.type != "cuda" and run_s > _LONG_RUN_S:
+        lines.append(
+            f"warning: this run needs more than {in_words(run_s)} on this device; try experiment=demo, which trains a "
+            "small model in a minute"
         )
     return lines

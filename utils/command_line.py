@@ -96,7 +96,8 @@ def _without_value(word: str, after: str, config_name: str) -> str:
     if key in groups or any(key in keys_of(each) for each in classes):
         value = shlex.quote(after) if after and "=" not in after else "..."
         raise UserError(f"{word}: overrides are written key=value; write {key}={value}")
-    raise UserError(f"{word}: {unknown_key(key, classes[-1], groups=groups)}")
+    beside = [*groups, *(each for other in classes[:-1] for each in keys_of(other))]
+    raise UserError(f"{word}: {unknown_key(key, classes[-1], groups=beside)}")
 
 
 def _as_key(word: str) -> str:

@@ -84,14 +84,16 @@ class ConfigFile:
 
     def __init__(self, file: Path, group: str, config_name: str) -> None:
         self.group, self.places, self._config_name = group, dict[str, str](), config_name
-        self._shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+        self._shown = _shown(file)
         text = read_plain_yaml(file).removeprefix("\ufeff")  # which some editors put in front
         self._loader = _Loader(text)
         root = self._loader.get_single_node()
         if root is not None and not isinstance(root, yaml.MappingNode):
             raise UserError(f"{self._place(root)}the file holds no keys; write lines such as key: value")
         pairs = [] if root is None else root.value
-        above = [] if sets_whole_config(group) else [group]
+        # A file of a group may say, as Hydra's do, that its keys are those of the whole config.
+        is_global = re.match(r"\s*# @package _global_", text) and group in [key.value for key, _ in pairs]
+        above = [] if is_global or sets_whole_config(group) else [group]
         values = self._mapping([pair for pair in pairs if pair[0].value != "defaults"], above)
         self.values: Container = {group: values} if above else values
         self.defaults = [entry for key, value in pairs if key.value == "defaults" for entry in self._entries(value)]
@@ -148,13 +150,19 @@ def read_config_file(file: Path, group: str, config_name: str) -> ConfigFile:
     try:
         return ConfigFile(file, group, config_name)
     except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        problem = f"can't be read as YAML ({error.problem or 'malformed'}); correct this line or the one before"
-        raise UserError(f"{file}:{line}: {problem}") from error
+        problem = error.problem or "malformed"
+        # Of a line without a colon, the problem is noticed later.
+        mark = error.context_mark if "could not find expected ':'" in problem else error.problem_mark
+        place = f"{_shown(file)}:{mark.line + 1 if mark else 1}: "
+        raise UserError(f"{place}can't be read as YAML ({problem}); correct this line or the one before") from error
     except UserError:
         raise
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{file} can't be read as YAML ({one_line(error)}); correct the file") from error
+
+
+def _shown(file: Path) -> Path:
+    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
 
 
 config_file = cache(read_config_file)

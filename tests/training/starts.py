@@ -12,7 +12,7 @@ def read(*overrides: str) -> Start:
 
 
 def prepare_run(start: Start) -> None:
-    prepare(start, RunLock())
+    prepare(start, RunLock(), Launch.from_environment())
 
 
 def set_attempt(monkeypatch: pytest.MonkeyPatch, run_id: str, restarts: int) -> None:

@@ -95,15 +95,18 @@ def test_a_row_covers_the_steps_since_the_row_before(open_session: Open) -> None
         assert not [name for name in rows[6] if name in ("train/skipped_steps", "train/loss_scale")]
 
 
-def test_a_long_warm_up_and_an_emulated_dtype_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(dtype: torch.dtype, last_step: int) -> list[str]:
+def test_what_a_user_would_find_out_late_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(dtype: torch.dtype, last_step: int, num_weights: int = 1) -> list[str]:
+        weights = [torch.empty(num_weights, device="meta")]
+        model = Mock(dtype=dtype, positions_per_slot=2, parameters=lambda: weights)
         plan = Plan(pretrain_config("lr_warmup_steps=2000"), Mock(), last_step, NO_EVALUATORS, "", None)
-        return [line.rpartition("; set ")[2] for line in warnings_of(plan, Mock(model=Mock(dtype=dtype)), SINGLE)]
+        return [line.rpartition("; ")[2].split(",")[0] for line in warnings_of(plan, Mock(model=model), SINGLE)]
 
     for in_hardware in (True, False):
         monkeypatch.setattr("training.session.multiplies_bfloat16", lambda device, answer=in_hardware: answer)
-        assert told(torch.float32, 2000) == ["lr_warmup_steps=200"] and told(torch.float32, 2001) == []
-        assert told(torch.bfloat16, 2001) == [] if in_hardware else ["arch.forward_dtype=float32"]
+        assert told(torch.float32, 2000) == ["set lr_warmup_steps=200"] and told(torch.float32, 2001) == []
+        assert told(torch.bfloat16, 2001) == ([] if in_hardware else ["set arch.forward_dtype=float32"])
+    assert told(torch.float32, 10**6, 10**6) == ["try experiment=demo"] and told(torch.float32, 3000, 10**6) == []
 
 
 def test_a_vote_distinguishes_a_stop_from_missing_data(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +215,7 @@ def test_replicas_are_compared_before_they_are_saved(
 ) -> None:
     compared = list[int]()
 
-    def compare(tensors: dict[str, torch.Tensor], step: int, world: World) -> None:
+    def compare(tensors: dict[str, torch.Tensor], step: int, world: World, off: str) -> None:
         assert tensors.keys() == session.state.replicated_tensors().keys() and not step_folders(_run(session))
         compared.append(step)
 

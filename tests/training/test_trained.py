@@ -119,7 +119,7 @@ def test_a_restart_keeps_its_architecture(puzzles: Path, trained: Path, tmp_path
     first = _start([*typed, "arch.halt_max_steps=2"])
     assert first.config.puzzle_arch.halt_max_steps == 2
     with RunLock() as lock:
-        prepare(first, lock)
+        prepare(first, lock, Launch())
     again = _start(["resume=auto", f"checkpoint_path={run}"])
     assert again.config.arch == first.config.arch, "nothing was typed that changes the architecture"
     assert not [note for note in again.notes if "changed" in note]

@@ -64,7 +64,7 @@ def _solutions(file: Path) -> None:
         ("model.json", '{"format": 1, "a": 1, "a": 2}', _open),
         ("config.json", '{"model_type": "hrm_text", "a": 1, "a": 2}', _find),
         ("metrics.jsonl", '{"step": 1, "a": 1, "a": 2}\n', lambda file: History(file).refresh()),
-        ("results.json", '[{"a": 1, "a": 2}]', pages.read_json),
+        ("results.json", '[{"a": 1, "a": 2}]', lambda file: pages.read_json(file, list)),
     ],
 )
 def test_a_repeated_key_is_an_error_with_file_and_key(

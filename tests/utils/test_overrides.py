@@ -33,7 +33,7 @@ def _start(typed: list[str]) -> dict[str, Any]:
     overrides = CommandLine.parse([*typed, "wandb.mode=disabled"], "pretrain", "").overrides
     with RunLock() as lock:
         start = read_start(overrides, lock, Launch())
-        prepare(start, lock)
+        prepare(start, lock, Launch())
     return start.config.model_dump()
 
 

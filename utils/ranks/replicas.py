@@ -12,10 +12,10 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @torch.no_grad()
-def require_same_replicas(tensors: Mapping[str, Tensor], step: int, world: World) -> None:
+def require_same_replicas(tensors: Mapping[str, Tensor], step: int, world: World, switched_off_by: str) -> None:
     """Raise RuntimeError, which names the ranks, where copies of a tensor differ. Every rank.
 
-    The parts of a DTensor are compared one by one.
+    The parts of a DTensor are compared one by one. `switched_off_by` is for the message.
     """
     if world.size == 1 or not tensors:
         return
@@ -33,9 +33,10 @@ def require_same_replicas(tensors: Mapping[str, Tensor], step: int, world: World
             wrong = ", ".join(
                 f"rank {rank} ({world.places[rank]})" for rank, value in values.items() if is_tie or value != usual
             )
+            verb = "differ from one another" if is_tie else "differs from the others"
             raise RuntimeError(
-                f"{wrong} differs from the others in {key[0]} at step {step}; memory, a device or its driver is at "
-                "fault; unlike devices may also round differently (switch this check off there)"
+                f"{wrong} {verb} in {key[0]} at step {step}; memory, a device or its driver is at fault; unlike "
+                f"devices may also round differently ({switched_off_by})"
             )
 
 
