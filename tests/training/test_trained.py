@@ -19,6 +19,7 @@ from tests.runs import rows, settings, train
 from training.resume import Start, prepare
 from training.trained import TrainedConfig, open_trained
 from utils.command_line import validate
+from utils.ranks.launch import Launch
 from view import at_named_step, parse_settings
 
 # A TRM that halts by q_halt. The published code knows all its options except the moving average.
