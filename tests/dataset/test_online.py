@@ -12,6 +12,7 @@ import torch
 from dataset.augment import BOXES
 from dataset.online import OnlineAugmentation
 from dataset.schema import Split
+from dataset.tasks import sudoku
 from tests.dataset.samples import SAMPLES
 from tests.dataset.shapes import augmented_batches, maze_split, mixed_split, split_with, sudoku_split
 from tests.spawn import world_of
@@ -109,6 +110,23 @@ def test_steps_slots_and_seeds_draw_differently() -> None:
         shown += [row.tobytes() for batch in batches for row in batch["shown"].numpy() if row.any()]
     assert len(set(drawn)) == len(drawn) == 2 * 4 * 8
     assert len(set(shown)) == len(shown) > 16
+
+
+def test_each_set_of_a_canvas_numbers_its_own_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some tasks know of each example which symmetries it has."""
+    split, asked = mixed_split(), list[list[int]]()
+    symmetries = sudoku.SudokuSymmetries.choose
+
+    def choose(self: Any, uniform_BU: np.ndarray, examples_B: np.ndarray) -> dict[str, np.ndarray]:
+        asked.append(examples_B.tolist())
+        return symmetries(self, uniform_BU, examples_B)
+
+    monkeypatch.setattr(sudoku.SudokuSymmetries, "choose", choose)
+    augmentation = OnlineAugmentation(split, seed=0, global_batch_size=6, slots=slice(0, 6))
+    sizes = [len(each.inputs) for each in split.sets.values()]
+    ends = np.cumsum(sizes)
+    augmentation.draw(1, np.sort(np.concatenate([ends - sizes, ends - 1])))
+    assert asked == [[0, size - 1] for size in sizes]
 
 
 def test_splits_without_symmetries_or_blanks_are_refused() -> None:

@@ -67,6 +67,7 @@ def test_an_epoch_visits_every_sample_once_in_an_order_of_its_own(split: TextSpl
 
     first, second, third = starts(sampler, 1), starts(sampler, 1 + per_epoch), starts(other, 1)
     assert first != second and first != third
+    assert [*map(len, first)] != [*map(len, second)], "the rows must not come in the same order"
     for epoch in (first, second, third):
         assert sorted(start for row in epoch for start in row) == split.epochs[0].instruction_start.tolist()
     assert sampler.epoch(per_epoch) == 1.0 and starts(_shuffled(split, rows_per_step=1), 1) == first
