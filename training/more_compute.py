@@ -92,8 +92,8 @@ def costs(config: MoreCompute, metrics: Mapping[str, float], set_name: str, trai
     single = metrics[f"{of_set}/steps"], metrics[f"{of_set}/exact_accuracy"]
     found.append((f"single pass of {num_steps} steps", *single))
     for key, count in config.methods.items():
-        for k in [*_powers_below(count)[1:], count] if key != "tta" else [count]:
-            method = f"{key}={k - (key == 'restarts')}"  # the first pass is no restart
+        for k in [count] if key == "tta" else [*(k for k in _powers_below(count) if k > 1), count]:
+            method = f"{key}={k - 1 if key == 'restarts' else k}"  # the first pass is no restart
             noise = f" noise={config.noise}" if config.noise and key != "tta" else ""
             of = "" if k == count else f"_of/{k}"
             segments, accuracy = (metrics[f"{of_set}/{key}/{each}{of}"] for each in ("segments", "exact_accuracy"))

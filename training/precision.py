@@ -11,8 +11,10 @@ A = TypeVar("A", bound=ArchBase)
 
 
 def with_forward_dtype(arch: A, world: World, *, before: str | None = None) -> A:
-    """Replace forward_dtype=auto by that of the checkpoint (`before`), or by the dtype that suits
-    the device of rank 0. Every rank.
+    """Replace forward_dtype=auto by the dtype that suits the device of rank 0. Every rank.
+
+    Args:
+        before: the dtype of the checkpoint that the run goes on from, which it keeps.
     """
     if arch.forward_dtype != "auto":
         return arch
