@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -251,10 +252,14 @@ def write_for_transformers(
     """
     if not isinstance(arch, HRMTextConfig):
         raise UserError(f"transformers has no model for arch={arch.name}; only hrm_text can be written for it")
-    stack = arch.stacks["L_level"]
-    for option, value in {"norm_type": "pre", "pos_encodings": "rope", "H_override": {}}.items():
-        if (own := getattr(arch, option)) != value:
-            raise UserError(f"transformers has no model with arch.{option}={own}; leave --format out")
+    H_stack, stack = arch.stacks["H_level"], arch.stacks["L_level"]
+    for option, suits in {
+        "norm_type": arch.norm_type == "pre",
+        "pos_encodings": arch.pos_encodings == "rope",
+        "H_override": replace(H_stack, stds=stack.stds) == stack,
+    }.items():
+        if not suits:
+            raise UserError(f"transformers has no model with arch.{option}={getattr(arch, option)}; leave --format out")
     config = {
         "architectures": ["HrmTextForCausalLM"],
         "model_type": "hrm_text",
@@ -272,7 +277,7 @@ def write_for_transformers(
         "rms_norm_eps": arch.norm_eps,
         "rope_theta": arch.rope_theta,
         "tie_word_embeddings": False,
-        "initializer_range": stack.stds.inner,
+        "initializer_range": H_stack.stds.inner,
         "embedding_scale": arch.embedding_scale,
         "prefix_lm": arch.attention == "prefixlm",
         "pad_token_id": 0,
