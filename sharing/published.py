@@ -44,6 +44,12 @@ def _translated(name: str, names: Mapping[str, str]) -> str | None:
     return found.replace("*", number[0]) if found is not None and number is not None else found
 
 
+def unusual_beginnings(names: Iterable[str]) -> list[str]:
+    """Return what `to_ours` drops from names of puzzles that the published programs don't write."""
+    dropped = {name.removesuffix(re.sub(_AROUND, "", name)) for name in names}
+    return sorted(dropped - {"", "model.inner.", "_orig_mod.model.inner."})
+
+
 def to_ours(weights: Mapping[str, _T], arch_of_text: str | None = None) -> dict[str, _T]:
     """Return the weights of a published checkpoint, or what is known of each, under our names.
 

@@ -36,7 +36,7 @@ from models.text.config import (
 )
 from sharing.dcp_folder import METADATA, DCPFolder
 from sharing.hub import is_address, path_of, with_file
-from sharing.published import Weights, to_ours, to_published
+from sharing.published import Weights, to_ours, to_published, unusual_beginnings
 from sharing.weights_file import WeightsFile, open_weights, write_weights
 from utils.command_line import validate
 from utils.config import Container, Float, Int, name_of
@@ -44,6 +44,7 @@ from utils.errors import UserError
 from utils.files import file_errors, read_yaml
 from utils.json_files import RepeatedKey, read_json
 from utils.safetensors_files import FILE, INDEX, INDEX_ENDING
+from utils.terminal import tell
 
 _TRAINING, _DATA, _TRANSFORMERS = "all_config.yaml", "train_metadata.yaml", "config.json"
 _EPOCH = re.compile(r"fsdp2_epoch_(\d+)")
@@ -197,7 +198,10 @@ def find_published(where: str) -> PublishedModel | None:
 
 
 def read_ours(file: WeightsFile, arch_of_text: str | None = None) -> Weights:
-    return to_ours(file.read(), arch_of_text)
+    weights = file.read()
+    if arch_of_text is None and (dropped := unusual_beginnings(weights)):
+        tell(f"{file.where}: dropped {' and '.join(dropped)} from the names of its weights")
+    return to_ours(weights, arch_of_text)
 
 
 def _of_epoch(epoch: Path) -> PublishedModel:
