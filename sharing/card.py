@@ -6,7 +6,7 @@ what is known, and nothing of the machine: no paths, no names of runs.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,19 @@ class Results(BaseModel):
             settings["vote_with"] = f"{len(settings['vote_with'])} other checkpoints"
         return " ".join(f"{key}={value}" for key, value in settings.items() if value != defaults[key])
 
+    def rows(self, kind: str) -> Iterator[tuple[str, ...]]:
+        """Return the rows of the table: of puzzles only shares, of text the loss as well."""
+        for name, value in _shown(self.metrics).items():
+            interval = self.intervals.get(f"eval/{name}")
+            if interval is None and kind == "puzzles":
+                continue
+            # Scores of ARC are shares of tasks, and those of text of the samples with answers.
+            is_of_examples = kind == "puzzles" and "pass@" not in name
+            num = self.num_examples.get(name.split("/")[0]) if is_of_examples else None
+            count = f"{num:,}" if num else ""
+            bounds = f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else ""
+            yield self.name, count, self.typed(name), name, f"{value:.4f}", bounds
+
 
 def _shown(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of evaluations that a card shows, without eval/ in their names."""
@@ -119,7 +132,7 @@ def _recipe(source: Source, config: Container, started_from: str, experiment: st
 
 def _card(source: Source, config: Container, started_from: str, experiment: str, address: str) -> str:
     try:
-        from huggingface_hub import ModelCard, ModelCardData
+        from huggingface_hub import EvalResult, ModelCard, ModelCardData
     except ImportError:
         raise UserError(
             "a card needs huggingface_hub, which is missing; pip install it, or give -o NAME.safetensors"
@@ -131,10 +144,27 @@ def _card(source: Source, config: Container, started_from: str, experiment: str,
     history.refresh()
     past = [row for row in history.rows if row["step"] <= model.step]
     results = [_read_results(file) for file in sorted(run.glob(f"eval_outputs/{checkpoint.path.name}*/results.json"))]
+    kind = model.arch.kind
+    measured = [
+        EvalResult(
+            task_type="reasoning" if kind == "puzzles" else "text-generation",
+            dataset_type=each.name,
+            dataset_name=each.name,
+            dataset_split="test",
+            metric_type="exact_match",
+            metric_name=f"{name} {each.typed(name)}".rstrip(),
+            metric_value=round(value, 4),
+        )
+        for each in results
+        for name, value in _shown(each.metrics).items()
+        if name.endswith("/exact_accuracy") and f"eval/{name}" in each.intervals
+    ]
     words = {word for name in model.data for word in re.split(r"[^a-z]+", name.lower())}
     data = ModelCardData(
         library_name="hrm-trainer",
         tags=["recursive-reasoning", model.arch.name, *sorted(words.intersection(_TASKS))],
+        model_name=model.title if measured else None,  # the Hub wants it beside results alone
+        eval_results=measured or None,
     )
     sizes = {name: model.sizes[name] for name in _SIZES if name in model.sizes}
     card = ModelCard.from_template(
@@ -146,8 +176,7 @@ def _card(source: Source, config: Container, started_from: str, experiment: str,
         num_in_table=weights[PUZZLE_TABLE].numel() if PUZZLE_TABLE in weights else 0,
         checkpoint=typed_override("checkpoint", address),
         init_from=typed_override("init_from", address),
-        results=results,
-        shown=_shown,
+        rows=[row for each in results for row in each.rows(kind)],
         logged=_shown(past[-1]) if past and past[-1]["step"] == model.step else {},
         started_from=started_from,
         seconds=next((row["time_s"] for row in reversed(past) if isinstance(row.get("time_s"), float)), None),

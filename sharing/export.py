@@ -36,7 +36,7 @@ from sharing.published import Weights, arch_of, to_published
 from sharing.published_text import write_for_transformers
 from sharing.recipe import typed_options
 from sharing.sources import step_around
-from sharing.weights_file import write_weights
+from sharing.weights_file import open_weights, write_weights
 from utils.arguments import Parser, typed_path
 from utils.command_line import read_config
 from utils.config import flatten
@@ -161,7 +161,8 @@ def export(settings: Settings) -> str:
         weights = to_published(weights, "puzzles", arch, compiled=settings.compiled)
         if (arch == "urm") != (settings.format == "urm"):
             raise UserError(f"{where} is a model of {arch.upper()}; give --format {'urm' if arch == 'urm' else 'hrm'}")
-        step = (model.step if model is not None else 0) if arch == "urm" else None
+        if arch == "urm":
+            step = open_weights(where).step() if model is None else model.step
     with _writing(output):
         write_weights(output, weights, metadata, step=step)
     return "\n".join([_summary(output, weights), *_commands(str(output), settings, source)])

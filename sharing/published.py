@@ -44,6 +44,12 @@ def _translated(name: str, names: Mapping[str, str]) -> str | None:
     return found.replace("*", number[0]) if found is not None and number is not None else found
 
 
+def unusual_beginnings(names: Iterable[str]) -> list[str]:
+    """Return what `to_ours` drops from names of puzzles that the published programs don't write."""
+    dropped = {name.removesuffix(re.sub(_AROUND, "", name)) for name in names}
+    return sorted(dropped - {"", "model.inner.", "_orig_mod.model.inner."})
+
+
 def to_ours(weights: Mapping[str, _T], arch_of_text: str | None = None) -> dict[str, _T]:
     """Return the weights of a published checkpoint, or what is known of each, under our names.
 
@@ -98,16 +104,18 @@ def to_published(weights: Weights, kind: Kind, arch: str, *, compiled: bool = Fa
             f"the published {arch.upper().replace('_', '-')} has no {_some(unknown)}; only a model without additions "
             "of this project's own can be exported"
         )
-    start = "_orig_mod." * compiled + "model.inner." * (kind == "puzzles")
+    start = ("_orig_mod." if compiled else "") + ("model.inner." if kind == "puzzles" else "")
     return {f"{start}{published}": weights[name] for name, published in names.items()}
 
 
 def _missing_biases(weights: Weights) -> Weights:
     """Return zeros for the convolutions of URM that have no bias: these compute the same."""
-    sizes = {
-        name.replace(_CONV_WEIGHT, _CONV_BIAS): len(tensor) for name, tensor in weights.items() if _CONV_WEIGHT in name
+    shapes = {
+        name.replace(_CONV_WEIGHT, _CONV_BIAS): tensor.shape[:1]
+        for name, tensor in weights.items()
+        if _CONV_WEIGHT in name
     }
-    return {name: torch.zeros(size) for name, size in sizes.items() if name not in weights}
+    return {name: torch.zeros(shape) for name, shape in shapes.items() if name not in weights}
 
 
 def arch_of(weights: Weights) -> str:
@@ -147,7 +155,7 @@ def fit_one_by_one(
     table_KE, own_KE = weights.get(PUZZLE_TABLE), own.get(PUZZLE_TABLE)
     if own_KE is not None and puzzle_table == "zero":
         weights[PUZZLE_TABLE] = torch.zeros(own_KE.shape)
-    elif own_KE is not None and table_KE is not None and len(table_KE) and table_KE.shape[1:] == own_KE.shape[1:]:
+    elif own_KE is not None and table_KE is not None and table_KE.numel() and table_KE.shape[1:] == own_KE.shape[1:]:
         if puzzle_table == "mean":
             mean_1E = table_KE.float().mean(dim=0, keepdim=True)
             weights[PUZZLE_TABLE] = mean_1E.repeat(len(own_KE), 1)

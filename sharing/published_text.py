@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -35,7 +36,7 @@ from models.text.config import (
 )
 from sharing.dcp_folder import METADATA, DCPFolder
 from sharing.hub import is_address, path_of, with_file
-from sharing.published import Weights, to_ours, to_published
+from sharing.published import Weights, to_ours, to_published, unusual_beginnings
 from sharing.weights_file import WeightsFile, open_weights, write_weights
 from utils.command_line import validate
 from utils.config import Container, Float, Int, name_of
@@ -43,6 +44,7 @@ from utils.errors import UserError
 from utils.files import file_errors, read_yaml
 from utils.json_files import RepeatedKey, read_json
 from utils.safetensors_files import FILE, INDEX, INDEX_ENDING
+from utils.terminal import tell
 
 _TRAINING, _DATA, _TRANSFORMERS = "all_config.yaml", "train_metadata.yaml", "config.json"
 _EPOCH = re.compile(r"fsdp2_epoch_(\d+)")
@@ -196,7 +198,10 @@ def find_published(where: str) -> PublishedModel | None:
 
 
 def read_ours(file: WeightsFile, arch_of_text: str | None = None) -> Weights:
-    return to_ours(file.read(), arch_of_text)
+    weights = file.read()
+    if arch_of_text is None and (dropped := unusual_beginnings(weights)):
+        tell(f"{file.where}: dropped {' and '.join(dropped)} from the names of its weights")
+    return to_ours(weights, arch_of_text)
 
 
 def _of_epoch(epoch: Path) -> PublishedModel:
@@ -251,10 +256,14 @@ def write_for_transformers(
     """
     if not isinstance(arch, HRMTextConfig):
         raise UserError(f"transformers has no model for arch={arch.name}; only hrm_text can be written for it")
-    stack = arch.stacks["L_level"]
-    for option, value in {"norm_type": "pre", "pos_encodings": "rope", "H_override": {}}.items():
-        if (own := getattr(arch, option)) != value:
-            raise UserError(f"transformers has no model with arch.{option}={own}; leave --format out")
+    H_stack, stack = arch.stacks["H_level"], arch.stacks["L_level"]
+    for option, suits in {
+        "norm_type": arch.norm_type == "pre",
+        "pos_encodings": arch.pos_encodings == "rope",
+        "H_override": replace(H_stack, stds=stack.stds) == stack,
+    }.items():
+        if not suits:
+            raise UserError(f"transformers has no model with arch.{option}={getattr(arch, option)}; leave --format out")
     config = {
         "architectures": ["HrmTextForCausalLM"],
         "model_type": "hrm_text",
@@ -272,7 +281,7 @@ def write_for_transformers(
         "rms_norm_eps": arch.norm_eps,
         "rope_theta": arch.rope_theta,
         "tie_word_embeddings": False,
-        "initializer_range": stack.stds.inner,
+        "initializer_range": H_stack.stds.inner,
         "embedding_scale": arch.embedding_scale,
         "prefix_lm": arch.attention == "prefixlm",
         "pad_token_id": 0,

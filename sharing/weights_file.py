@@ -84,6 +84,12 @@ class WeightsFile:
             _check(name, tensor, self.where)
         return {name: tensor.detach() for name, tensor in weights.items()}
 
+    def step(self) -> int:
+        """Return the step that URM's program stores beside the weights; 0 if the file has none."""
+        stored = None if self.is_index or self.is_safetensors else _read_torch(self.path, self.where, self.head)
+        step = stored.get("step") if isinstance(stored, dict) else None
+        return step if type(step) is int and step >= 0 else 0
+
     @contextmanager
     def _safetensors(self) -> Iterator[Any]:
         try:

@@ -205,8 +205,10 @@ def weights_of(
 def weights_from(
     source: str | ModelFile, own: Mapping[str, Tensor], puzzle_table: PuzzleTable | None, world: World
 ) -> Values:
-    """Return weights from elsewhere for `own`, the state dict of the whole model, of which only
-    shapes and dtypes are read. Every rank, and every rank must take all values.
+    """Return weights from elsewhere that fit a model. Every rank, which must take all values.
+
+    Args:
+        own: the state dict of the whole model, of which only shapes and dtypes are read.
     """
     fitting: Values = ()
     with world.shared_errors():

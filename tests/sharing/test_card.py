@@ -97,8 +97,20 @@ def test_the_card_has_every_evaluation_of_this_step(tmp_path: Path) -> None:
     assert main([str(run), "-o", str(tmp_path / "shared")]) == 0
     metadata, text = _card(tmp_path / "shared")
     assert metadata["tags"] == ["recursive-reasoning", "se_mixer", "sudoku"]
-    assert "| sudoku-6x6 | 500 | num_steps=16 | all/exact_accuracy | 0.9000 | 0.8900 to 0.9100 |" in text
+    (entry,) = metadata["model-index"]
+    found = [
+        (each["dataset"]["name"], metric["name"], metric["value"])
+        for each in entry["results"]
+        for metric in each["metrics"]
+    ]
     typed = "num_steps=16 trajectories=2 noise=0.3"
+    assert found == [
+        ("sudoku-6x6", "all/exact_accuracy num_steps=16", 0.9),
+        ("sudoku-6x6", f"all/trajectories/exact_accuracy {typed}", 0.97),
+        ("sudoku-9x9", "all/exact_accuracy num_steps=16", 0.25),
+        ("sudoku-9x9", f"all/trajectories/exact_accuracy {typed}", 0.97),
+    ]
+    assert "| sudoku-6x6 | 500 | num_steps=16 | all/exact_accuracy | 0.9000 | 0.8900 to 0.9100 |" in text
     assert f"| sudoku-6x6 | 500 | {typed} | all/trajectories/exact_accuracy | 0.9700 | 0.9600 to 0.9800 |" in text
     assert "| sudoku-9x9 | 500 | num_steps=16 | all/exact_accuracy | 0.2500 | 0.2400 to 0.2600 |" in text
     assert "0.1000" not in text and "q_halt" not in text and "lm_loss" not in text
@@ -116,16 +128,22 @@ def test_the_card_of_a_model_of_text_has_its_loss(tmp_path: Path) -> None:
     assert "checkpoint=shared prompt=..." in text and "1 steps of 768 tokens" in text
 
 
-def test_without_an_evaluation_the_card_has_what_training_logged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_without_a_metric_to_show_the_card_has_what_training_logged(tmp_path: Path, evaluated: bool) -> None:
     run = tmp_path / "run"
     _save(run)
+    if evaluated:
+        _results(run, "step_00000007", "sudoku-6x6", 0.9)
+        file = run / "eval_outputs/step_00000007/results.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"metrics": {"eval/all/q_halt_accuracy": 0.9}}))
     rows = [
         {"step": 6, "time_s": 100.0, "eval/all/exact_accuracy": 0.1},
         {"step": 7, "time_s": 360.0, "eval/all/exact_accuracy": 0.75, "eval/all/num_examples": 9.0, "train/lm_loss": 3},
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main([str(run), "-o", str(tmp_path / "shared")]) == 0
-    _, text = _card(tmp_path / "shared")
+    metadata, text = _card(tmp_path / "shared")
+    assert "model-index" not in metadata and "typed" not in text
     assert "| all/exact_accuracy | 0.7500 |" in text and "0.1000" not in text and "lm_loss" not in text
     assert "Training took 7 steps of 32 sequences, and 6 minutes" in text and "num_examples" not in text
 

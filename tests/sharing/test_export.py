@@ -114,7 +114,7 @@ def test_a_checkpoint_of_urm_is_read_and_written_back(tmp_path: Path) -> None:
     assert_same(read_weights(str(theirs)), published)
     assert _export(theirs, "-o", tmp_path / "back.pt", "--compiled", to="urm") == 0
     back = torch.load(tmp_path / "back.pt", weights_only=True)
-    assert back.keys() == {"step", "model_state_dict"}
+    assert back.keys() == {"step", "model_state_dict"} and back["step"] == 518050
     assert_same(back["model_state_dict"], published)
 
 

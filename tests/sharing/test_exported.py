@@ -50,6 +50,24 @@ def test_a_description_of_puzzles_is_as_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "dropped"),
+    [
+        ("model.module.inner.q_head.bias", "model.module.inner."),
+        ("_orig_mod.q_head.bias", "_orig_mod."),
+        ("_orig_mod.model.inner.q_head.bias", ""),
+        ("q_head.bias", ""),
+    ],
+)
+def test_a_model_inside_another_is_read_and_told(
+    name: str, dropped: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file({name: torch.ones(2)}, tmp_path / "file")
+    assert open_model(str(tmp_path / "file")).read_weights().keys() == {"q_head.bias"}
+    told = f"{tmp_path / 'file'}: dropped {dropped} from the names of its weights\n"
+    assert capsys.readouterr().err == (told if dropped else "")
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "is no JSON"),

@@ -166,6 +166,8 @@ def test_a_convolution_that_comes_without_a_bias_gets_zeros() -> None:
     assert written.keys() == own.keys() and not any(written[name].any() for name in own.keys() - old.keys())
     del old["level.layers.1.mlp.conv_weight_W12"]
     assert "missing level.layers.1.mlp.conv_weight_W12" in _refusal(old, model)
+    old["level.layers.1.mlp.conv_weight_W12"] = torch.tensor(1.0)
+    assert "level.layers.1.mlp.conv_weight_W12 is () there" in _refusal(old, model)
 
 
 def test_fitted_weights_have_the_dtype_of_the_model() -> None:
@@ -211,11 +213,12 @@ def test_the_choice_decides_the_rows_of_the_puzzle_table(choice: PuzzleTable, nu
 def test_a_table_of_another_width_or_none_needs_the_choice_zero(choice: PuzzleTable | None) -> None:
     model = build("hrm")
     narrow, without = (_random(build("hrm", f"puzzle_emb_ndim={ndim}", num_puzzles=9)) for ndim in (16, 0))
-    empty = _random(model) | {TABLE: torch.ones(0, 32)}
+    empty, number = (_random(model) | {TABLE: table} for table in (torch.ones(0, 32), torch.tensor(1.0)))
     for weights, message in (
         (narrow, f"{TABLE} is (9, 16) there and (5, 32) in the model"),
         (without, f"missing {TABLE} (5, 32)"),
         (empty, f"{TABLE} is (0, 32) there"),
+        (number, f"{TABLE} is () there"),
     ):
         if choice == "zero":
             assert not _fit(weights, model, choice)[TABLE].any()
