@@ -230,7 +230,7 @@ def read_fields(file: Path, needed: Sequence[Column]) -> Iterator[tuple[int, dic
     ignored. A file without the columns that are needed is refused.
     """
     with opened(file) as stream:
-        rows = read_table(file, stream, most=MOST_CHARACTERS)
+        rows = read_table(file, stream, most=MOST_CHARACTERS, strict=False)
         _, header = next(rows)
         index_of: dict[Column, int] = {}
         for column, names in COLUMNS.items():

@@ -117,6 +117,8 @@ def test_a_text_without_lines_is_cut_between_characters(tmp_path: Path, text: st
         ("a.csv", b"question,answer\na,b\n", "a.csv:1: has question, answer, not text, or .*; rename"),
         ("a.tsv", b"text,task\nfirst row,a\n", "a.tsv:1: has text,task, not text, or .*tabs are between"),
         ("a.csv", b"text,text\na,b\n", "a.csv:1: has two columns named text; rename or remove one"),
+        ("a.csv", b"text\ra\rJos\xe9\r", "a.csv:3: text is no text; correct or remove the line"),
+        ("a.csv", b'text\na\n"b" c\n', r"a.csv:3: cannot be read \(.*\); correct or remove the row"),
         ("a.csv", b'text\na\n"b\n' + b"c\n" * 9, r"a.csv:3: cannot be read \(.*\); correct or remove the row"),
         ("a.csv", b"text,task\na,b\x1b\n", "a.csv:2: task has control characters"),
         ("a.txt.gz", None, "there is no file .*a.txt.gz"),
