@@ -59,13 +59,14 @@ def test_malformed_files_are_refused(tmp_path: Path) -> None:
         list(read_rows(tmp_path / "none.csv"))
 
 
-def test_a_folder_has_one_file_for_a_split(tmp_path: Path) -> None:
+def test_a_folder_has_one_file_for_a_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compressed = _file(tmp_path, HEADER, "test.csv.gz")
     _file(tmp_path, HEADER, "sudoku.csv")
     with pytest.raises(ValueError, match=r"holds sudoku\.csv, test\.csv\.gz; give a folder with one train\.csv or"):
         source_files(tmp_path, None)
     _file(tmp_path, HEADER, "train.csv")
     assert source_files(tmp_path, None) == {"train": tmp_path / "train.csv", "test": compressed}
+    assert "other CSV files are left out: sudoku.csv" in capsys.readouterr().err
     _file(tmp_path, HEADER, "test.csv")
     with pytest.raises(ValueError, match=r"test\.csv, test\.csv\.gz, train\.csv; give a folder with one test"):
         source_files(tmp_path, None)
