@@ -445,7 +445,8 @@ def check_contents(split: Split) -> str:
     That is the sha256 of metadata and arrays. The fingerprint of a merged split covers those of its
     parts, which are checked on their own, and the offsets of the identifiers.
     """
-    metadata, faults = split.metadata, list[str]()
+    metadata = split.metadata
+    faults: list[str] = []
     digest = hashlib.sha256(json.dumps(metadata.model_dump(), sort_keys=True).encode())
     if split.parts:
         for part in split.parts:
