@@ -10,7 +10,7 @@ import numpy as np
 from dataset.builder import ONE_OF_THESE, SPLITS, SplitWriter, Typed, option, options_of, progress, require_index
 from dataset.schema import SplitName
 from dataset.tables import read_table
-from dataset.tasks.base import TextTask
+from dataset.tasks.base import TextTask, some
 from utils.arguments import given
 from utils.errors import UserError
 from utils.files import opened
@@ -197,6 +197,8 @@ def source_files(source_dir: Path | None, source_repo: str | None) -> dict[Split
             held = ", ".join(file.name for file in csvs[:5]) or "no CSV files"
             raise UserError(f"{source_dir}: holds {held}; give a folder with one {split}.csv or {split}.csv.gz")
         files[split] = found[0]
+    if others := [file.name for file in csvs if file not in files.values()]:
+        tell(f"note: {source_dir}: other CSV files are left out: {some(others)}")
     return files
 
 
@@ -230,7 +232,7 @@ def read_fields(file: Path, needed: Sequence[Column]) -> Iterator[tuple[int, dic
     ignored. A file without the columns that are needed is refused.
     """
     with opened(file) as stream:
-        rows = read_table(file, stream, most=MOST_CHARACTERS)
+        rows = read_table(file, stream, most=MOST_CHARACTERS, strict=False)
         _, header = next(rows)
         index_of: dict[Column, int] = {}
         for column, names in COLUMNS.items():

@@ -2,8 +2,7 @@
 
 Every ARC task is a group: a puzzle and up to --num-aug augmented versions. A version may turn or
 mirror the grids and permute all colours but black. In the training split grids also move on the
-canvas. The files and the settings,
-with the seed, decide every byte of the dataset.
+canvas. The files and the settings, with the seed, decide every byte of the dataset.
 """
 # A = versions of an ARC task, E = examples in one version, S = cells of the canvas,
 # T = kinds of tokens
@@ -187,13 +186,13 @@ def _in_folders(dataset_dirs: Sequence[Path]) -> Iterator[Source]:
     for folder in dataset_dirs:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}; get the ARC tasks or correct --dataset-dirs")
-        files_of: dict[Path, list[Path]] = {}
-        for file in files_below(folder):
-            if file.name.lower().endswith((".json", ".json.gz")) and file.parent.parent == folder:
-                files_of.setdefault(file.parent, []).append(file)
-        if not files_of:
+        found = [file for file in files_below(folder) if file.name.lower().endswith((".json", ".json.gz"))]
+        chosen = [file for file in found if file.parent.parent == folder]
+        if not chosen:
             raise UserError(f"{folder}: no subfolder of it holds a .json file; correct --dataset-dirs")
-        for subfolder, files in files_of.items():
+        if num_others := len(found) - len(chosen):
+            tell(f"note: {folder}: left out are {num_others:,} .json files that lie not right in a subfolder")
+        for subfolder, files in itertools.groupby(chosen, key=lambda file: file.parent):
             tasks = [task for file in files for task in arc.read_tasks(file)]
             yield Source(str(subfolder), subfolder.name == TEST_FOLDER, tasks)
 
@@ -285,6 +284,9 @@ def write(folder: Path, settings: Settings) -> Written:
             bar.update()
         for writer in writers.values():
             writer.num_puzzle_identifiers = next_identifier
+    fewer = [name for name, found in versions.items() if len(found.transforms_A) <= settings.num_aug]
+    if fewer:
+        tell(f"note: fewer than {settings.num_aug} different versions were found of {some(fewer)}")
     of_test = {task.name: task.as_json() for source in sources if source.is_test for task in source.tasks}
     (folder / "test_puzzles.json").write_text(json.dumps(of_test) + "\n", encoding="utf-8")
     lines = [

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import time
 import types
 from abc import ABC, abstractmethod
@@ -28,6 +29,7 @@ from utils.arguments import Parser, check_at_least, check_exclusive, typed_path
 from utils.errors import UserError
 from utils.files import remove_replaced
 from utils.shell import run_command
+from utils.terminal import tell
 from utils.text import one_line
 
 SPLITS: tuple[SplitName, ...] = ("train", "test")
@@ -132,10 +134,22 @@ class Builder:
         return "\n  ".join([first, *lines, *(f"sha256 {fingerprints[split]} ({split})" for split in SPLITS)])
 
 
+class _Lines:
+    """Prints each state of a progress bar on a line of its own."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip():
+            tell(line)
+
+
 def progress(what: str, total: int | None, unit: str) -> "tqdm[NoReturn]":
-    """Return a progress bar. Files and pipes get none."""
+    """Return a progress bar. Files and pipes get a plain line every ten seconds instead."""
+    options: dict[str, Any] = {}
+    if not sys.stderr.isatty():
+        line = "{desc}: {n_fmt} of {total_fmt}{unit} after {elapsed}"
+        options = {"file": _Lines(), "bar_format": line, "delay": 10, "mininterval": 10}
     many = total is None or total >= 10_000
-    return tqdm(desc=what, total=total, unit=f" {unit}", unit_scale=many, disable=None)
+    return tqdm(desc=what, total=total, unit=f" {unit}", unit_scale=many, **options)
 
 
 # --------------------------------------------------------------------------------------------------

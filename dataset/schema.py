@@ -47,6 +47,25 @@ CHUNK_BYTES = 4 << 20
 _ARRAYS = {"inputs": 2, "labels": 2, "puzzle_identifiers": 1, "puzzle_indices": 1, "group_indices": 1}
 
 
+class DatasetError(UserError):
+    """A dataset has faults, a line for each. The message is the first line."""
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__(faults[0])
+        self.faults = faults
+
+
+@contextmanager
+def collecting(faults: list[str]) -> Iterator[None]:
+    """Note a UserError inside, with all its faults, and go on behind the block."""
+    try:
+        yield
+    except DatasetError as error:
+        faults += error.faults
+    except UserError as error:
+        faults.append(one_line(error))
+
+
 class DatasetDescription(BaseModel):
     """What a file that describes a split says."""
 
@@ -190,8 +209,15 @@ def open_split(data_path: str | Path, split: SplitName) -> Split:
     """Open a split, and check its files, types, shapes and indices without reading the examples."""
     folder = Path(data_path) / split
     metadata = read_metadata(folder)
-    sets = {name: _open_set(folder, name, metadata.seq_len) for name in metadata.sets}
-    num_groups, file = sum(len(puzzle_set.group_indices) - 1 for puzzle_set in sets.values()), folder / "dataset.json"
+    sets: dict[str, PuzzleSet] = {}
+    faults: list[str] = []
+    for name in metadata.sets:
+        with collecting(faults):
+            sets[name] = _open_set(folder, name, metadata.seq_len)
+    if faults:
+        raise DatasetError(*faults)
+    file = folder / "dataset.json"
+    num_groups = sum(len(puzzle_set.group_indices) - 1 for puzzle_set in sets.values())
     if len(sets) < len(metadata.sets):
         raise UserError(f"{file}: sets names a set twice: {metadata.sets}; name each once")
     if num_groups != metadata.total_groups:
@@ -271,7 +297,13 @@ def read_names(data_path: Path) -> list[str]:
 
 def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
     files = [folder / f"{name}__{array}.npy" for array in _ARRAYS]
-    arrays = [open_array(file, num_axes) for file, num_axes in zip(files, _ARRAYS.values(), strict=True)]
+    arrays: list[np.ndarray] = []
+    faults: list[str] = []
+    for file, num_axes in zip(files, _ARRAYS.values(), strict=True):
+        with collecting(faults):
+            arrays.append(open_array(file, num_axes))
+    if faults:
+        raise DatasetError(*faults)
     inputs, labels = arrays[:2]
     # As int64, because differences of unsigned integers wrap around.
     identifiers, puzzle_indices, group_indices = (array.astype(np.int64) for array in arrays[2:])
@@ -283,9 +315,9 @@ def _open_set(folder: Path, name: str, seq_len: int) -> PuzzleSet:
         not _rise(puzzle_indices, num_rows) and f"does not rise from 0 to {num_rows} rows",
         not _rise(group_indices, num_puzzles) and f"does not rise from 0 to {num_puzzles} puzzles",
     )
-    for file, what in zip(files, wrong, strict=True):
-        if what:
-            raise UserError(f"{file}: {what}; {REBUILD}")
+    faults = [f"{file}: {what}; {REBUILD}" for file, what in zip(files, wrong, strict=True) if what]
+    if faults:
+        raise DatasetError(*faults)
     mapped = tuple(map(MappedFile.of, files[:2]))
     return PuzzleSet(name, inputs, labels, identifiers, puzzle_indices, group_indices, mapped)
 
@@ -414,6 +446,7 @@ def check_contents(split: Split) -> str:
     parts, which are checked on their own, and the offsets of the identifiers.
     """
     metadata = split.metadata
+    faults: list[str] = []
     digest = hashlib.sha256(json.dumps(metadata.model_dump(), sort_keys=True).encode())
     if split.parts:
         for part in split.parts:
@@ -427,11 +460,14 @@ def check_contents(split: Split) -> str:
             ("labels", "label", metadata.vocab_size, metadata.ignore_label_id),
             ("puzzle_identifiers", "puzzle identifier", metadata.num_puzzle_identifiers, None),
         ):
-            scan(digest, getattr(puzzle_set, array), split.file(name, array), what, limit, ignored)
+            with collecting(faults):
+                scan(digest, getattr(puzzle_set, array), split.file(name, array), what, limit, ignored)
         # The indices need no scan: they were checked when the split was opened.
         for indices in (puzzle_set.puzzle_indices, puzzle_set.group_indices):
             digest.update(f"{indices.shape}".encode())
             digest.update(indices.data)
+    if faults:
+        raise DatasetError(*faults)
     compare_with_builder(split.path, digest.hexdigest())
     return digest.hexdigest()
 

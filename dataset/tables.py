@@ -1,7 +1,7 @@
 """Read lines, and the rows of CSV and TSV files, as a stream."""
 
-import codecs
 import csv
+import io
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,30 +14,37 @@ from utils.text import one_line
 MOST_BYTES = 1 << 26
 
 
-def read_lines(file: Path, stream: IO[bytes], most: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield each line with its number, from 1. A longer line than `most` bytes is an error."""
+def read_lines(file: Path, stream: IO[bytes], most: int | None = None) -> Iterator[tuple[int, str]]:
+    r"""Yield each line with its number, from 1. It may end with \n, \r or both.
+
+    A longer line than `most` characters is an error. Bytes that are no UTF-8 become characters that
+    can't be encoded again.
+    """
     most = most or MOST_BYTES
-    for number, line in enumerate(iter(partial(stream.readline, most), b""), 1):
+    text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
+    for number, line in enumerate(iter(partial(text.readline, most), ""), 1):
         if len(line) == most:
             raise UserError(f"{file}:{number}: the line has {most:,} bytes or more; split it")
-        yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        yield number, line
 
 
 def read_table(
-    file: Path, stream: IO[bytes], delimiter: str = ",", most: int | None = None
+    file: Path, stream: IO[bytes], delimiter: str = ",", most: int | None = None, *, strict: bool = True
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the header and every row that is not empty, with the line where they begin."""
+    """Yield the header and every row that is not empty, with the line where they begin.
+
+    strict: a quote that is misplaced or not closed is an error. It may swallow all rows behind it.
+    """
     num_read, first = 0, 1  # lines, and the line of the row under way
 
     def lines() -> Iterator[str]:
         nonlocal num_read
         for num_read, line in read_lines(file, stream, most):  # noqa: B007 - read below
-            yield line.decode()
+            yield line
 
     limit = csv.field_size_limit(most or MOST_BYTES)
     try:
-        # strict: a quote that is not closed would else swallow all rows behind it.
-        rows = csv.reader(lines(), strict=True, delimiter=delimiter)
+        rows = csv.reader(lines(), strict=strict, delimiter=delimiter)
         header = next(rows, [])
         yield first, header
         first = num_read + 1
@@ -47,7 +54,7 @@ def read_table(
             if row:
                 yield first, row
             first = num_read + 1
-    except (csv.Error, UnicodeDecodeError) as error:
+    except csv.Error as error:
         raise UserError(f"{file}:{first}: cannot be read ({one_line(error)}); correct or remove the row") from None
     finally:
         csv.field_size_limit(limit)

@@ -10,8 +10,7 @@ import math
 import sys
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +22,17 @@ import numpy as np
 
 from dataset.answers import Answers, digests, row_texts
 from dataset.builder import SPLITS, progress
-from dataset.schema import CHUNK_BYTES, Split, SplitName, check_contents, let_go, locate, open_split, read_names
+from dataset.schema import (
+    CHUNK_BYTES,
+    Split,
+    SplitName,
+    check_contents,
+    collecting,
+    let_go,
+    locate,
+    open_split,
+    read_names,
+)
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, Fault, count, joined
 from dataset.text.schema import (
@@ -35,9 +44,7 @@ from dataset.text.schema import (
     require_same_tokens,
 )
 from utils.arguments import Parser, typed_path
-from utils.errors import UserError
 from utils.shell import run_command
-from utils.text import one_line
 
 # The largest share of test examples that may occur in the training data. With more the accuracy
 # means little.
@@ -86,19 +93,11 @@ class Findings:
         self.errors: list[str] = []
         self.warnings: list[str] = []
 
-    @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Note a UserError inside as an error, and go on behind the block."""
-        try:
-            yield
-        except UserError as error:
-            self.errors.append(one_line(error))
-
 
 def validate(path: Path, *, allow_leak: bool = False, any_task: bool = False) -> tuple[Findings, str]:
     """Check a dataset in three stages: its files, its values, its examples.
 
-    A stage checks both splits, and names the first wrong file or value of each. The next stage
+    A stage names all that is wrong in both splits; of text, the first fault of each. The next stage
     checks the splits without errors. Leaks, duplicates and second answers are looked for if no
     split has any. Return the findings, and some lines that describe the dataset.
     """
@@ -119,7 +118,7 @@ def _open(path: Path, open_one: Callable[[Path, SplitName], Opened], findings: F
         if name == "test" and not has_split(path, name):
             findings.warnings.append(f"{path}: has no test split, so nothing can be evaluated on it")
             continue
-        with findings.collecting():
+        with collecting(findings.errors):
             splits[name] = open_one(path, name)
     return splits
 
@@ -149,12 +148,12 @@ def _validate_text(path: Path, most_leaks: float, findings: Findings) -> list[st
     lines: list[str] = []
     splits = _open(path, open_text_split, findings)
     for name, split in splits.items():
-        with findings.collecting():
+        with collecting(findings.errors):
             lines += [f"{name:<6} {split}", f"       sha256 {check_text_contents(split)}"]
     if len(splits) < len(SPLITS) or findings.errors:
         return [*lines, "samples in both splits were not looked for; that takes two splits without errors"]
     train, test = splits["train"], splits["test"]
-    with findings.collecting():
+    with collecting(findings.errors):
         require_same_tokens(train, test)
     if train.metadata.tasks != test.metadata.tasks:
         file = test.path / "dataset.json"
@@ -214,7 +213,7 @@ def _validate_puzzles(path: Path, most_leaks: float, any_task: bool, findings: F
             known = f" ({task.title})" if task is not None else ""
             sizes = ", ".join(map(count, numbers, nouns))
             lines.append(f"{name:<6} {sizes}, {metadata.seq_len} tokens of {metadata.vocab_size} kinds{known}")
-            with findings.collecting():
+            with collecting(findings.errors):
                 lines.append(f"       sha256 {check_contents(split)}")
                 answers = answers or Answers(task)
                 parts = [_scan_set(split, set_name, task, findings, answers, bar.update) for set_name in split.sets]
@@ -276,7 +275,7 @@ def _check_names(path: Path, num_identifiers: int, findings: Findings) -> None:
     if not file.exists():
         findings.warnings.append(f"{file}: is missing, so nobody can tell which puzzle an identifier means")
         return
-    with findings.collecting():
+    with collecting(findings.errors):
         names = read_names(path)
         if len(names) != num_identifiers:
             findings.errors.append(

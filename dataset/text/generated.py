@@ -1,5 +1,6 @@
 """Generate reasoning problems in words with the package reasoning-gym."""
 
+import difflib
 import hashlib
 from collections.abc import Iterator, Sequence
 
@@ -21,10 +22,12 @@ def generate(tasks: Sequence[str], num: int, seed: int) -> Iterator[Document]:
         raise UserError(
             "--generate needs the package reasoning-gym, which is missing; pip install -r requirements-text.txt"
         ) from None
+    known = sorted(set(DATASETS) - {_NO_TASK})
     for task in tasks:
-        if task not in DATASETS or task == _NO_TASK:
-            others = ", ".join(sorted(DATASETS)[:3])
-            raise UserError(f"--generate {task}: reasoning-gym has no such task; give others, such as {others}")
+        if task not in known:
+            near = difflib.get_close_matches(task, known)
+            others = f", such as {', '.join(near)}" if near else ""
+            raise UserError(f"--generate {task}: reasoning-gym has no such task; give another{others}")
     for task in tasks:
         # reasoning-gym makes problem n from the seed plus n. So neighbouring seeds would share all
         # problems but one. NumPy takes seeds of 32 bits, also for the last problem.

@@ -136,12 +136,12 @@ class FileOrderSampler(TextSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._steps = lru_cache(maxsize=2)(self._pack_epoch)
-        num_of = [len(self._steps(number)) for number in range(min(self.epochs, len(self.split.epochs)))]
-        self._epoch_ends_E = np.cumsum([num_of[epoch % len(num_of)] for epoch in range(self.epochs)])
-        self.last_step = int(self._epoch_ends_E[-1])
         lengths_N, steps = self.split.epochs[0].lengths(), self._steps(0)
         num_tokens = sum(int(lengths_N[row].sum()) for rows in steps for row in rows)
         self.waste = 1 - num_tokens / (len(steps) * self.rows_per_step * self.capacity) if steps else 0.0
+        num_of = [len(self._steps(number)) for number in range(min(self.epochs, len(self.split.epochs)))]
+        self._epoch_ends_E = np.cumsum([num_of[epoch % len(num_of)] for epoch in range(self.epochs)])
+        self.last_step = int(self._epoch_ends_E[-1])
 
     def _pack_epoch(self, number: int) -> list[list[np.ndarray]]:
         lengths_N = self.split.epochs[number].lengths()

@@ -46,6 +46,9 @@ SET_NAME = "all"
 Form = Literal["instruction", "text"]
 """A sample with an instruction asks for the response; a text is continued."""
 
+# Of a split with more samples, so many are looked at, evenly spread.
+_MOST_LOOKED_AT = 10_000
+
 
 class SpecialTokens(BaseModel):
     """The tokens that no text contains.
@@ -138,8 +141,9 @@ class TextSplit:
     def form(self) -> Form:
         """Whether most samples have an instruction, or are text."""
         samples = self.samples(0)
-        num_instructions = int(np.count_nonzero(samples.instruction_len > 1))
-        return "instruction" if 2 * num_instructions >= len(samples) else "text"
+        rows = np.linspace(0, len(samples) - 1, min(len(samples), _MOST_LOOKED_AT), dtype=np.int64)
+        num_instructions = int(np.count_nonzero(samples.instruction_len[rows] > 1))
+        return "instruction" if 2 * num_instructions >= len(rows) else "text"
 
     def num_examples(self, most: int | None) -> dict[str, int]:
         """Return how many samples an evaluation of at most `most` of them has, under SET_NAME."""

@@ -198,8 +198,8 @@ def _document(place: str, values: Mapping[str, object]) -> Document:
         value = values.get(key, "")
         try:
             encoded.append(str.encode(value))  # type: ignore[arg-type]
-        except (TypeError, UnicodeEncodeError):  # no text, or half a character
-            raise UserError(f"{place}: {key} is no text; correct or remove the line") from None
+        except (TypeError, UnicodeEncodeError):  # no text, half a character, or bytes that are no UTF-8
+            raise UserError(f"{place}: {key} is no text in UTF-8; correct or remove the line") from None
     task = encoded[-1].decode() or used[0]
     if not task.isprintable():
         raise UserError(f"{place}: task has control characters; correct the line")

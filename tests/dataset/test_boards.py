@@ -33,6 +33,14 @@ def test_rows_keep_their_blanks_and_their_lines(
     assert [len(rows) for rows in lists] == {1: [1, 1, 1], 2: [2, 1]}[chunk]
 
 
+def test_other_columns_may_hold_anything_and_lines_may_end_as_on_old_macs(tmp_path: Path) -> None:
+    file = tmp_path / "train.csv"
+    text = f'{HEADER}\nJos\u00e9,a,b,1\n"abc" x,c,d,2\n'
+    for end in ("\n", "\r\n", "\r"):
+        file.write_bytes(text.replace("\n", end).encode("latin-1"))
+        assert list(read_rows(file)) == [[Row(2, "a", "b", 1), Row(3, "c", "d", 2)]]
+
+
 def test_malformed_files_are_refused(tmp_path: Path) -> None:
     for text, expected in (
         (f"{HEADER}\n\n", r"train\.csv:2: no puzzles after the header"),
@@ -51,13 +59,14 @@ def test_malformed_files_are_refused(tmp_path: Path) -> None:
         list(read_rows(tmp_path / "none.csv"))
 
 
-def test_a_folder_has_one_file_for_a_split(tmp_path: Path) -> None:
+def test_a_folder_has_one_file_for_a_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compressed = _file(tmp_path, HEADER, "test.csv.gz")
     _file(tmp_path, HEADER, "sudoku.csv")
     with pytest.raises(ValueError, match=r"holds sudoku\.csv, test\.csv\.gz; give a folder with one train\.csv or"):
         source_files(tmp_path, None)
     _file(tmp_path, HEADER, "train.csv")
     assert source_files(tmp_path, None) == {"train": tmp_path / "train.csv", "test": compressed}
+    assert "other CSV files are left out: sudoku.csv" in capsys.readouterr().err
     _file(tmp_path, HEADER, "test.csv")
     with pytest.raises(ValueError, match=r"test\.csv, test\.csv\.gz, train\.csv; give a folder with one test"):
         source_files(tmp_path, None)

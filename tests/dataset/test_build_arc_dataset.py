@@ -271,6 +271,7 @@ def test_the_files_of_subfolders_and_links_are_read(
         path.write_text("not read")
     _build(tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 0)
     assert sorted(_names(tmp_path / "data")) == ["<blank>", "UPPER", "a", "b", "c", "d", "linked"]
+    assert "left out are 2 .json files that lie not right in a subfolder" in capsys.readouterr().err
     message = _error(capsys, tmp_path / "other", "--dataset-dirs", tmp_path / "elsewhere")
     assert "no subfolder of it holds a .json file" in message
 

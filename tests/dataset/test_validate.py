@@ -115,14 +115,21 @@ def _assert_errors(report: _Report, *expected: str) -> None:
 
 def test_one_error_hides_no_other_of_its_kind(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """First the files of both splits are checked, then the values, then the examples."""
+    _edit(data / "train/all__puzzle_identifiers.npy", _put(5, 1))
     _edit(data / "train/all__inputs.npy", _put((slice(3, 6), 0), 77))  # type: ignore[arg-type]
     _edit(data / "train/all__labels.npy", _put(20, 0))
     _edit(data / "test/all__inputs.npy", _put((1, 1), 99))
     damaged, missing = data / "train/all__group_indices.npy", data / "test/all__puzzle_identifiers.npy"
-    contents = {file: file.read_bytes() for file in (damaged, missing)}
-    damaged.write_bytes(b"nothing")
+    other = data / "train/all__labels.npy"
+    contents = {file: file.read_bytes() for file in (damaged, missing, other)}
+    for file in (damaged, other):
+        file.write_bytes(b"nothing")
     missing.unlink()
-    of_files = ("all__group_indices.npy: cannot be mapped", "all__puzzle_identifiers.npy is missing")
+    of_files = (
+        "all__labels.npy: cannot be mapped",
+        "all__group_indices.npy: cannot be mapped",
+        "all__puzzle_identifiers.npy is missing",
+    )
     _assert_errors(_Report(capsys, data), *of_files)
 
     for file, content in contents.items():
@@ -134,11 +141,15 @@ def test_one_error_hides_no_other_of_its_kind(data: Path, capsys: pytest.Capture
         "identifiers.json: holds 3 names, but num_puzzle_identifiers is 1",
         "test/all__inputs.npy: row 1 has token 99, but 0 to 8 are possible",
     )
-    wrong = "train/all__inputs.npy: row 3 has token 77, but 0 to 8 are possible (3 rows of 400 in all)"
+    wrong = (
+        "train/all__inputs.npy: row 3 has token 77, but 0 to 8 are possible (3 rows of 400 in all)",
+        "train/all__puzzle_identifiers.npy: row 5 has puzzle identifier 1, but 0 to 0 are possible",
+    )
     report = _Report(capsys, data)
-    _assert_errors(report, *of_values, wrong)
-    assert report.summary[-1] == "wrong: 4 errors, 0 warnings"
+    _assert_errors(report, *of_values, *wrong)
+    assert report.summary[-1] == "wrong: 5 errors, 0 warnings"
 
+    _edit(data / "train/all__puzzle_identifiers.npy", _put(5, 0))
     _edit(data / "train/all__inputs.npy", _put((slice(3, 6), 0), 7))  # type: ignore[arg-type]
     unlabelled = "train/all__labels.npy: row 20 has no label that counts"
     _assert_errors(_Report(capsys, data), *of_values, unlabelled)

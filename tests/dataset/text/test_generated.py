@@ -39,8 +39,8 @@ def test_problems_of_neighbouring_seeds_differ(monkeypatch: pytest.MonkeyPatch) 
 def test_what_cannot_be_generated_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _fake(monkeypatch)
     for task, message in (
-        ("sumz", "--generate sumz: reasoning-gym has no such task; give others, such as "),
-        ("composite", "--generate composite: reasoning-gym has no such task"),
+        ("sumz", "--generate sumz: reasoning-gym has no such task; give another, such as sums$"),
+        ("composite", "--generate composite: reasoning-gym has no such task; give another$"),
     ):
         with pytest.raises(UserError, match=message):
             list(generate(["sums", task], 2, seed=7))
