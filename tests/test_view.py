@@ -419,7 +419,10 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 def test_paths_and_options_that_fit_neither_a_run_nor_a_dataset_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "there is no folder" in mistake(capsys, tmp_path / "missing")
+    for missing in (tmp_path / "model.safetensors", "hf://somebody/model"):
+        said = mistake(capsys, missing)
+        assert "there is no folder" in said and "of weights, give the DIR of python evaluate.py" in said
+        assert SAVING in said
     data, run = write_sudoku(tmp_path / "data"), write_run(tmp_path / "run", None)
     assert "--step is for runs" in mistake(capsys, data, "--step", "3")
     assert "has no set other; it has train/all, test/all" in mistake(capsys, data, "--set", "other")
