@@ -12,6 +12,7 @@ import struct
 import sys
 import termios
 import time
+import warnings
 from collections.abc import Callable
 from fcntl import ioctl
 from pathlib import Path
@@ -166,6 +167,9 @@ def test_a_curve_of_blocks() -> None:
     assert curve([0.0, 0.5, 1.0], 5, 2, least=0, most=1) == ["  █  ", "▁██  "]
     assert curve([1, 3, 5, 7], 2, 1) == ["▁█"], "two neighbours are averaged"
     assert curve([5, 5], 3, 2) == ["   ", "▁▁ "] and curve([], 2, 1) == ["  "]
+    with warnings.catch_warnings(action="error"):
+        assert curve([-1e308, 0, 1e308], 3, 1) == ["▁▄█"] and curve([1e308, 1e308, 0, 0], 2, 1) == ["█▁"]
+        assert curve([-1e308, 1e308], 2, 1, least=0, most=1) == ["▁█"]
 
 
 # ---- the terminal ------------------------------------------------------------------------------
