@@ -24,7 +24,7 @@ from viewer.curve_pictures import draw_png
 from viewer.curves import Panel, Series
 from viewer.dataset_page import page_of_dataset
 from viewer.live import find_runs
-from viewer.outputs import save_missing_answers
+from viewer.outputs import SAVING, save_missing_answers
 from viewer.pages import Page, Settings, label_of, spread, write_page
 from viewer.run_page import page_of_run, page_of_runs
 
@@ -88,7 +88,10 @@ def view(argv: list[str] | None = None) -> str:
         pyplot()
     for each in settings.paths:
         if not each.is_dir():
-            raise UserError(f"there is no folder {each}; give the folder of a run or of a dataset")
+            raise UserError(
+                f"there is no folder {each}; give the folder of a run or of a dataset; of weights, give the DIR of "
+                f"python evaluate.py checkpoint=... out=DIR '{SAVING}'"
+            )
         if len(settings.paths) > 1 and not find_runs([each]):
             raise UserError(f"{each} is no run, and only runs are compared; give it alone")
     is_data = kind_of_data(path) is not None or any((path / split).is_dir() for split in SPLITS)

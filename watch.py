@@ -146,13 +146,16 @@ def until_quit() -> Iterator[Callable[[float], bool]]:
         while not asked and (left := end - time.monotonic()) > 0:
             for keyboard in select.select(keyboards, [], [], min(left, _LONGEST_WAIT_S))[0]:
                 keys = os.read(keyboard, 1024)
-                if not keys or b"q" in keys.lower():  # no keys: the terminal is gone
+                is_other_key = keys.startswith(b"\x1b")  # such as F2, which sends ESC O Q
+                if not keys or (b"q" in keys.lower() and not is_other_key):  # no keys: the terminal is gone
                     asked.append(keys)
         return bool(asked)
 
     with ExitStack() as undo:  # takes every step back, in reverse order, also if one of them fails
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             undo.callback(signal.signal, number, signal.signal(number, lambda *noted: asked.append(noted)))
+        # Ctrl-Z would leave the terminal as it is now.
+        undo.callback(signal.signal, signal.SIGTSTP, signal.signal(signal.SIGTSTP, signal.SIG_IGN))
         for keyboard in keyboards:
             undo.callback(termios.tcsetattr, keyboard, termios.TCSAFLUSH, termios.tcgetattr(keyboard))
             tty.setcbreak(keyboard, termios.TCSADRAIN)  # a key arrives at once, and is not shown

@@ -251,17 +251,24 @@ def ended(status: int) -> subprocess.CompletedProcess[bytes]:
 def test_a_run_without_answers_gets_them_from_evaluate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run went on after view.py had saved its answers. They are not taken for the newest."""
+    """The results of an earlier evaluation stay, whatever its size.
+
+    A run went on after view.py had saved its answers. They are not taken for the newest.
+    """
     run = write_run(tmp_path / "my run", None)
     saved, output = tmp_path / "answers", tmp_path / "view.html"
     (run / OUTPUTS).rename(saved)
+    (saved / "arc_votes.json").write_text("{}")
+    (run / OUTPUTS).mkdir(parents=True)
+    former = {"results.json": '{"metrics": {}, "num_examples": {"all": 1}}', "submission.json": "a submission"}
+    for name, text in former.items():
+        (run / OUTPUTS / name).write_text(text)
     (run / "step_00000500").mkdir()
     commands: list[list[str]] = []
 
     def evaluate(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
-        commands.append(command[-3:])
-        step = Path(read_config("evaluate", commands[-1])["checkpoint"])
-        shutil.copytree(saved, step.parent / "eval_outputs" / step.name)
+        commands.append(command[-4:-1])
+        shutil.copytree(saved, read_config("evaluate", command[-4:])["out"], dirs_exist_ok=True)
         return ended(0)
 
     monkeypatch.setattr(subprocess, "run", evaluate)
@@ -271,6 +278,9 @@ def test_a_run_without_answers_gets_them_from_evaluate(
     told = capsys.readouterr().err
     assert f"{run} has no saved answers of step 500; its model answers up to 4 puzzles" in told
     assert "python evaluate.py" in told
+    names = {file.name for file in saved.iterdir()}
+    assert {file.name for file in (run / OUTPUTS).iterdir()} == names | former.keys()
+    assert {name: (run / OUTPUTS / name).read_text() for name in former} == former
     page_of(run, output)
     assert len(commands) == 1, "answers that are there must not be made again"
 
@@ -285,6 +295,7 @@ def test_a_run_without_answers_gets_them_from_evaluate(
     assert page_of(run, output)["facts"]["outputs"] == "step_00000600"
     assert page_of(run, output)["step"] == 600 and page_of(run, output, "--step", "500")["step"] == 500
     assert len(commands) == 2
+    assert not [*run.rglob(".view-*")]
 
 
 def test_saved_outputs_without_answers_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +419,10 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 def test_paths_and_options_that_fit_neither_a_run_nor_a_dataset_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "there is no folder" in mistake(capsys, tmp_path / "missing")
+    for missing in (tmp_path / "model.safetensors", "hf://somebody/model"):
+        said = mistake(capsys, missing)
+        assert "there is no folder" in said and "of weights, give the DIR of python evaluate.py" in said
+        assert SAVING in said
     data, run = write_sudoku(tmp_path / "data"), write_run(tmp_path / "run", None)
     assert "--step is for runs" in mistake(capsys, data, "--step", "3")
     assert "has no set other; it has train/all, test/all" in mistake(capsys, data, "--set", "other")

@@ -12,6 +12,7 @@ import struct
 import sys
 import termios
 import time
+import warnings
 from collections.abc import Callable
 from fcntl import ioctl
 from pathlib import Path
@@ -166,6 +167,9 @@ def test_a_curve_of_blocks() -> None:
     assert curve([0.0, 0.5, 1.0], 5, 2, least=0, most=1) == ["  █  ", "▁██  "]
     assert curve([1, 3, 5, 7], 2, 1) == ["▁█"], "two neighbours are averaged"
     assert curve([5, 5], 3, 2) == ["   ", "▁▁ "] and curve([], 2, 1) == ["  "]
+    with warnings.catch_warnings(action="error"):
+        assert curve([-1e308, 0, 1e308], 3, 1) == ["▁▄█"] and curve([1e308, 1e308, 0, 0], 2, 1) == ["█▁"]
+        assert curve([-1e308, 1e308], 2, 1, least=0, most=1) == ["▁█"]
 
 
 # ---- the terminal ------------------------------------------------------------------------------
@@ -184,7 +188,7 @@ def _in_terminal(name: str, words: list[str]) -> None:
 
 @pytest.mark.parametrize("way", [b"q", b"\x03"])
 def test_the_terminal_is_left_as_it_was(tmp_path: Path, way: bytes) -> None:
-    """By q and by Ctrl-C, in a terminal of its own, of 100 columns and 30 lines."""
+    """By q and by Ctrl-C, in a terminal of 100 columns and 30 lines. Ctrl-Z does nothing."""
     make_run(tmp_path / "project" / "one", rows_of(3))
     ours, theirs = pty.openpty()
     ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
@@ -204,6 +208,8 @@ def test_the_terminal_is_left_as_it_was(tmp_path: Path, way: bytes) -> None:
         until(lambda: "one" in output and "leave" in output)
         during = termios.tcgetattr(theirs)
         assert not during[3] & termios.ECHO and not during[3] & termios.ICANON
+        os.write(ours, b"\x1a")
+        time.sleep(0.2)
         make_run(tmp_path / "project" / "latecomer", rows_of(3))
         until(lambda: "latecomer" in output)
         os.write(ours, way)
@@ -223,7 +229,7 @@ def test_the_terminal_is_left_as_it_was(tmp_path: Path, way: bytes) -> None:
     assert not after.strip(), "something is printed after the program has left"
 
 
-@pytest.mark.parametrize(("keys", "quits"), [(b" Q", True), (b"", True), (b"\x1b[Aq", True)])
+@pytest.mark.parametrize(("keys", "quits"), [(b" Q", True), (b"", True), (b"\x1bOQ", False)])
 def test_only_q_quits(monkeypatch: pytest.MonkeyPatch, keys: bytes, quits: bool) -> None:
     """F2 sends ESC O Q, and a terminal that is gone sends nothing."""
     ours, theirs = pty.openpty()

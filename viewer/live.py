@@ -287,12 +287,16 @@ def curve(
         values: more than `width` are averaged with their neighbours.
         least, most: the values at the lower and the upper edge; None: those of the data.
     """
-    parts = np.array_split(np.array(values), min(len(values), width) or 1)
+    scale = np.abs(values).max(initial=1.0)  # sums and differences of the largest floats would overflow
+    parts = np.array_split(np.array(values) / scale, min(len(values), width) or 1)
     means = np.array([part.mean() for part in parts if len(part)])
-    low = means.min(initial=math.inf) if least is None else least
-    high = means.max(initial=-math.inf) if most is None else most
+    low = means.min(initial=math.inf) if least is None else least / scale
+    high = means.max(initial=-math.inf) if most is None else most / scale
+    shares = np.zeros(len(means))
+    if high > low:
+        shares = (means.clip(low, high) - low) / (high - low)
     levels = num_lines * (len(_BLOCKS) - 1)
-    heights = ((means - low) / (high - low) * levels if high > low else 0 * means).round().clip(1, levels).astype(int)
+    heights = [max(1, round(share * levels)) for share in shares]  # a value always leaves a mark
     return [
         "".join(_BLOCKS[min(8, max(0, height - 8 * below))] for height in heights).ljust(width)
         for below in reversed(range(num_lines))

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from records.checkpoint.format import read_name, step_folders
 from records.history import read_run_config
 from utils.errors import UserError
-from utils.files import plain
+from utils.files import plain, refuse_links
 from utils.overrides import as_override
 from utils.programs import started
 from utils.terminal import tell
@@ -309,13 +310,29 @@ def save_missing_answers(run: Path, settings: Settings) -> list[str]:
     command = f"python evaluate.py {for_shell(typed)}"
     nothing = f"{run} has no saved answers of step {step_of(step)}"
     elsewhere = f"this saves answers in another folder, for view.py: {command} out=answers"
-    if shards_of(outputs / step.name):
-        return [f"{nothing}: {outputs / step.name} holds outputs without the puzzles or the answers; {elsewhere}"]
+    target = outputs / step.name
+    if shards_of(target):
+        return [f"{nothing}: {target} holds outputs without the puzzles or the answers; {elsewhere}"]
+    to = target if target.is_dir() else outputs  # asked before the work: the folder of a step may be read-only, too
+    try:
+        refuse_links([outputs, target])  # the run may come from somebody else
+        outputs.mkdir(exist_ok=True)
+        temporary = TemporaryDirectory(dir=to, prefix=".view-")
+    except OSError as error:
+        return [f"{nothing}: {to} can't be written ({error.strerror}); {elsewhere}"]
     tell(f"{nothing}; its model answers up to {settings.max_examples} puzzles of each test set now")
     tell(f"(Ctrl-C leaves them out): {command}")
-    try:
-        # In a process of its own: the page itself needs no PyTorch, whose import takes seconds.
-        status = subprocess.run([*started("evaluate"), *typed], stdout=subprocess.DEVNULL).returncode
-    except KeyboardInterrupt:  # the process has got the signal too
-        return [f"{nothing}: interrupted"]
-    return [f"{nothing}: evaluate.py ended with status {status}, and said why; {elsewhere}"] if status else []
+    with temporary as folder:
+        evaluate = [*started("evaluate"), *typed, f"out={as_override(folder)}"]
+        try:
+            # In a process of its own: the page itself needs no PyTorch, whose import takes seconds.
+            status = subprocess.run(evaluate, stdout=subprocess.DEVNULL).returncode
+        except KeyboardInterrupt:  # the process has got the signal too
+            return [f"{nothing}: interrupted"]
+        if status:
+            return [f"{nothing}: evaluate.py ended with status {status}, and said why; {elsewhere}"]
+        target.mkdir(exist_ok=True)
+        for file in Path(folder).iterdir():
+            if not (target / file.name).exists():  # results of an earlier evaluation stay
+                file.rename(target / file.name)
+    return []
