@@ -60,7 +60,7 @@ def runs_at_once(config: LauncherConfig) -> int:
 
 def command_line(config: LauncherConfig, arguments: list[str]) -> str:
     """Return the command line of a run as a user would type it."""
-    words = ["python", "pretrain.py"]
+    words = "python pretrain.py".split()
     if config.name == "torchrun":
         words = ["torchrun", *_torchrun(config), *under_torchrun("pretrain")]
     elif config.name == "slurm":
