@@ -41,6 +41,7 @@ class SeedRun:
     place: int = 0  # a number below `runs_at_once` that no other run has now
     log_begin: int = 0  # where the output of this start begins in the log
     stop_by: float | None = None  # when the job is killed if it does not stop
+    error: str | None = None  # why the job is stopped although nobody asked for it
 
     def __post_init__(self) -> None:
         self.history = History(self.folder / METRICS_FILE)
