@@ -102,6 +102,7 @@ class Driver:
                 break
             elif (trial := self._study.claim()) is not None:
                 self._begin(trial)
+                self._keep()  # many points may be refused in turn
             else:
                 self._claim_at = time.monotonic() + _CLAIM_EVERY_S
         self._launcher.start(starting)

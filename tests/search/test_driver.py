@@ -142,6 +142,22 @@ def test_a_second_start_inherits_no_error_no_stop_and_no_reason(
     assert _trials(sweep)[1].user_attrs["error"].startswith("status 1, see ")
 
 
+def test_a_search_whose_points_are_refused_does_not_fall_silent(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> str:
+        raise UserError("no such point")
+
+    monkeypatch.setattr(driver_module, "check_point", refuse)
+    kept: list[int] = []
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-4,1e-3,1e-2")
+    with open_study(sweep, create=True) as study:
+        monkeypatch.setattr("search.study.HEARTBEAT_S", 0)
+        monkeypatch.setattr(study, "keep", lambda trials: kept.append(len(trials)))
+        assert Driver(study, StopSignal()).run()
+    assert max(kept) == 3, "the trials that wait for their end are in good hands"
+
+
 def test_trials_that_cannot_even_begin_end_the_sweep(data: Path, tmp_path: Path) -> None:
     """Their reason is a common one, such as data that are gone. It must not use up all points."""
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3,3e-3,4e-3,5e-3")
