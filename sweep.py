@@ -21,6 +21,7 @@ from search.study import dry_points, open_study
 from search.sweep import Sweep
 from search.workload import announce
 from utils.arguments import Parser, check_at_least, typed_path
+from utils.errors import UserError
 from utils.shell import run_command
 from utils.stop import StopSignal
 
@@ -70,9 +71,13 @@ def read_again(argv: list[str]) -> tuple[Sweep, bool]:
     parser.add_argument("sweep", help=NAMED)
     parser.add_argument("--best", type=int, metavar="N", default=5, help="number of points (default: %(default)s)")
     parser.add_argument("overrides", nargs="*", help="of the new sweep, such as seed=0,1,2 or max_steps=1000")
+    parser.add_argument("--config-dir", metavar="DIR", help="a folder like config/, for the files that are typed")
     settings, rest = parser.parse_known_args(argv)
     check_at_least(settings, best=1)
-    command = CommandLine.parse([*settings.overrides, *rest], "sweep", USAGE, flags=["--dry-run"])
+    folder = [] if settings.config_dir is None else [f"--config-dir={settings.config_dir}"]
+    command = CommandLine.parse([*settings.overrides, *rest, *folder], "sweep", USAGE, flags=["--dry-run"])
+    if command.page:
+        raise UserError("again shows no config; leave out --cfg, and --dry-run prints the command lines")
     with open_study(Sweep.open(settings.sweep), create=False) as study:
         points = [study.sweep.space.point_of(best.params) for best in report.require_best_first(study)[: settings.best]]
         keys = study.sweep.config.model_dump(include={"overrides", "metric", "direction"})

@@ -144,6 +144,12 @@ class PrunerConfig(_WithOptions):
     startup_trials: Int | None = Field(ge=0)
     reduction_factor: Int | None = Field(ge=2)
 
+    @model_validator(mode="after")
+    def _first_rung_is_a_step(self) -> Self:
+        if self.name == "successive_halving" and self.warmup_steps == 0:
+            raise ValueError("warmup_steps is 0, but the first rung of successive_halving is at step 1 or later")
+        return self
+
 
 # Options of sbatch that follow from other keys of the launcher, or that it needs for itself.
 _TAKEN_OPTIONS = {

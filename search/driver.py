@@ -11,6 +11,7 @@ from optuna.trial import TrialState
 from tqdm import tqdm
 
 from records.folder import Launched
+from records.metrics.row_file import keep_rows
 from search import study as attributes
 from search.check import check_point
 from search.launchers import ProcessLauncher, SeedRun, runs_at_once
@@ -95,11 +96,13 @@ class Driver:
             if (run := next(ready, None)) is not None:
                 run.place = places[len(starting)]
                 run.log_begin = run.log.stat().st_size if run.log.is_file() else 0
+                run.stop_by = run.error = None
                 starting.append(run)
             elif time.monotonic() < self._claim_at:
                 break
             elif (trial := self._study.claim()) is not None:
                 self._begin(trial)
+                self._keep()  # many points may be refused in turn
             else:
                 self._claim_at = time.monotonic() + _CLAIM_EVERY_S
         self._launcher.start(starting)
@@ -141,8 +144,12 @@ class Driver:
         """Look after the runs of a trial, and end the trial once they have all ended."""
         for run in trial.going:
             status = _poll(run)  # before the rows are read: an ended run adds none
-            if run.history.refresh() and run is trial.runs[0] and not trial.is_ending:
-                self._report(trial, run)
+            try:
+                if run.history.refresh() and run is trial.runs[0] and not trial.is_ending:
+                    self._report(trial, run)
+            except UserError as error:  # a damaged row
+                run.error = str(error)
+                _ask_to_stop(run)
             if status is not None:
                 run.job = None
                 self._run_ended(trial, run, status)
@@ -175,7 +182,10 @@ class Driver:
         trial.note(attributes.SECONDS, run, last.get("time_s", 0))
         if trial.is_ending:
             return
-        if status == 0 and not (run.folder / "stopped").exists():
+        if run.error is not None:  # the next start finds only whole rows
+            with suppress(OSError):
+                keep_rows(run.history.file, sys.maxsize)
+        elif status == 0 and not (run.folder / "stopped").exists():
             values = [row[trial.metric] for row in rows if trial.metric in row]
             if not values:  # no run of the sweep would have one
                 names = ", ".join(sorted({name for row in rows for name in row} - {"step"})) or "nothing"
@@ -186,7 +196,7 @@ class Driver:
             else:  # a second start would find the same
                 trial.error = f"{trial.metric} is {values[-1]}"
             return
-        reason, is_mistake = _reason(run, status)
+        reason, is_mistake = (run.error, False) if run.error else _reason(run, status)
         num_failures = trial.optuna.user_attrs.get(attributes.FAILURES, {}).get(str(run.seed), 0) + 1
         trial.note(attributes.FAILURES, run, num_failures)
         # A second start would find the same mistake.

@@ -41,6 +41,7 @@ class SeedRun:
     place: int = 0  # a number below `runs_at_once` that no other run has now
     log_begin: int = 0  # where the output of this start begins in the log
     stop_by: float | None = None  # when the job is killed if it does not stop
+    error: str | None = None  # why the job is stopped although nobody asked for it
 
     def __post_init__(self) -> None:
         self.history = History(self.folder / METRICS_FILE)
@@ -60,24 +61,25 @@ def runs_at_once(config: LauncherConfig) -> int:
 
 def command_line(config: LauncherConfig, arguments: list[str]) -> str:
     """Return the command line of a run as a user would type it."""
-    words = ["python", "pretrain.py"]
+    command = "python pretrain.py"
     if config.name == "torchrun":
-        words = ["torchrun", *_torchrun(config), *under_torchrun("pretrain")]
+        command = for_shell(["torchrun", *_torchrun(config), *under_torchrun("pretrain")])
     elif config.name == "slurm":
-        words = ["srun", *slurm_options(config), *words]
-    return f"OMP_NUM_THREADS={config.threads} {for_shell([*words, *arguments])}"
+        options = slurm_options(config).items()
+        named = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options]
+        command = f"srun {for_shell(named)} {command}"
+    return f"OMP_NUM_THREADS={config.threads} {command} {for_shell(arguments)}"
 
 
 def _torchrun(config: LauncherConfig) -> list[str]:
     return ["--standalone", "--nproc-per-node", str(config.ranks)]
 
 
-def slurm_options(config: LauncherConfig) -> list[str]:
+def slurm_options(config: LauncherConfig) -> dict[str, str | int]:
     """Return the options of srun and sbatch for the ranks and threads of a run, and the user's."""
     options: dict[str, str | int] = {"nodes": 1}
     options |= {name.replace("_", "-"): value for name, value in (config.slurm or {}).items()}
-    options |= {"ntasks-per-node": config.ranks // int(options["nodes"]), "cpus-per-task": config.threads}
-    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
+    return options | {"ntasks-per-node": config.ranks // int(options["nodes"]), "cpus-per-task": config.threads}
 
 
 def environment_of(config: LauncherConfig, place: int) -> dict[str, str]:

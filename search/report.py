@@ -1,14 +1,17 @@
 """Say what a sweep has found: a table of its trials, the best of them, and its experiment."""
 
 import math
+import os
 import re
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
 from tqdm import tqdm
 
+from records.history import METRICS_FILE, History, read_run_config
 from search import study as attributes
 from search.launchers import command_line
 from search.study import Study
@@ -84,8 +87,7 @@ def status_page(study: Study) -> str:
 
     table = [["", "trial", "state", sweep.config.metric, "step", "time", *keys]]
     for trial in sorted(trials, key=place):
-        value, point = values[trial.number], points[trial.number]
-        step = max([0, *trial.intermediate_values, *trial.user_attrs.get(attributes.STEPS, {}).values()])
+        value, step, point = values[trial.number], _last_step(sweep, trial), points[trial.number]
         seconds = sum(trial.user_attrs.get(attributes.SECONDS, {}).values())
         row = [
             "*" if trial.number == best else "",
@@ -105,6 +107,17 @@ def status_page(study: Study) -> str:
     return "\n".join([*lines, "", f"{sweep.path}: {begun}; {counts}; best {shown_best(sweep, trials)}"])
 
 
+def _last_step(sweep: Sweep, trial: FrozenTrial) -> int:
+    steps = [0, *trial.intermediate_values, *trial.user_attrs.get(attributes.STEPS, {}).values()]
+    if trial.state == TrialState.RUNNING:
+        for seed in sweep.config.seeds:
+            history = History(sweep.run_folder(trial.number, seed) / METRICS_FILE)
+            with suppress(UserError):  # a damaged row
+                history.refresh()
+            steps += [row["step"] for row in history.rows[-1:]]
+    return max(steps)
+
+
 def best_page(study: Study) -> str:
     """Return the best trial: its value, its folders, and the command line that trains it again."""
     sweep, best = study.sweep, require_best_first(study)[0]
@@ -112,6 +125,9 @@ def best_page(study: Study) -> str:
     lines = [f"# trial {best.number}: {_measured(sweep, best)}"]
     lines += [f"# {sweep.run_folder(best.number, seed)}" for seed in seeds]
     overrides = sweep.overrides(sweep.space.point_of(best.params), seeds[0])
+    started_in = read_run_config(sweep.run_folder(best.number, seeds[0])).get("started_in")
+    if started_in not in (None, os.getcwd()):  # the data may have a relative path
+        overrides.append(f"started_in={as_override(started_in)}")
     return "\n".join([*lines, command_line(sweep.config.launcher, overrides)])
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from records.lock import is_locked
 from search.config import LauncherConfig
-from search.launchers import SeedRun
+from search.launchers import SeedRun, slurm_options
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
 from utils.processes import ending_with_parent
@@ -47,10 +47,6 @@ class SlurmLauncher:
     """
 
     def __init__(self, config: LauncherConfig) -> None:
-        if find_spec("submitit") is None:
-            raise UserError("the launcher slurm needs submitit; pip install -r requirements-slurm.txt")
-        if shutil.which("sbatch") is None:
-            raise UserError("there is no sbatch here; start the sweep on a machine of the cluster")
         self._config = config
         self._states: dict[str, str] = {}
         self._ask_at = 0.0
@@ -75,22 +71,21 @@ class SlurmLauncher:
             number = _note_of(run.log).read_text(encoding="utf-8").strip()
         except OSError:
             return None
+        _require_slurm()
         return None if self.has_ended(number) else number
 
     def _submit(self, runs: list[SeedRun]) -> list[str]:
+        _require_slurm()
         import submitit
 
-        config, options = self._config, dict(self._config.slurm or {})
-        nodes, folder = int(options.pop("nodes", 1)), _folder_of(runs[0].log)
+        config, options, folder = self._config, slurm_options(self._config), _folder_of(runs[0].log)
+        own = ("time", "nodes", "ntasks-per-node", "cpus-per-task")  # submitit has names for these
         with file_errors():
             folder.mkdir(parents=True, exist_ok=True)
         executor = submitit.SlurmExecutor(folder, max_num_timeout=_MOST_TIMEOUTS)
         executor.update_parameters(
             job_name=runs[0].log.parent.parent.name,
-            time=int(options.pop("time")),
-            nodes=nodes,
-            ntasks_per_node=config.ranks // nodes,
-            cpus_per_task=config.threads,
+            **{name.replace("-", "_"): options.pop(name) for name in own},
             signal_delay_s=_WARNING_S,
             array_parallelism=len(runs),
             stderr_to_stdout=True,
@@ -101,7 +96,7 @@ class SlurmLauncher:
                 *([] if PACKAGE else [f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"]),
             ],
             srun_args=["--kill-on-bad-exit=1"],
-            additional_parameters={name.replace("_", "-"): value for name, value in options.items()},
+            additional_parameters=options,
         )
         # What a launcher has set for the sweep itself, its jobs would inherit.
         kept = {*without_launcher(os.environ), "SLURM_CONF"}
@@ -247,6 +242,13 @@ class Run:
         while self._status is None:
             time.sleep(0.1)
         return self._status
+
+
+def _require_slurm() -> None:
+    if find_spec("submitit") is None:
+        raise UserError("the launcher slurm needs submitit; pip install -r requirements-slurm.txt")
+    if shutil.which("sbatch") is None:
+        raise UserError("there is no sbatch here; start the sweep on a machine of the cluster")
 
 
 def _scancel(*words: str) -> None:

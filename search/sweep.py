@@ -99,8 +99,12 @@ class Sweep:
         file = next((each.partition("=")[2] for each in own if key_of(each) == "sweep"), None)
         if file is not None and names_file(f"sweep={file}"):
             file = Path(file.strip("'\"")).stem
-        name = config.name or file or "+".join(config.parameters) or "seed"
-        return Sweep(config.model_copy(update={"name": name, "path": config.path or str(SWEEPS / name)}))
+        name, storage = config.name or file or "+".join(config.parameters) or "seed", config.storage
+        if storage is not None and (relative := re.fullmatch(r"sqlite:///([^/?][^?]*)(.*)", storage)):
+            # Another working directory would make another file.
+            storage = f"sqlite:///{Path(relative[1]).absolute()}{relative[2]}"
+        path = config.path or str(SWEEPS / name)
+        return Sweep(config.model_copy(update={"name": name, "path": path, "storage": storage}))
 
     # ---- the folder of the sweep ----
 

@@ -1,5 +1,7 @@
 """Say before the first trial how much work a sweep is: its trials, their models, and the time."""
 
+import math
+import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -91,15 +93,20 @@ def time_steps(sweep: Sweep, sizes: list[Size]) -> None:
     launcher, end = ProcessLauncher(sweep.config.launcher), time.monotonic() + _TIMED_WITHIN_S
     with TemporaryDirectory(ignore_cleanup_errors=True) as made:
         for number, size in enumerate(sizes):
+            if time.monotonic() >= end:
+                break
             folder = Path(made) / str(number)
             own = [f"checkpoint_path={as_override(str(folder))}", "log_interval=1", "wandb.mode=disabled"]
             run = SeedRun(merged(size.overrides, own), folder, Path(made) / f"{number}.log")
             launcher.start([run])
-            assert run.job is not None
-            while run.job.poll() is None and len(run.history.rows) < _TIMED_STEPS and time.monotonic() < end:
-                time.sleep(0.05)
-                run.history.refresh()
-            run.job.kill()
+            assert isinstance(run.job, subprocess.Popen)
+            try:
+                while run.job.poll() is None and len(run.history.rows) < _TIMED_STEPS and time.monotonic() < end:
+                    time.sleep(0.05)
+                    run.history.refresh()
+            finally:
+                run.job.kill()
+                run.job.wait()
             times = [row["perf/step_ms"] / 1000 for row in run.history.rows if "perf/step_ms" in row]
             size.step_s = min(times, default=None)
 
@@ -111,13 +118,16 @@ def time_line(sweep: Sweep, sizes: list[Size], num_in_turn: float) -> str:
         return "time: not known, since no step was timed here"
     of_runs = sum(size.num_trials * size.num_steps * step_s for size, step_s in timed)
     seconds = num_in_turn * of_runs / sum(size.num_trials for size, _ in timed)  # the timed sizes speak for all
-    warning = "WARNING: this sweep takes more than a day; " if seconds > _DAY_S else ""
+    config, hours = sweep.config, sweep.config.hours
+    warning = "WARNING: this sweep takes more than a day; " if min(seconds, 3600 * (hours or math.inf)) > _DAY_S else ""
+    at_most = "at most " if config.pruner.name != "none" or config.steps is not None else ""
     steps = [
         f"{_range([step_s for size, step_s in timed if size.arch == arch])} s with arch={arch}"
         for arch in dict.fromkeys(size.arch for size, _ in timed)
     ]
-    about = tqdm.format_interval(round(seconds))
-    return f"{warning}time: about {about} for the training steps alone, by a step of {', '.join(steps)}"
+    about = f"{at_most}about {tqdm.format_interval(round(seconds))} for the training steps alone"
+    stop = f"; it stops after sweep.hours={hours:g}" if hours is not None else ""
+    return f"{warning}time: {about}, by a step of {', '.join(steps)}{stop}"
 
 
 def _range(numbers: Sequence[float]) -> str:

@@ -133,6 +133,6 @@ def test_a_sweep_starts_runs_of_the_package(typed: Typed) -> None:
     pytest.importorskip("optuna")
     typed("hrm-build-sudoku --output-dir data/sudoku-6x6 --generate 20 --generate-test 8 --box 2x3")
     options = "lr=1e-3,2e-3 debug=tiny device=cpu data_path=data/sudoku-6x6 max_steps=1 eval_every_n_steps=1"
-    assert " hrm-train " in typed(f"hrm-sweep {options}").stdout
+    assert "OMP_NUM_THREADS=1 hrm-train " in typed(f"hrm-sweep {options}").stdout
     torchrun = typed(f"hrm-sweep --dry-run {options} sweep.launcher.name=torchrun sweep.launcher.ranks=2").stdout
     assert "torchrun --standalone --nproc-per-node 2 -m hrm_trainer.pretrain " in torchrun

@@ -246,6 +246,12 @@ def test_again_runs_the_best_points_with_other_seeds(here: Path) -> None:
         ["7", "0.003", "hrm", "1"],
     ]
     assert "checkpoint_path=checkpoints/sweeps/old_again/trial_0001_seed_1" in lines[3]
+    Path("my/arch").mkdir(parents=True)
+    Path("my/arch/mine.yaml").write_text((REPOSITORY / "config/arch/hrm.yaml").read_text())
+    (line,) = _page("again", "--config-dir", "my", "old", "--best=1", "--dry-run", "arch=mine").splitlines()
+    assert " arch=my/arch/mine.yaml " in line
+    with pytest.raises(UserError, match="leave out --cfg"):
+        _page("again", "old", "--cfg=job")
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def test_every_program_has_a_command() -> None:
 
 # What a clone has and an installed package lacks. Words such as path/pretrain.py are of the user.
 _OF_A_CLONE = re.compile(
+    r'\bpython"?,? "?hrm-|'
     r"python (-m )?(dataset|models|sharing|launch|search|viewer)[./]|python \w+\.py|requirements-|\bpython( -m)?$|"
     r"docs/[\w/]+\.md(?! of the repository)|"
     rf"(?<![\w/.])({'|'.join(module for module in COMMANDS.values() if '.' not in module)})\.py"

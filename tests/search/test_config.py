@@ -23,6 +23,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"parameters": {"lr": {"range": [1, 2]}}, "sampler": {"name": "grid"}}, "parameters.lr has infinitely many"),
     ({"parameters": {"lr": [1]}, "points": [{"lr": 1}], "sampler": {"name": "grid"}}, "no parameters"),
     ({"sampler": {"name": "random", "startup_trials": 3}}, "startup_trials is for tpe and median, not for random"),
+    ({"pruner": {"name": "successive_halving", "warmup_steps": 0}}, "warmup_steps is 0, but the first rung"),
     ({"launcher": {"ranks": 2}}, "ranks is 2"),
     ({"launcher": {"gpus": [0, 1], "at_once": 3}}, "gpus has 2 devices"),
     ({"launcher": {"name": "slurm", "slurm": {"time": "2:00:00"}}}, "'2:00:00'"),

@@ -123,17 +123,39 @@ def test_a_run_that_fails_is_started_once_more(
         assert _trials(sweep)[0].user_attrs["error"] == "the ceiling fell down"
 
 
-def test_a_second_start_inherits_no_reason(data: Path, tmp_path: Path) -> None:
-    """The first start says why it fails, and the second one says nothing."""
+def test_a_second_start_inherits_no_error_no_stop_and_no_reason(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first start has a damaged row, and is stopped. Then another second start says nothing."""
+    monkeypatch.setattr(driver_module, "_STOPS_WITHIN_S", 0.0)
 
     def curve(keys: dict[str, object], step: int) -> float | None:
-        launcher.last_words = "error: of the first start\n" if len(launcher.started) == 1 else ""
-        return None if step == 2 else rising(keys, step)
+        if step == 3 and launcher.started == ["trial_0000"]:
+            with open(tmp_path / "s/trial_0000/metrics.jsonl", "a") as file:
+                file.write("no row\n")
+        launcher.last_words = "error: of the first start\n" if len(launcher.started) == 3 else ""
+        return None if step == 2 and keys["lr"] == 2e-3 else rising(keys, step)
 
-    sweep, launcher = sweep_of(data, tmp_path / "s", "lr=1e-3", "seed=0,1"), FakeLauncher(curve)
+    sweep, launcher = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3"), FakeLauncher(curve)
     assert _run(sweep, launcher)
-    assert launcher.started[:2] == ["trial_0000_seed_0"] * 2 and _states(sweep) == [FAIL]
-    assert _trials(sweep)[0].user_attrs["error"].startswith("status 1, see ")
+    assert launcher.started == ["trial_0000"] * 2 + ["trial_0001"] * 2 and _states(sweep) == [COMPLETE, FAIL]
+    assert _trials(sweep)[1].user_attrs["error"].startswith("status 1, see ")
+
+
+def test_a_search_whose_points_are_refused_does_not_fall_silent(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> str:
+        raise UserError("no such point")
+
+    monkeypatch.setattr(driver_module, "check_point", refuse)
+    kept: list[int] = []
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-4,1e-3,1e-2")
+    with open_study(sweep, create=True) as study:
+        monkeypatch.setattr("search.study.HEARTBEAT_S", 0)
+        monkeypatch.setattr(study, "keep", lambda trials: kept.append(len(trials)))
+        assert Driver(study, StopSignal()).run()
+    assert max(kept) == 3, "the trials that wait for their end are in good hands"
 
 
 def test_trials_that_cannot_even_begin_end_the_sweep(data: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What status, best and the end of a sweep print."""
 
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -67,16 +68,25 @@ def test_each_key_is_a_column(tmp_path: Path) -> None:
     ]
 
 
-def test_the_step_of_a_running_trial_is_the_last_that_it_reported(tmp_path: Path) -> None:
-    running = Ended(LR, (), RUNNING, reported={7: 0.2, 9: 0.3}, noted={STEPS: {"0": 8}})
-    assert _rows(_study(tmp_path, [running]))[0].split() == ["0", "begun", "0.3000", "9", "0.1"]
+def test_the_step_of_a_running_trial_is_that_of_its_files(tmp_path: Path) -> None:
+    study = _study(tmp_path, [Ended(LR, (), RUNNING)], seeds=[0, 1])
+    assert _rows(study)[0].split() == ["0", "begun", "0.1"]
+    for seed in (0, 1):
+        study.sweep.run_folder(0, seed).mkdir(parents=True)
+    for first, step in (('{"step": 7}\n', "9"), ("no row\n", "9")):
+        for seed, text in ((0, first), (1, '{"step": 9}\n')):
+            (study.sweep.run_folder(0, seed) / "metrics.jsonl").write_text(text)
+        assert _rows(study)[0].split() == ["0", "begun", step, "0.1"]
 
 
 def test_the_best_has_its_folders_and_its_command(tmp_path: Path) -> None:
+    """In another folder the command says where the run was started, and so where its data are."""
     study = _study(tmp_path, [Ended(LR, (0.5, 0.6))], overrides=["data_path='a b'"], seeds=[3, 4])
     folders = [study.sweep.path / f"trial_0000_seed_{seed}" for seed in (3, 4)]
     words = ["OMP_NUM_THREADS=1", "python", "pretrain.py", "data_path=a b", "lr=0.1", "seed=3"]
-    first, *named, command = best_page(study).splitlines()
-    assert first == "# trial 0: exact_accuracy 0.5500 ± 0.0707 over 2 seeds (0.5000, 0.6000)"
-    assert named == [f"# {folder}" for folder in folders]
-    assert shlex.split(command) == words
+    for started_in, told in (("/there", ["started_in=/there"]), (os.getcwd(), []), ("null", [])):
+        (folders[0] / "config.yaml").write_text(f"started_in: {started_in}\n")
+        first, *named, command = best_page(study).splitlines()
+        assert first == "# trial 0: exact_accuracy 0.5500 ± 0.0707 over 2 seeds (0.5000, 0.6000)"
+        assert named == [f"# {folder}" for folder in folders]
+        assert shlex.split(command) == [*words, *told]

@@ -158,8 +158,10 @@ def test_without_slurm_the_command_line_is_shown_all_the_same(monkeypatch: pytes
         "OMP_NUM_THREADS=2 srun --nodes=1 --time=120 --partition=gpu --ntasks-per-node=2 --cpus-per-task=2 "
         "python pretrain.py \"a='b c'\""
     )
+    launcher = SlurmLauncher(config)
+    launcher.start([])  # nothing is left to do
     with pytest.raises(UserError, match="there is no sbatch here"):
-        SlurmLauncher(config)
+        launcher.start(_runs(tmp_path, 1))
 
 
 # ---- what runs in the job ----------------------------------------------------------------------

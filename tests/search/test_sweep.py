@@ -128,3 +128,12 @@ def test_a_password_is_refused_and_never_shown() -> None:
         with pytest.raises(UserError, match="has a password") as caught:
             Sweep.read(["lr=1,2", f"sweep.storage='{url}'"])
         assert "p@ss" not in str(caught.value) and "***" in str(caught.value)
+
+
+def test_a_database_file_does_not_depend_on_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Sweep.read(["lr=1,2", "sweep.storage=sqlite:///a.db"]).config.storage == f"sqlite:///{tmp_path}/a.db"
+    stored = Sweep.read(["lr=1,2", "sweep.storage='sqlite:///a.db?timeout=5'"]).config.storage
+    assert stored == f"sqlite:///{tmp_path}/a.db?timeout=5"

@@ -1,10 +1,12 @@
 """Before its first trial a sweep says how much it is: trials, parameters, steps and time."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from search import workload
+from search.launchers import ProcessLauncher, SeedRun
 from search.study import open_study
 from search.sweep import Sweep
 from search.workload import Size, announce, time_line, time_steps
@@ -58,6 +60,9 @@ def test_steps_follow_from_the_epochs_and_more_than_a_day_is_a_warning(
     assert lines[1].endswith("parameters, 24 to 48 steps") and lines[2].startswith("time: not known")
     sizes = [Size("hrm", [], 1, 24, 1, 1e4), Size("hrm", [], 1, 48, 1)]
     assert time_line(sweep, sizes, 2).startswith("WARNING: this sweep takes more than a day; time: about 133:20:00")
+    sweep.config = sweep.config.model_copy(update={"hours": 2.0, "steps": 100})
+    line = time_line(sweep, sizes, 2)
+    assert line.startswith("time: at most about 133:20:00") and line.endswith("; it stops after sweep.hours=2")
 
 
 def test_a_run_times_its_own_steps_and_leaves_nothing(data: Path, tmp_path: Path) -> None:
@@ -66,3 +71,24 @@ def test_a_run_times_its_own_steps_and_leaves_nothing(data: Path, tmp_path: Path
     time_steps(sweep, sizes)
     assert sizes[0].step_s is not None and 0 < sizes[0].step_s < 60 and sizes[1].step_s is None
     assert not (tmp_path / "s").exists()
+
+
+def test_ctrl_c_leaves_no_training(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once the time is over, no other size is started."""
+    started: list[SeedRun] = []
+
+    def start(launcher: ProcessLauncher, runs: list[SeedRun]) -> None:
+        started.extend(runs)
+        runs[0].job = subprocess.Popen(["sleep", "60"])
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ProcessLauncher, "start", start)
+    sweep, sizes = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3"), [Size("hrm", [], 1, 1), Size("trm", [], 1, 1)]
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr("search.workload.time.sleep", interrupt)
+        time_steps(sweep, sizes)
+    monkeypatch.setattr(workload, "_TIMED_WITHIN_S", 0.02)
+    time_steps(sweep, sizes)
+    assert len(started) == 2 and all(run.job is not None and run.job.poll() == -9 for run in started)
