@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from training.config import PretrainConfig
 from training.resume import place_of_resumed
@@ -33,8 +33,15 @@ class RayConfig(StrictModel):
     placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
     placement_timeout_s: Float = Field(gt=0)
     max_failures: Int = Field(ge=0)
-    address: str | None = Field(pattern=r"^(local|[^/]+:\d+)$")
+    address: str | None
     storage: str = Field(min_length=1)
+
+    @field_validator("address")
+    @classmethod
+    def _address_is_known(cls, address: str | None) -> str | None:
+        if address not in (None, "local") and not re.fullmatch(r"[^/]+:\d+", address):
+            raise ValueError(f"{address!r} is no address of a Ray cluster; give host:port, local or null")
+        return address
 
 
 @page("ray", bare="data_path", passes_on="pretrain")

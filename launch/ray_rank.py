@@ -159,13 +159,14 @@ def _follow(program: "subprocess.Popen[str]", run: Path, desk: Any, rank: int) -
         if status and not (stopping or mistake):
             how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
             raise RankFailed(f"pretrain.py on {socket.gethostname()} {how}")
-        newest = read_name(run / "latest")
-        order = newest not in ("", reported), stop, status is not None or mistake
-        reported = newest
+        newest = read_name(run / "latest") if rank == 0 else ""
+        is_new = newest not in ("", reported)
+        ends = status is not None or mistake
         # What rank 0 tells all ranks to do, every second. Ray allows a kilobyte for it.
-        is_new, stop, ends = broadcast_from_rank_zero(order)
+        is_new, stop, ends = broadcast_from_rank_zero((is_new, stop, ends))
         if is_new and rank == 0:
-            _report(run, reported)
+            reported = newest
+            _report(run, newest)
         elif is_new:  # Ray waits for the reports of all ranks
             ray.train.report({})
         if stop and not stopping:

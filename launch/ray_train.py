@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from importlib.util import find_spec
@@ -130,6 +131,10 @@ def _run(config: RayConfig, arguments: list[str], run: Path, stop: StopSignal) -
                 f"({config.placement}) in {config.placement_timeout_s:g} s; the cluster has "
                 f"{ray.cluster_resources()}; lower what they reserve, or raise ray.placement_timeout_s"
             ) from error
+        raise
+    except Exception:
+        if not training.done():
+            _leave(traceback.format_exc().rstrip(), 1)
         raise
 
 

@@ -90,8 +90,12 @@ def _git_state() -> str:
             num_changed = sum(not line.startswith("??") for line in lines)
             # Untracked folders, such as those of data and results, are no code.
             num_new = sum(line.startswith("??") and line.endswith((".py", ".yaml")) for line in lines)
-            counted = f", {num_changed} changed" * bool(num_changed) + f", {num_new} new" * bool(num_new)
-            return f"commit {git('log', '-1', '--format=%h of %cs')}{counted}"
+            parts = [f"commit {git('log', '-1', '--format=%h of %cs')}"]
+            if num_changed:
+                parts.append(f"{num_changed} changed")
+            if num_new:
+                parts.append(f"{num_new} new")
+            return ", ".join(parts)
     # The build of an image has written its commit into a file.
     file = ROOT / "COMMIT"
     noted = file.read_text(encoding="utf-8", errors="replace").strip() if file.is_file() else ""

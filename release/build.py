@@ -55,8 +55,14 @@ def requirements(file: str) -> list[str]:
 
 
 def with_package(source: str) -> str:
-    """Return a module whose imports of own modules name the package."""
+    """Return a module whose imports of own modules name the package.
+
+    Raises:
+        ValueError: An import has a form that this function does not convert.
+    """
     own = "|".join(own_modules())
+    if found := re.search(rf"^\s*import (?:{own})\b.*", source, flags=re.MULTILINE):
+        raise ValueError(f"{found[0].strip()}: write from ... import ... for modules of our own")
     return re.sub(rf"^(\s*from )((?:{own})(?:\.\w+)* import )", rf"\1{NAME}.\2", source, flags=re.MULTILINE)
 
 

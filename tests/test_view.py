@@ -397,6 +397,9 @@ def test_pictures_that_cannot_be_drawn_are_refused(
         patch.setitem(sys.modules, "matplotlib", None)
         assert "drawing needs matplotlib; pip install" in mistake(capsys, run, "-o", output, "--png")
     assert not output.exists()
+    (run / "curve.png").mkdir()
+    assert f"{run / 'curve.png'} can't be written (Is a directory)" in mistake(capsys, run, "-o", output, "--png")
+    (run / "curve.png").rmdir()
     (run / "curve.png").symlink_to(tmp_path / "elsewhere")
     said = mistake(capsys, run, "-o", output, "--png")
     assert f"wrote {output}, but not all pictures: " in said and "curve.png is a link" in said

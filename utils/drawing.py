@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
-from utils.files import file_errors, refuse_links, write_atomically
+from utils.files import refuse_links, write_atomically
+from utils.text import one_line
 
 BLACK, BLUE, RED, GREY = "#1d2127", "#1f6feb", "#c2410c", "#8a8f98"
 _DPI = 130
@@ -39,7 +40,9 @@ def save_figure(figure: Any, path: Path) -> None:
     picture = BytesIO()
     try:
         figure.savefig(picture, dpi=_DPI)
-        with file_errors():
-            write_atomically(path, picture.getbuffer())
+        write_atomically(path, picture.getbuffer())
+    except OSError as error:
+        reason = error.strerror or one_line(error)
+        raise UserError(f"{path} can't be written ({reason}); check this path and its permissions") from error
     finally:
         pyplot().close(figure)

@@ -13,6 +13,7 @@ PACKAGE = __name__.rpartition("utils.")[0].rstrip(".")
 ROOT = Path(__file__).resolve().parent.parent
 # An installed program that is started by its file must not find modules beside it, such as `utils`.
 ENVIRONMENT = {"PYTHONSAFEPATH": "1"} if PACKAGE else {}
+# The name stands in two parts, since release/build.py makes a command of a name in one part.
 PRETRAIN = ROOT.joinpath("pretrain").with_suffix(".py")
 
 

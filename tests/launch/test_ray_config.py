@@ -26,7 +26,10 @@ def test_ranks_that_share_a_device_talk_over_gloo() -> None:
     [
         (["ray.num_worker=2"], "unknown key 'ray.num_worker'; did you mean ray.num_workers"),
         (["ray.gpus=2"], "ray.gpus: input should be less than or equal to 1, but it is 2"),
-        (["ray.address=ray://head:10001"], "ray.address: string should match pattern"),
+        (
+            ["ray.address=ray://head:10001"],
+            "ray.address: 'ray://head:10001' is no address of a Ray cluster; give host:port",
+        ),
     ],
 )
 def test_mistakes_are_one_line(typed: list[str], message: str) -> None:

@@ -25,6 +25,12 @@ def test_an_import_of_our_own_names_the_package(line: str, expected: str) -> Non
     assert with_package(line) == expected
 
 
+@pytest.mark.parametrize("line", ["import models.x", "import pretrain as p", "if True:\n    import utils"])
+def test_an_import_that_the_build_cannot_move_stops_it(line: str) -> None:
+    with pytest.raises(ValueError, match="write from"):
+        with_package(line)
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -29,7 +29,7 @@ class _Sample(NamedTuple):
     comm_ms: float
     step_ms: float
     trace_ms: float  # to start the trace, to end it and to read it
-    num_bytes: int
+    num_bytes: float  # NaN: of a dtype whose size is not known
     num_examples: int
     memory_gb: float
     gpu_utilization: float | None
@@ -109,13 +109,15 @@ class RankSampler:
             "perf/comm_ms_max": max(comm_ms),
             "perf/comm_total_s": fmean(comm_ms) * (self._step - self._sampled) / 1e3,
             "perf/comm_share": fmean(comm_ms) / mean_step_ms,
-            "perf/comm_mb": fmean(sample.num_bytes for sample in samples) / 1e6,
             "perf/imbalance": max(rest_ms) / fmean(rest_ms),
         }
-        # The others waited for the rank that was the shortest time in its transfers.
-        last = min(samples, key=lambda sample: sample.comm_ms)
-        if last.comm_ms > 0:
-            row["perf/comm_gb_per_s"] = last.num_bytes / last.comm_ms / 1e6
+        num_bytes = fmean(sample.num_bytes for sample in samples)
+        if not math.isnan(num_bytes):
+            row["perf/comm_mb"] = num_bytes / 1e6
+            # The others waited for the rank that was the shortest time in its transfers.
+            last = min(samples, key=lambda sample: sample.comm_ms)
+            if last.comm_ms > 0:
+                row["perf/comm_gb_per_s"] = last.num_bytes / last.comm_ms / 1e6
         for rank, sample in enumerate(samples):
             row[f"perf/memory_gb/rank_{rank}"] = sample.memory_gb
             row[f"perf/{self._unit}_per_second/rank_{rank}"] = 1e3 * sample.num_examples / rest_ms[rank]
@@ -129,9 +131,9 @@ class RankSampler:
         return row
 
 
-def _num_bytes(events: list[Any]) -> int:
+def _num_bytes(events: list[Any]) -> float:
     return sum(
-        math.prod(shape) * _BYTES.get(dtype, 0)
+        math.prod(shape) * _BYTES.get(dtype, math.nan)
         for event in events
         if event.device_type() == DeviceType.CPU and _SENT.match(event.name())
         for shape, dtype in zip(event.shapes(), event.dtypes(), strict=True)

@@ -84,7 +84,8 @@ class StepProfiler:
     def close(self) -> None:
         if self._profile is not None:
             self._profile.stop()
-            if not self._written:
+            # A run that was resumed may have been traced before.
+            if not self._written and not any(self._folder.glob(f"{self._name}.*.pt.trace.json.gz")):
                 self._say(f"no trace: the run ended before step {self._last_step}")
 
     def _write(self, finished: profile) -> None:

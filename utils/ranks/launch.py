@@ -29,6 +29,7 @@ _MPI = (
 
 # Ports for ranks that nobody gave a port. They lie below those that systems give to clients.
 _FIRST_PORT, _NUM_PORTS = 10_000, 20_000
+_THIS_HOST = "127.0.0.1"
 
 # Variables of launch/ray_rank.py: the identity of the launch, and how often all ranks began again.
 LAUNCH, REQUEUES = "TRAINER_LAUNCH", "TRAINER_REQUEUES"
@@ -124,16 +125,9 @@ def _innermost() -> Launch:
     # then those of its task, which holds several ranks.
     found = [launch for read in (_by_torchrun, _by_mpi, _by_slurm) if (launch := read()) is not None]
     for number, launch in enumerate(found):
-        if launch.is_elastic:
-            num_met = int(os.environ.get("GROUP_WORLD_SIZE", 1))
-            for outer in found[number + 1 :]:
-                if outer.size not in (1, num_met):
-                    raise UserError(
-                        f"{_COMMANDS[outer.launcher]} started {outer.size} torchruns, but {num_met} of them met, so "
-                        "that several runs would train side by side; start one torchrun for each node, with --nnodes "
-                        "and a common --rdzv-endpoint, or type dist.launcher=torchrun if they are to train apart"
-                    )
         if launch.size != 1 or launch.is_elastic:
+            for outer in found[number + 1 :]:
+                _require_one_run(launch, outer)
             return launch
     num_tasks = os.environ.get("SLURM_NTASKS", "1")
     if num_tasks != "1" and "SLURM_STEP_ID" not in os.environ:
@@ -142,6 +136,23 @@ def _innermost() -> Launch:
             "process works alone"
         )
     return Launch()
+
+
+def _require_one_run(launch: Launch, outer: Launch) -> None:
+    """Raise UserError if a launcher started this one several times, so that each trains alone."""
+    if launch.is_elastic:
+        num_met = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+        remedy = "start one torchrun for each node, with --nnodes and a common --rdzv-endpoint"
+    elif launch.launcher == "mpi" and launch.host == _THIS_HOST:
+        num_met, remedy = 1, "start mpirun alone, without srun"
+    else:  # of several hosts, on each of which the outer launcher may have started a part
+        return
+    if outer.size not in (1, num_met):
+        raise UserError(
+            f"{_COMMANDS[outer.launcher]} started {outer.size} {_COMMANDS[launch.launcher]}s, but {num_met} of them "
+            f"met, so that several runs would train side by side; {remedy}, or type "
+            f"dist.launcher={launch.launcher} if they are to train apart"
+        )
 
 
 def _by_torchrun() -> Launch | None:
@@ -175,7 +186,7 @@ def _by_mpi() -> Launch | None:
     on_one_host = os.environ.get(local_size) == os.environ.get(size)
     # MPI tells no host. Without MASTER_ADDR, only ranks on one host or in one job of Slurm know
     # where to meet. On one host, all ranks have a daemon of MPI above them.
-    host = "127.0.0.1" if on_one_host else _first_host(os.environ.get("SLURM_JOB_NODELIST", ""))
+    host = _THIS_HOST if on_one_host else _first_host(os.environ.get("SLURM_JOB_NODELIST", ""))
     job = os.environ.get("PMIX_NAMESPACE") or (_daemon() if on_one_host else os.environ.get("SLURM_JOB_ID", host))
     return _launch("mpi", rank, size, local_rank, host, f"mpi {job}")
 

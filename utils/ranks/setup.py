@@ -168,10 +168,10 @@ def _with_groups(world: World, backend: str, axes: Axes) -> World:
 
 def _pick_device(name: DeviceName, local_rank: int) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = {"cuda": count > 0, "mps": torch.backends.mps.is_available(), "cpu": True}
+    has_mps = torch.backends.mps.is_available()
     if name == "auto":
-        return _pick_device("cuda" if count else "mps" if found["mps"] else "cpu", local_rank)
-    if not found[name]:
+        name = "cuda" if count else "mps" if has_mps else "cpu"
+    if (name == "cuda" and count == 0) or (name == "mps" and not has_mps):
         raise UserError(
             f"device={name}, but PyTorch finds no {name.upper()} device here; use device=cpu or device=auto"
         )

@@ -234,7 +234,7 @@ class World:
             return [value]
         values: list[Any] | None = [None] * self.size if self.is_main else None
         dist.gather_object(value, values, group_dst=0, group=self.host_group)
-        return values and values[:: self.ranks_per_share]
+        return None if values is None else values[:: self.ranks_per_share]
 
     def any(self, flag: bool) -> bool:
         """Return whether any rank raises the flag, without waiting for the device. Every rank."""

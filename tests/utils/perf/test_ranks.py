@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 from tests.runs import settings, train
 from tests.spawn import run_ranks
-from utils.perf.ranks import RankSampler
+from utils.perf.ranks import _BYTES, RankSampler
 from utils.perf.recording import union
 from utils.ranks.world import World
 
@@ -123,6 +123,12 @@ def _check_bytes(world: World) -> None:
         row = sampler.row()
         assert row["perf/comm_mb"] == pytest.approx(num_bytes / 1e6), name
         assert ("perf/comm_gb_per_s" in row) == (num_bytes > 0), name
+    sampler = RankSampler(1, world)
+    with pytest.MonkeyPatch.context() as patch, sampler.step(1):
+        patch.delitem(_BYTES, "float")  # a dtype whose size is not known
+        dist.all_reduce(whole)
+    row = sampler.row()
+    assert "perf/comm_ms" in row and not {"perf/comm_mb", "perf/comm_gb_per_s"} & row.keys()
 
 
 def _check_the_share(world: World) -> None:

@@ -99,6 +99,7 @@ def test_a_rank_finds_itself(
         (_SLURM_STEP, "mpi", "dist.launcher=mpi"),
         (_SLURM_STEP | _TORCHRUN, None, "srun started 4 torchruns, but 1 of them met"),
         (_OPEN_MPI | _TORCHRUN, None, "mpirun started 2 torchruns, but 1 of them met"),
+        (_SLURM_STEP | _OPEN_MPI, None, "srun started 4 mpiruns, but 1 of them met"),
     ],
 )
 def test_what_is_missing_is_named(
