@@ -193,3 +193,17 @@ def test_the_first_rung_of_successive_halving_is_the_warmup() -> None:
             trial.report(value, step)
             pruned[value, step] = trial.should_prune()
     assert pruned[0.0, 4] and not pruned[0.0, 1] and not pruned[1.0, 1]
+
+
+@pytest.mark.parametrize(("reduction_factor", "is_pruned"), [(2, False), (4, True), (None, True)])
+def test_a_rung_of_successive_halving_keeps_the_best_share(reduction_factor: int | None, is_pruned: bool) -> None:
+    """The last of four trials is the second best."""
+    options = {"warmup_steps": 4, "startup_trials": None, "reduction_factor": reduction_factor}
+    config = PrunerConfig.model_validate({"name": "successive_halving", **options})
+    study = optuna.create_study(direction="maximize", pruner=build_pruner(config))
+    pruned = []
+    for value in (4.0, 2.0, 1.0, 3.0):
+        trial = study.ask()
+        trial.report(value, 4)
+        pruned.append(trial.should_prune())
+    assert pruned[-1] == is_pruned
