@@ -21,7 +21,6 @@ from search.study import dry_points, open_study
 from search.sweep import Sweep
 from search.workload import announce
 from utils.arguments import Parser, check_at_least, typed_path
-from utils.errors import UserError
 from utils.shell import run_command
 from utils.stop import StopSignal
 
@@ -67,22 +66,21 @@ def read_again(argv: list[str]) -> tuple[Sweep, bool]:
 
     The new sweep has the overrides, the metric and the direction of the other one.
     """
-    parser = Parser("sweep.py again", "Run the best points of a sweep again, or --dry-run.")
+    parser = Parser("sweep.py again", "Run the best points of a sweep again. Overrides are those of a new sweep.")
     parser.add_argument("sweep", help=NAMED)
     parser.add_argument("--best", type=int, metavar="N", default=5, help="number of points (default: %(default)s)")
-    parser.add_argument("overrides", nargs="*", help="of the new sweep, such as seed=0,1,2 or max_steps=1000")
+    parser.add_argument("overrides", nargs="*", help="such as seed=0,1,2 or max_steps=1000")
     parser.add_argument("--config-dir", metavar="DIR", help="a folder like config/, for the files that are typed")
-    settings, rest = parser.parse_known_args(argv)
+    parser.add_argument("--dry-run", action="store_true", help="print the commands of the trials, and run none")
+    settings = parser.parse_intermixed_args(argv)
     check_at_least(settings, best=1)
     folder = [] if settings.config_dir is None else [f"--config-dir={settings.config_dir}"]
-    command = CommandLine.parse([*settings.overrides, *rest, *folder], "sweep", USAGE, flags=["--dry-run"])
-    if command.page:
-        raise UserError("again shows no config; leave out --cfg, and --dry-run prints the command lines")
+    command = CommandLine.parse([*settings.overrides, *folder], "sweep", USAGE)
     with open_study(Sweep.open(settings.sweep), create=False) as study:
         points = [study.sweep.space.point_of(best.params) for best in report.require_best_first(study)[: settings.best]]
         keys = study.sweep.config.model_dump(include={"overrides", "metric", "direction"})
         again = {"name": f"{study.sweep.name}_again", "points": points, **keys}
-        return Sweep.read(command.overrides, again=again), bool(command.flags)
+        return Sweep.read(command.overrides, again=again), settings.dry_run
 
 
 def show_sweep(page: str, argv: list[str]) -> str:
