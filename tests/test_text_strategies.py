@@ -146,21 +146,25 @@ def _check_pipelines(world: World) -> None:
         _check(world, config_of("pipeline", microbatches=4, schedule=schedule), 2, *STACKS[0])
 
 
-def _check_others(world: World) -> None:
+def _check_tensor_parallel(world: World) -> None:
     for arch, options in MODELS:
-        for strategy in ("tp", "fsdp_tp") if world.size == 4 else ("tp", "fsdp"):
-            config = config_of(strategy, **({"tensor": 2} if strategy == "fsdp_tp" else {}))
-            if strategy == "tp" and world.size == 4 and options.get("num_kv_heads") == 2:
-                with pytest.raises(UserError, match=r"4 ranks don't divide arch\.num_kv_heads 2; take one of 1, 2 "):
-                    config.require_support(make_model(make_config(arch, **options)), World(size=4))
-                continue
-            num_rows = NUM_ROWS // {"tp": 1, "fsdp": 2, "fsdp_tp": 2}[strategy]
-            _check(world, config, num_rows, arch, options)
+        config = config_of("tp")
+        if world.size == 4 and options.get("num_kv_heads") == 2:
+            with pytest.raises(UserError, match=r"4 ranks don't divide arch\.num_kv_heads 2; take one of 1, 2 "):
+                config.require_support(make_model(make_config(arch, **options)), World(size=4))
+        else:
+            _check(world, config, NUM_ROWS, arch, options)
+
+
+def _check_sharded(world: World) -> None:
+    config = config_of("fsdp_tp", tensor=2) if world.size == 4 else config_of("fsdp")
+    for arch, options in MODELS:
+        _check(world, config, NUM_ROWS // 2, arch, options)
 
 
 @pytest.mark.invariance
 @pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("check", [_check_pipelines, _check_others])
+@pytest.mark.parametrize("check", [_check_pipelines, _check_tensor_parallel, _check_sharded])
 def test_text_under_every_strategy_computes_what_one_process_computes(
     num_ranks: int, check: Callable[[World], None]
 ) -> None:
