@@ -72,7 +72,7 @@ def test_killed_while_the_only_checkpoint_was_being_replaced(quiet: Path, copied
 # ---- a graceful stop ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ranks", "name", "to"), [(1, "SIGUSR1", [0]), (2, "SIGTERM", [1])])
+@pytest.mark.parametrize(("ranks", "name", "to"), [(1, "SIGINT", [0]), (1, "SIGUSR1", [0]), (2, "SIGTERM", [1])])
 def test_stop_on_a_signal(
     data: Path, quiet: Path, quiet_2: Path, tmp_path: Path, log: Path, ranks: int, name: str, to: list[int]
 ) -> None:
