@@ -1,5 +1,6 @@
 """The first lines of a log name the command, the code, the ranks and the folder."""
 
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -71,4 +72,4 @@ def test_changed_and_new_code_is_counted(tmp_path: Path, monkeypatch: pytest.Mon
             for words in ("init -q", "add .", "commit -q -m first"):
                 git(*words.split())
         told = heading(["pretrain.py"], tmp_path, World.single())[1].partition(";")[0]
-        assert told.partition("20")[2][8:] == counted
+        assert re.fullmatch(r"code: commit [0-9a-f]+ of \d{4}-\d\d-\d\d" + counted, told), told
