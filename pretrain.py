@@ -105,9 +105,7 @@ def main(world: World) -> None:
 
 
 def read_overrides(argv: list[str], world: World) -> list[str] | None:
-    """Return the overrides of the command line; None if it asks for a page (--help, --cfg job,
-    --dry-run), which is printed. Every rank.
-    """
+    """Return the overrides of the command line; None after a page, such as --help. Every rank."""
     overrides: list[str] | None = None
     with world.shared_errors():
         if world.is_main:

@@ -64,8 +64,9 @@ class Composed:
 def compose(config_name: str, overrides: Sequence[str]) -> Composed:
     """Compose config/<config_name>.yaml with overrides. The caller must not change the result."""
     typed = tuple(in_our_words(config_name, overrides))
-    # A file of the user may change between two calls.
-    return (_Composer if any(map(names_file, typed)) else _cached)(config_name, typed).composed
+    if any(map(names_file, typed)):  # a file of the user may change between two calls
+        return _Composer(config_name, typed).composed
+    return _cached(config_name, typed)
 
 
 def in_our_words(config_name: str, overrides: Sequence[str]) -> list[str]:
@@ -244,7 +245,10 @@ class _Composer:
         self.composed.values, self.composed.derived = finished(values, []), derived
 
 
-_cached = cache(_Composer)  # a resumed run asks for the same config repeatedly
+@cache
+def _cached(config_name: str, typed: tuple[str, ...]) -> Composed:
+    """Compose a config once, because a resumed run asks for the same one repeatedly."""
+    return _Composer(config_name, typed).composed
 
 
 def merge(values: Container, later: Container) -> None:

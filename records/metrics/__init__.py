@@ -3,7 +3,7 @@
 row_file            metrics.jsonl, the truth about the run, which a resumed run reads again
 progress            the terminal, or a log
 weights_and_biases  Weights & Biases: optional
-sink                TensorBoard: optional
+tensorboard         TensorBoard: optional
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,8 @@ from typing import Any
 
 from records.metrics.progress import Progress
 from records.metrics.row_file import RowFile
-from records.metrics.sink import Picture, Row, Sink, TensorBoard
+from records.metrics.sink import Picture, Row, Sink
+from records.metrics.tensorboard import TensorBoard
 from records.metrics.weights_and_biases import WandbConfig, start_wandb
 from utils.errors import UserError
 from utils.files import writing

@@ -1,12 +1,8 @@
-"""Optional sinks, what is handed to them, and the one for TensorBoard."""
+"""What is handed to optional sinks, such as TensorBoard."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from utils.errors import UserError
-from utils.files import writing
 
 Row = dict[str, float]
 """The metrics of a step by name, such as train/lm_loss."""
@@ -37,33 +33,3 @@ class Sink:
 
     def close(self, *, failed: bool, at_most_s: float | None) -> None:
         raise NotImplementedError
-
-
-class TensorBoard(Sink):
-    """Writes curves. A resumed run writes a file of its own, which hides repeated steps."""
-
-    name = "TensorBoard"
-
-    def __init__(self, folder: Path, first_step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError(
-                "tensorboard=true, but tensorboard isn't installed; pip install -r requirements-tensorboard.txt, "
-                "or tensorboard=false"
-            ) from error
-        with writing(folder):
-            # A name has the second and then the process's number. TensorBoard reads files in the
-            # order of their names, so a resumed run's file must be of a later second.
-            seconds = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
-            while f"{int(time.time()):010d}" in seconds:
-                time.sleep(0.02)
-            self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)
-
-    def write(self, step: int, row: Row) -> None:
-        for name, value in row.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # after a kill, a resumed run repeats only the steps after its checkpoint
-
-    def close(self, *, failed: bool, at_most_s: float | None) -> None:
-        self._writer.close()
