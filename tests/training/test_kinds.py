@@ -59,18 +59,29 @@ def test_what_is_drawn_for_a_step_follows_the_seed_the_step_and_the_rank(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("published", "sampler", "expected"),
+    ("kind", "published", "sampler", "expected"),
     [
-        (False, "ShuffledSampler", {"capacity": 32, "rows_per_step": 8, "first_step": 4, "first_row": 24, "seed": 5}),
-        (True, "FileOrderSampler", {"capacity": 32, "rows_per_step": 8, "drop_last_batch": True}),
+        ("puzzles", False, "Sampler", {"global_batch_size": 256, "first_step": 4, "first_draw": 24, "seed": 5}),
+        (
+            *("text", False, "ShuffledSampler"),
+            {"capacity": 32, "rows_per_step": 8, "first_step": 4, "first_row": 24, "seed": 5},
+        ),
+        ("text", True, "FileOrderSampler", {"capacity": 32, "rows_per_step": 8, "drop_last_batch": True}),
     ],
 )
-def test_the_sampler_of_text_follows_the_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: bool, sampler: str, expected: dict[str, object]
+def test_the_sampler_follows_the_config(
+    *,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    published: bool,
+    sampler: str,
+    expected: dict[str, object],
 ) -> None:
     given: dict[str, object] = {}
     monkeypatch.setattr(f"training.kinds.{sampler}", lambda split, **options: given.update(options))
-    typed = ["arch=gpt", "overfit_one_batch=true", "seed=5", "epochs=7", "global_batch_size=256", "rows_per_step=8"]
-    split = SimpleNamespace(is_published_form=published, path=tmp_path)
-    KINDS["text"].sampler(_config(tmp_path, *typed), split, Progress(step=3, draws=24))
+    typed = ["overfit_one_batch=true", "seed=5", "epochs=7", "global_batch_size=256"]
+    typed += ["arch=gpt", "rows_per_step=8"] if kind == "text" else []
+    split = SimpleNamespace(is_published_form=published, path=tmp_path, sets={})
+    KINDS[kind].sampler(_config(tmp_path, *typed), split, Progress(step=3, draws=24))
     assert given == expected | {"epochs": 7, "repeat_first_batch": True}
