@@ -150,6 +150,10 @@ def test_the_newest_outputs_are_shown_unless_another_step_is_named(tmp_path: Pat
     shutil.copytree(run / "eval_outputs" / "step_00000500", run / "eval_outputs" / "step_00000500_other")
     for step, shown_step in (([], "step_00000500"), (["--step", "90"], "step_00000090")):
         assert page_of(run, tmp_path / "view.html", *step)["facts"]["outputs"] == shown_step
+    for folder in ("step_00000090", "step_00000500"):
+        (run / folder).mkdir()
+    (run / "best").write_text("step_00000090\n")
+    assert page_of(run / "best", tmp_path / "view.html")["facts"]["outputs"] == "step_00000090"
     other = page_of(run / "eval_outputs" / "step_00000500_other", tmp_path / "view.html")
     assert other["facts"]["outputs"] == "step_00000500_other" and len(other["examples"]) == 6
 
