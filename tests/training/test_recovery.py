@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from models.losses import METRICS
+from records.checkpoint.reader import find_checkpoint
 from tests import runs
 from tests.in_process import SINGLE, Begun, begin
 from tests.runs import LAST_STEP, assert_same_run, rows, settings, train, with_arguments
@@ -273,6 +274,14 @@ def test_the_next_start_knows_all_steps_that_are_left_out(begun: Begun) -> None:
         "step 5 is bad: going back (rewind 2 of 2 at most)",
         "going on from the start, without the batch of step 5, 8",
     ]
+
+
+def test_a_branch_without_a_checkpoint_of_its_own_goes_back_to_that_of_its_source(begun: Begun, quiet: Path) -> None:
+    of_source = find_checkpoint(quiet, pytest.fail)
+    recovery = Recovery(replace(begun.start, checkpoint=of_source), SINGLE)
+    _fails(recovery, begun.state, _bad(5))
+    with recovery.next_start() as start:
+        assert of_source is not None and start.checkpoint == of_source
 
 
 def test_a_start_frees_its_memory_before_the_next(begun: Begun) -> None:
