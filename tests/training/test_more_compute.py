@@ -181,3 +181,19 @@ def test_without_labels_there_are_no_metrics(seed: int) -> None:
     rows["labels"][:] = IGNORED
     assert IGNORED != IGNORE_LABEL
     assert _evaluate(_model(seed), rows, SINGLE, batch_size=2) == {}
+
+
+def test_no_pass_follows_the_one_that_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = iter([(0, 1.0, False), (1, 0.0, True), (2, 2.0, True)])
+
+    def traced(*_: Any, **__: Any) -> Trace:
+        answer, q_halt, settled = next(passes)
+        return Trace(
+            torch.tensor([[[answer]]]), torch.tensor([[q_halt]]), torch.ones(1).long(), torch.tensor([settled])
+        )
+
+    monkeypatch.setattr(more_compute, "trace", traced)
+    batch = {"inputs": torch.zeros(1, 9, dtype=torch.int32)}
+    answered = trace_with_more(small_model("trm"), batch, np.array([0]), _config(restarts=2, noise=0.1), None)
+    assert answered.predictions_TNS.tolist() == [[[1]]] and answered.settled_N.tolist() == [True]
+    assert len(list(passes)) == 1
