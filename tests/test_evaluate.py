@@ -288,7 +288,8 @@ def test_other_data_have_a_folder_of_their_own(run: Path, puzzles: Path, tmp_pat
     """Data of the same name share no folder. The own data by another path are not other data."""
     step = f"checkpoint={run}/step_00000022"
     folder = run / "eval_outputs" / "step_00000022_t"
-    for place, expected in (("o1", folder), ("o2", folder.with_name(f"{folder.name}_2")), ("o1", folder)):
+    second, third = (folder.with_name(f"{folder.name}_{number}") for number in (2, 3))
+    for place, expected in (("o1", folder), ("o2", second), ("o3", third), ("o2", second)):
         copy = shutil.copytree(puzzles, tmp_path / place / "t", dirs_exist_ok=True)
         printed = evaluated(step, f"data_path={copy}", "max_examples=7", "evaluators=[]")
         assert printed.tail[0] == f"written to {expected}" and "eval/all/valid_boards" not in printed.metrics
