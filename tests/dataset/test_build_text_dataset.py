@@ -87,7 +87,8 @@ def test_no_document_is_in_both_splits(tmp_path: Path, monkeypatch: pytest.Monke
     train, test = (set(_documents(split)) for split in splits.values())
     assert not train & test and len(train | test) == 300 and len(test) == 90
     other = _build(tmp_path / "data", "--source", source, "--test-share", 0.3, "--seed", 1)
-    assert set(_documents(other["test"])) != test
+    of_other_seed = set(_documents(other["test"]))
+    assert len(of_other_seed) == 90 and len(of_other_seed & test) < 60, "two draws of 90 share 27 on average"
     problems = [{"instruction": f"{n // 4} + 1", "response": str(n)} for n in range(400)]
     splits = _build(tmp_path / "data", "--source", write_lines(tmp_path / "b.jsonl", *problems), "--test-share", 0.3)
     train, test = ({each.split("|")[0] for each in _documents(split)} for split in splits.values())
