@@ -1,5 +1,7 @@
 """A user's mistake gives one line with the value and the correction, and leaves no file behind."""
 
+import os
+import runpy
 import shlex
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import runs
+from tests.spawn import free_port
 from utils import program
 from utils.errors import UserError
 from utils.shell import tell_mistake
@@ -28,31 +31,47 @@ def test_a_mistake_is_one_line_with_status_2_and_leaves_no_file(data: Path, tmp_
         assert [path.name for path in tmp_path.rglob("*")] == ["a_file"]
 
 
+def _undisturbed(rank: int) -> None:
+    pass
+
+
 def test_all_ranks_together_give_one_line(tmp_path: Path) -> None:
     """torchrun adds its own report, without a traceback of this project, and exits with 1."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    command = [*torchrun, str(runs.REPOSITORY / "pretrain.py"), "data_path=data/nowhere", "device=cpu"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180)
-    assert ended.returncode == 1
-    lines = ended.stderr.splitlines()
-    (error,) = [line for line in lines if "no dataset" in line]
+    log, cwd = tmp_path / "log", tmp_path / "empty"
+    cwd.mkdir()
+    typed = ["data_path=data/nowhere", "device=cpu"]
+    ended = runs.Torchrun(["--master-port", str(free_port())], _undisturbed, typed, log, cwd).wait()
+    assert ended.status == 1
+    (error,) = [line for line in ended.output.splitlines() if "no dataset" in line]
     assert error.startswith("error: no dataset at data/nowhere: ")
-    assert "exitcode  : 2" in ended.stderr
-    assert "agree" not in ended.stderr and "UserError" not in ended.stderr
-    assert ended.stdout == ""
-    assert not list(tmp_path.iterdir())
+    assert "exitcode  : 2" in ended.output
+    assert "agree" not in ended.output and "UserError" not in ended.output
+    assert not list(cwd.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("redirected", "status"), [(">&-", 0), (">/dev/full", 2), ("| true; exit ${PIPESTATUS[0]}", 0)]
-)
-def test_a_page_that_cannot_be_printed(redirected: str, status: int) -> None:
+def _print_help(output: str, errors: str) -> None:
+    runs._redirect("/dev/full", errors)
+    if output == "pipe":  # that nobody reads any more
+        reader, writer = os.pipe()
+        os.close(reader)
+        os.dup2(writer, 1)
+    sys.argv = ["pretrain.py", "--help"]
+    runpy.run_path(str(runs.REPOSITORY / "pretrain.py"), run_name="__main__")
+
+
+@pytest.mark.parametrize(("output", "status"), [("full disk", 2), ("pipe", 0)])
+def test_a_page_that_cannot_be_printed(output: str, status: int, log: Path) -> None:
     """A reader that leaves early, as in `python pretrain.py --help | head -1`, is no fault."""
-    command = f"{shlex.quote(sys.executable)} pretrain.py --help {redirected}"
-    ended = subprocess.run(["bash", "-c", command], cwd=runs.REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == status, ended.stderr
+    ended = runs.Running([runs.fork(_print_help, output, str(log))], log).wait()
     expected = "error: the output can't be written (No space left on device); free its disk, or send it elsewhere\n"
-    assert ended.stderr == (expected if status else "")
+    assert (ended.status, ended.output) == (status, expected if status else "")
+
+
+def test_a_page_for_a_closed_output() -> None:
+    """Python then starts without sys.stdout."""
+    command = f"{shlex.quote(sys.executable)} pretrain.py --help >&-"
+    ended = subprocess.run(["bash", "-c", command], cwd=runs.REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def _rank_0_speaks_slowly(rank: int) -> None:
