@@ -318,11 +318,10 @@ def colours_of(file: Path) -> set[str]:
     """Return the colours of a picture, which must show more than a background."""
     image = matplotlib.image.imread(file)
     assert min(image.shape[:2]) > 150
-    colours, counts = np.unique(
-        np.round(image[:, :, :3] * 255).astype(np.uint8).reshape(-1, 3), axis=0, return_counts=True
-    )
+    pixels_RC = np.round(image[:, :, :3] * 255).astype(np.int64) @ (0x10000, 0x100, 1)
+    colours, counts = np.unique(pixels_RC, return_counts=True)
     assert len(colours) > 20 and counts.max() < 0.99 * counts.sum()
-    return {f"#{bytes(colour).hex()}" for colour in colours}
+    return {f"#{colour:06x}" for colour in colours}
 
 
 # For each kind of board: colours that only this kind has, or that mark its wrong cells.
