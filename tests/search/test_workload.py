@@ -65,16 +65,13 @@ def test_steps_follow_from_the_epochs_and_more_than_a_day_is_a_warning(
     assert line.startswith("time: at most about 133:20:00") and line.endswith("; it stops after sweep.hours=2")
 
 
-def test_a_run_times_its_own_steps_and_leaves_nothing(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that ends before its first step has no time."""
+def test_a_run_times_its_own_steps_and_leaves_nothing(data: Path, tmp_path: Path) -> None:
     sweep = sweep_of(data, tmp_path / "s", "arch=hrm,trm")
     sizes = [Size("hrm", sweep.overrides({"arch": "hrm"}, 0), 1, 1), Size("trm", [], 1, 1)]
     time_steps(sweep, sizes[:1])
-    ended = subprocess.Popen(["false"])
-    monkeypatch.setattr(ProcessLauncher, "start", lambda _, runs: setattr(runs[0], "job", ended))
-    time_steps(sweep, sizes[1:])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.executable", "false")  # a run that ends before its first step
+        time_steps(sweep, sizes[1:])
     assert sizes[0].step_s is not None and 0 < sizes[0].step_s < 60 and sizes[1].step_s is None
     assert not (tmp_path / "s").exists()
 
