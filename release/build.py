@@ -7,6 +7,7 @@ of --help and comments name the commands: `python pretrain.py` becomes `hrm-trai
 
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 
 from setuptools.command.build_py import build_py
@@ -32,9 +33,10 @@ def shipped() -> dict[Path, Path]:
     }
 
 
-def own_modules() -> set[str]:
+@cache
+def own_modules() -> frozenset[str]:
     """Return the names of the top-level modules that the package holds."""
-    return {Path(file.parts[0]).stem for file in shipped().values() if file.suffix == ".py"} - {"release"}
+    return frozenset(Path(file.parts[0]).stem for file in shipped().values() if file.suffix == ".py") - {"release"}
 
 
 def write_package(folder: Path) -> list[Path]:
@@ -71,6 +73,7 @@ def with_package(source: str) -> str:
 _FILES = {f"{module.replace('.', '/')}.py": (command, module) for command, module in COMMANDS.items()}
 _PATHS = "|".join(map(re.escape, _FILES))
 _MODULES = {module: command for command, module in COMMANDS.items()}
+_MODULE_NAMES = "|".join(map(re.escape, _MODULES))
 # pretrain.py, but not what only ends so or goes on: path/pretrain.py, pretrain.pyc.
 _WORD = rf"(?<![\w./-])(?:{_PATHS})\b(?!\.\w)"
 _BASENAMES = {file.rpartition("/")[2]: command for file, (command, _) in _FILES.items() if "/build_" in file}
@@ -88,7 +91,7 @@ def _line_with_commands(line: str) -> str:
     line = re.sub(
         rf"(\btorchrun\b.*? )({_PATHS})\b", lambda found: f"{found[1]}-m {NAME}.{_FILES[found[2]][1]}", line, count=1
     )
-    line = re.sub(rf"\bpython -m ({'|'.join(map(re.escape, _MODULES))})\b", lambda found: _MODULES[found[1]], line)
+    line = re.sub(rf"\bpython -m ({_MODULE_NAMES})\b", lambda found: _MODULES[found[1]], line)
     line = re.sub(rf"(?:\bpython )?({_WORD})", lambda found: _FILES[found[1]][0], line)
     line = re.sub(rf"(?<![\w./-])({'|'.join(_BASENAMES)})\b", lambda found: _BASENAMES[found[1]], line)
     line = re.sub(r"(?<![\w./-])docs/[\w/]+\.md\b", r"\g<0> of the repository", line)  # the package has no pages

@@ -200,11 +200,12 @@ def open_study(sweep: Sweep, *, create: bool) -> Iterator[Study]:
         else:
             file = make_url(url).database if url.startswith("sqlite") else None
             is_gone = file is not None and not Path(file).is_file()
-            if is_gone or sweep.name not in optuna.get_all_study_names(_storage(url)):
+            storage = None if is_gone else _storage(url)
+            if storage is None or sweep.name not in optuna.get_all_study_names(storage):
                 raise UserError(
                     f"{without_password(url)} holds no study {sweep.name!r}; start the sweep, or find its file"
                 )
-            study = optuna.load_study(study_name=sweep.name, storage=_storage(url))
+            study = optuna.load_study(study_name=sweep.name, storage=storage)
         yield Study(sweep, study)
     except (SQLAlchemyError, StorageInternalError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, SQLAlchemyError) else error

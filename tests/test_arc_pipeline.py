@@ -38,7 +38,7 @@ from utils.ranks.world import World
 
 SINGLE = World.single()
 KS = (1, 2, 5, 10, 100, 1000)
-NUM_AUG = 10
+NUM_AUG = 4
 NUM_VERSIONS = NUM_AUG + 1
 # The wrong answer of a predictor is one black cell, because every augmentation maps it to itself.
 WRONG = [[0]]
@@ -178,11 +178,11 @@ def _on_rank(world: World, data: Path, run: Path, predictor: Predictor, folder: 
 
 
 def test_the_number_of_ranks_changes_no_score(data: Path, run: Path, tmp_path: Path) -> None:
-    """6 unsure answers win against 5 sure ones, because the count decides before the confidence.
+    """3 unsure answers win against 2 sure ones, because the count decides before the confidence.
 
     The ranks get unequal shares of each batch of 7 rows, and the last batch is short.
     """
-    predictor = Predictor(num_right=6, q_right=-1.0, q_wrong=2.0)
+    predictor = Predictor(num_right=3, q_right=-1.0, q_wrong=2.0)
     expected = Judge(data, run)(predictor, save_to=tmp_path / "one")
     adaptive = Judge(data, run)(predictor, adaptive=True)
     assert _scores(adaptive) == _scores(expected) and adaptive["exact_accuracy"] == expected["exact_accuracy"]
@@ -190,7 +190,7 @@ def test_the_number_of_ranks_changes_no_score(data: Path, run: Path, tmp_path: P
     for of_input in _votes(tmp_path / "one"):
         assert (of_input["num_votes"], of_input["num_empty"]) == (NUM_VERSIONS, 0)
         assert of_input["candidates"][0]["confidence"] == pytest.approx(1 / (1 + math.exp(1)))
-    for metrics in run_ranks(_on_rank, 4, data, run, predictor, tmp_path / "many"):
+    for metrics in run_ranks(_on_rank, 3, data, run, predictor, tmp_path / "many"):
         assert _scores(metrics) == _scores(expected)
         assert metrics == pytest.approx(expected, rel=1e-5)
     for name in ("submission.json", "arc_votes.json"):
@@ -198,7 +198,7 @@ def test_the_number_of_ranks_changes_no_score(data: Path, run: Path, tmp_path: P
 
 
 def test_votes_are_dropped_after_an_evaluation_unless_kept(data: Path, run: Path, tmp_path: Path) -> None:
-    """A sure wrong predictor votes before an unsure right one. Each votes 11 times for an input."""
+    """A sure wrong predictor votes before an unsure right one. Each votes 5 times for an input."""
     judge = Judge(data, run)
     sure, unsure = Predictor(num_right=0, q_wrong=3.0), Predictor(q_right=-3.0)
     for predictor, k, score in ((sure, 1000, 0.0), (unsure, 1, 1.0), (sure, 1000, 0.0)):
@@ -267,10 +267,10 @@ def test_an_evaluation_without_time_has_no_score(data: Path, tmp_path: Path) -> 
 def test_the_program_prints_scores_with_intervals_over_tasks(
     run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluate_here: runs.Evaluate
 ) -> None:
-    """The program finds out that the data are ARC. The intervals count 4 tasks, not 55 examples."""
-    monkeypatch.setattr(inference, "segment", _answering(data, Predictor(num_right=5, q_right=3.0)))
+    """The program finds out that the data are ARC. The intervals count 4 tasks, not 25 examples."""
+    monkeypatch.setattr(inference, "segment", _answering(data, Predictor(num_right=2, q_right=3.0)))
     first, *lines, _, last = evaluate_here(f"checkpoint={run}", f"out={tmp_path}")
-    assert "55 examples in" in first and last == f"exact_accuracy={5 / 11:.4f}"
+    assert "25 examples in" in first and last == f"exact_accuracy={2 / 5:.4f}"
     rows = {name.removeprefix("eval/all/"): rest for name, *rest in (line.split() for line in lines)}
     z = 1.959964**2  # of Wilson's interval
     assert rows["pass@1"][:4] == ["0.0000", "0.0000", "..", f"{z / (4 + z):.4f}"]

@@ -1,6 +1,6 @@
 """After kill -9, signals, damage and a full disk, a resumed run equals an undisturbed run."""
 
-import hashlib
+import ctypes
 import os
 import random
 import shutil
@@ -143,10 +143,12 @@ def test_repeated_signals_change_nothing(data: Path, quiet: Path, tmp_path: Path
 
 
 def _in_c_for_long(rank: int) -> None:
-    """Make the first step a minute of C, as compiling is, in which Python calls no handler."""
+    """Let the first step stay in C, as compiling does, where Python calls no handler."""
 
     def first_step(_: int) -> None:
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000_000)
+        c, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+        for _ in range(2):  # the second waits for the first, and no signal ends it
+            c.pthread_mutex_lock(mutex)
 
     runs.before_step(first_step)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import pytest
-from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
 import sweep as program
 from search.study import open_study
@@ -278,6 +277,8 @@ def test_without_its_extra_a_program_shows_its_help(
 
 
 def test_pretrain_reads_what_an_agent_of_wandb_types() -> None:
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command_args  # takes seconds
+
     values = {"lr": 1e-05, "arch": "trm", "arch.L_cycles": 2, "ema": True, "grad_clip": None, "wandb.tags": ["a", "b"]}
     arguments = create_sweep_command_args({"args": {key: {"value": value} for key, value in values.items()}})["args"]
     assert "--ema=True" in arguments

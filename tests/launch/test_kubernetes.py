@@ -13,7 +13,6 @@ import kubernetes_validate
 import psutil
 import pytest
 import yaml
-from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
 
 from launch.kubernetes import MEETING_S, PORT, VOLUME, main, parse, render
 from tests.runs import REPOSITORY, assert_same_run, latest, settings, until
@@ -27,6 +26,8 @@ STOPPED, MISTAKE = 75, 2
 
 def _train_job_schema() -> Manifest:
     """Return the JSON schema of a TrainJob, which allows no unknown field and no null."""
+    from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob  # takes a second
+
     schema = TrainerV1alpha1TrainJob.model_json_schema(by_alias=True)
     # The package has no schema of a quantity, which is a number with a unit.
     quantity = {"type": ["string", "number"], "pattern": r"^[0-9.]+([KMGTPE]i?|k|m)?$"}

@@ -67,8 +67,11 @@ def test_steps_follow_from_the_epochs_and_more_than_a_day_is_a_warning(
 
 def test_a_run_times_its_own_steps_and_leaves_nothing(data: Path, tmp_path: Path) -> None:
     sweep = sweep_of(data, tmp_path / "s", "arch=hrm,trm")
-    sizes = [Size("hrm", sweep.overrides({"arch": "hrm"}, 0), 1, 1), Size("trm", ["max_steps=0"], 1, 1)]
-    time_steps(sweep, sizes)
+    sizes = [Size("hrm", sweep.overrides({"arch": "hrm"}, 0), 1, 1), Size("trm", [], 1, 1)]
+    time_steps(sweep, sizes[:1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.executable", "false")  # a run that ends before its first step
+        time_steps(sweep, sizes[1:])
     assert sizes[0].step_s is not None and 0 < sizes[0].step_s < 60 and sizes[1].step_s is None
     assert not (tmp_path / "s").exists()
 
