@@ -134,6 +134,9 @@ def _check_all(world: World, cases: list[Case]) -> list[str]:
         small = patch("models.parallel.pipeline._BUCKET_BYTES", 4096) if "shard" in options else nullcontext()
         with small, _few_graphs() if "compile" in options else nullcontext():
             layout, its_world = layout_of(world, name, arch, num_parts, **given)
+            is_collective = world.size > 1 and (name != "ddp" or options.get("puzzle_table") == "sharded")
+            if is_collective and not layout.lockstep:
+                wrong.append(f"{case}: ranks with fewer batches would leave the others waiting")
             first = start(layout.model, its_world)
             _, found = train(layout, its_world, first, range(NUM_STEPS), clip=options.get("clip"))
         shares = world.gather_objects(sorted(found.gradients[0]))
