@@ -156,7 +156,7 @@ class Writer:
         steps = generate(
             self._model,
             [tokens],
-            stop_tokens={reader.special.end, *config.stop_tokens},
+            stop_tokens={reader.special.end},
             most_new_tokens=min(config.max_new_tokens, room),
             vocab_size=reader.tokenizer.vocab_size,
             sampling=Sampling(temperature, config.top_k, config.top_p),
