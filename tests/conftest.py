@@ -39,11 +39,18 @@ hypothesis_settings.load_profile("calm")
 LONG_FILES = [
     Path(__file__).parent / name
     for name in (
+        "test_parallel.py",
+        "test_parallel_text.py",
+        "test_text_strategies.py",
+        "test_package.py",
         "test_interrupted.py",
         "test_resume.py",
         "training/test_recovery.py",
         "test_lost_ranks.py",
         "test_readme.py",
+        "launch/test_kubernetes.py",
+        "models/test_parallel.py",
+        "test_sharded_memory.py",
         "test_elastic.py",
     )
 ]

@@ -7,23 +7,25 @@ engines.
 
 import os
 import re
-import shutil
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests import runs
 from tests.pages import blocks, commands
-from tests.runs import REPOSITORY, rows
+from tests.runs import REPOSITORY, Torchrun, rows
 from tests.spawn import free_port
 from utils.ranks.launch import without_launcher
 
 COMMANDS = commands("docs/launching.md")
 TINY = "debug=tiny device=cpu max_steps=5 log_interval=1 eval_every_n_steps=null best_metric=null"
-HERE = ("torchrun", "mpirun", "RANK=")
-# tests/test_slurm.py, tests/test_docs.py and the other tests of this file take these.
-ELSEWHERE = ("sbatch", "srun", "python -m launch.ray_train", "python -m launch.kubernetes")
+HERE = ("torchrun", "RANK=")
+# These have tests in test_slurm.py, test_mpirun.py, test_docs.py and in the rest of this file.
+ELSEWHERE = ("sbatch", "mpirun", "srun", "python -m launch.ray_train", "python -m launch.kubernetes")
 
 
 def _launches() -> list[list[str]]:
@@ -51,12 +53,9 @@ def _environment() -> dict[str, str]:
 
 def _made_small(command: str, num_hosts: int, port: int, data: Path, run: Path) -> str:
     ranks = 2 // num_hosts
-    command = re.sub(r"(--nproc-per-node|-n) 8", rf"\1 {ranks}", command).replace("node1", "localhost")
+    command = command.replace("--nproc-per-node 8", f"--nproc-per-node {ranks}").replace("node1", "localhost")
     command = re.sub(r"(localhost:|--master-port )\d+", rf"\g<1>{port}", command)
-    command = re.sub(r"^RANK=", "env RANK=", command)
-    if command.startswith("mpirun"):  # tests run as root in containers, and on machines with one core
-        command = command.replace("mpirun ", "mpirun.openmpi --allow-run-as-root --oversubscribe ")
-    elif (
+    if (
         command.startswith("torchrun")
         and "--master-port" not in command
         and "rdzv" not in command
@@ -66,29 +65,35 @@ def _made_small(command: str, num_hosts: int, port: int, data: Path, run: Path) 
     return f"{command} {TINY} checkpoint_path={run}".replace("data_path=data/sudoku-6x6", f"data_path={data}")
 
 
+def _start(command: str, log: Path) -> Any:
+    """Start the command of a host: with torchrun's own agent, but forked, which saves imports."""
+    words = shlex.split(command)
+    place = words.index("pretrain.py")
+    if words[0] == "torchrun":
+        return Torchrun(words[1:place], _undisturbed, words[place + 1 :], log, REPOSITORY).process
+    names = dict(word.split("=", 1) for word in words[: place - 1])
+    return runs.fork(runs._child, "pretrain", words[place + 1 :], str(log), names, None)
+
+
+def _undisturbed(rank: int) -> None:
+    pass
+
+
 @pytest.mark.launch
 @pytest.mark.parametrize("commands", _launches(), ids=lambda commands: commands[0][:60])
 def test_launch(commands: list[str], data: Path, tmp_path: Path) -> None:
-    if commands[0].startswith("mpirun") and shutil.which("mpirun.openmpi") is None:
-        pytest.skip("there is no mpirun.openmpi here")
-    port, run, log = free_port(), tmp_path / "run", tmp_path / "log"
-    with open(log, "w") as output:
-        hosts = [
-            subprocess.Popen(
-                ["bash", "-c", "exec " + _made_small(command, len(commands), port, data, run)],
-                cwd=REPOSITORY,
-                env=_environment(),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-            for command in commands
-        ]
-    try:
-        statuses = [host.wait(120) for host in hosts]
-    finally:
-        for host in hosts:
-            host.kill()
-    said = log.read_text()
+    port, run = free_port(), tmp_path / "run"
+    logs = [tmp_path / f"log_{number}" for number in range(len(commands))]
+    hosts = [
+        _start(_made_small(command, len(commands), port, data, run), log)
+        for command, log in zip(commands, logs, strict=True)
+    ]
+    for host in hosts:
+        host.join(120)
+    statuses = [host.exitcode for host in hosts]
+    for host in hosts:
+        host.kill()
+    said = "".join(log.read_text() for log in logs)
     assert statuses == [0] * len(commands), said
     assert "ranks: 2, as told by " in said and said.count("steps of 16 sequences") == 1, "one training of two ranks"
     assert [row["step"] for row in rows(run)] == [1, 2, 3, 4, 5]

@@ -24,8 +24,23 @@ pytestmark = [pytest.mark.launch, pytest.mark.timeout(600)]
 TINY = "debug=tiny device=cpu data_path=data/sudoku-6x6 eval_every_n_steps=null arch=trm_mlp checkpoint_path=run"
 # Modules of the user with the names of ours.
 MINE = ("utils", "models", "dataset", "config", "solve")
+BUILD = "hrm-build-sudoku --output-dir data/sudoku-6x6 --generate 20 --generate-test 8 --box 2x3"
+# Runs scripts of commands in forks, which find PyTorch imported, and nothing of the package.
+FORKS = """
+import os, runpy, shlex, shutil, sys
+import torch, torch._dynamo, hydra
+for number, line in enumerate(sys.argv[1:]):
+    if (child := os.fork()) == 0:
+        command, *sys.argv[1:] = shlex.split(line)
+        sys.argv[0] = shutil.which(command)
+        os.dup2(os.open(f"{number}.out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.dup2(1, 2)
+        sys.exit(runpy.run_path(sys.argv[0], run_name="__main__") and 0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 
 Typed = Callable[..., "subprocess.CompletedProcess[str]"]
+InForks = Callable[[dict[str, int]], list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +78,23 @@ def typed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Typed:
         assert done.returncode == status, f"{command}: status {done.returncode}\n{done.stdout}{done.stderr}"
         return done
 
+    (environment / "bin/forks.py").write_text(FORKS)
+    typed(BUILD)
     return typed
+
+
+@pytest.fixture(scope="module")
+def typed_in_forks(typed: Typed) -> InForks:
+    """Return a function that types commands, each with its status, and returns their outputs."""
+
+    def typed_in_forks(commands: dict[str, int]) -> list[str]:
+        done = typed(f"python $(dirname $(which hrm-train))/forks.py {shlex.join(commands)}; pwd")
+        *statuses, folder = done.stdout.split()
+        outputs = [(Path(folder) / f"{number}.out").read_text() for number in range(len(commands))]
+        assert [*map(int, statuses)] == [*commands.values()], "\n".join(outputs)
+        return outputs
+
+    return typed_in_forks
 
 
 def test_the_wheel_holds_one_package_and_the_license(dist: Path) -> None:
@@ -94,14 +125,13 @@ def test_a_source_distribution_holds_what_a_package_needs(dist: Path) -> None:
     assert f"## {VERSION}" in (REPOSITORY / "CHANGELOG.md").read_text(), "CHANGELOG.md has no section of this version"
 
 
-def test_an_installed_package_trains_resumes_evaluates_and_shows(typed: Typed) -> None:
-    typed("hrm-build-sudoku --output-dir data/sudoku-6x6 --generate 20 --generate-test 8 --box 2x3")
+def test_an_installed_package_trains_resumes_evaluates_and_shows(typed: Typed, typed_in_forks: InForks) -> None:
     told = typed(f"hrm-train {TINY} max_steps=5")
     assert f"code: hrm_trainer {VERSION}" in told.stdout + told.stderr
-    typed("hrm-torchrun --nproc-per-node 2 -m hrm_trainer.pretrain resume=auto checkpoint_path=run max_steps=7")
-    assert "exact_accuracy=" in typed("hrm-evaluate checkpoint=run save_outputs=[inputs,labels]").stdout
-    typed(f"hrm-solve checkpoint=run puzzle={'.' * 36}", status=1)
-    assert "wrote view.html" in typed("hrm-view run").stdout
+    typed("hrm-torchrun --nproc-per-node 1 -m hrm_trainer.pretrain resume=auto checkpoint_path=run max_steps=7")
+    evaluate, solve = "hrm-evaluate checkpoint=run save_outputs=[inputs,labels]", "hrm-solve checkpoint=run puzzle="
+    evaluated, _, shown = typed_in_forks({evaluate: 0, solve + "." * 36: 1, "hrm-view run": 0})
+    assert "exact_accuracy=" in evaluated and "wrote view.html" in shown
     program = f"""
 import importlib, pkgutil, sys
 import hrm_trainer
@@ -118,21 +148,23 @@ assert utils.MINE and models.MINE and solve.MINE, "the package hides modules of 
     assert typed(f"python -c {shlex.quote(program)}").stdout.split() == [VERSION, "36"]
 
 
-def test_help_and_mistakes_name_the_commands(typed: Typed) -> None:
-    page = typed("hrm-train --help").stdout
+def test_help_and_mistakes_name_the_commands(typed: Typed, typed_in_forks: InForks) -> None:
+    page, manifest, mistake = typed_in_forks(
+        {"hrm-train --help": 0, "hrm-kubernetes data_path=/mnt/run/data": 0, "hrm-train lrr=1": 2}
+    )
     assert "hrm-train: train" in page and "hrm-train resume=auto" in page and "pretrain.py" not in page
     assert "torchrun --nproc-per-node 8 -m hrm_trainer.pretrain " in page
     assert typed("hrm-view --version").stdout == f"hrm-view {VERSION}\n"
-    manifest = typed("hrm-kubernetes data_path=/mnt/run/data").stdout
     assert "hrm-torchrun " in manifest and '"-m", "hrm_trainer.pretrain"' in manifest
-    (line,) = typed("hrm-train lrr=1", status=2).stderr.splitlines()
+    (line,) = mistake.splitlines()
     assert line.startswith("error: unknown key 'lrr'") and "lr?" in line
 
 
-def test_a_sweep_starts_runs_of_the_package(typed: Typed) -> None:
+def test_a_sweep_starts_runs_of_the_package(typed_in_forks: InForks) -> None:
     pytest.importorskip("optuna")
-    typed("hrm-build-sudoku --output-dir data/sudoku-6x6 --generate 20 --generate-test 8 --box 2x3")
     options = "lr=1e-3,2e-3 debug=tiny device=cpu data_path=data/sudoku-6x6 max_steps=1 eval_every_n_steps=1"
-    assert "OMP_NUM_THREADS=1 hrm-train " in typed(f"hrm-sweep {options}").stdout
-    torchrun = typed(f"hrm-sweep --dry-run {options} sweep.launcher.name=torchrun sweep.launcher.ranks=2").stdout
+    sweep = f"hrm-sweep sweep.trials=1 {options}"
+    on_ranks = f"hrm-sweep --dry-run {options} sweep.launcher.name=torchrun sweep.launcher.ranks=2"
+    plain, torchrun = typed_in_forks({sweep: 0, on_ranks: 0})
+    assert "OMP_NUM_THREADS=1 hrm-train " in plain
     assert "torchrun --standalone --nproc-per-node 2 -m hrm_trainer.pretrain " in torchrun

@@ -15,7 +15,7 @@ from utils.ranks.world import World
 
 pytestmark = pytest.mark.invariance
 
-LAST_STEP, HALF = 8, 4
+LAST_STEP, HALF = 4, 2
 NUM_TEST_SAMPLES = 21  # an odd number, so that ranks evaluate different numbers of samples
 COMMON: dict[str, object] = {
     "device": "cpu",
@@ -42,9 +42,9 @@ COMMON: dict[str, object] = {
 ARCHS: dict[str, dict[str, object]] = {
     "gpt": {"arch": "gpt", "arch.num_kv_heads": 4},
     # In the first steps no gradient reaches the embedding.
-    "hrm_text": {"arch": "hrm_text", "arch.bp_warmup_ratio": 1.0},
+    "hrm_text": {"arch": "hrm_text", "arch.bp_warmup_ratio": 1.0, "arch.num_layers": 2},
     "gpt_tied": {"arch": "gpt", "arch.tie_head": True, "arch.mlp": "gelu"},
-    "trm_text": {"arch": "trm_text"},
+    "trm_text": {"arch": "trm_text", "arch.num_layers": 2},
 }
 _ACCUMULATING = {"grad_accumulation": 2, "arch.activation_checkpointing": "block"}
 # By number of ranks: the strategy with further options, and the architecture.

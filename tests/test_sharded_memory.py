@@ -60,7 +60,7 @@ class _Peak:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._ended.wait(0.001):
+        while not self._ended.wait(0.004):
             self.mb = max(self.mb, _anonymous_mb())
 
 

@@ -26,6 +26,7 @@ from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
 
 NUM_ROWS, TOLERANCE = 8, 3e-5
+FEWER_ROWS = 4  # enough without a pipeline
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
 GPT: dict[str, Any] = {"hidden_size": 32, "num_heads": 4, "num_kv_heads": 2}
 # A pipeline is of a stack. The first model has norms with weights, of which the last one belongs
@@ -43,18 +44,18 @@ MODELS: list[tuple[type[TextConfig], dict[str, Any]]] = [
 ]
 
 
-def _sequences(row: int) -> Sequences:
+def _sequences(row: int, num_rows: int) -> Sequences:
     """Return other lengths for each row. The last row is all padding behind one token."""
-    if row == NUM_ROWS - 1:
+    if row == num_rows - 1:
         return [(1, 0)]
     return [(1 + row % 3, 4), (2, row), (5 - row % 2, 2)]
 
 
-def _rows() -> list[TextRow]:
+def _rows(num_rows: int) -> list[TextRow]:
     generator = torch.Generator().manual_seed(3)
     rows = []
-    for number in range(NUM_ROWS):
-        sequences = _sequences(number)
+    for number in range(num_rows):
+        sequences = _sequences(number, num_rows)
         positions_N, filled = torch.zeros(NUM_TOKENS, dtype=torch.int64), sum(map(sum, sequences))
         positions_N[:filled] = torch.cat([torch.arange(prefix + response) for prefix, response in sequences])
         inputs_N, labels_N = torch.randint(VOCAB_SIZE, (2, NUM_TOKENS), generator=generator)
@@ -77,9 +78,10 @@ def _step(layout: Layout, rows: list[TextRow], world: World) -> tuple[Tensor, Te
 
 
 def _compare_step(plain: TextModel, layout: Layout, world: World, *, is_pipeline: bool) -> None:
-    alone: Layout = Layout(plain, World.single(), num_microbatches=NUM_ROWS)
-    expected = _step(alone, _rows(), World.single())
-    found = _step(layout, _rows()[world.slice_of(NUM_ROWS)], world)
+    num_rows = NUM_ROWS if is_pipeline else FEWER_ROWS
+    alone: Layout = Layout(plain, World.single(), num_microbatches=num_rows)
+    expected = _step(alone, _rows(num_rows), World.single())
+    found = _step(layout, _rows(num_rows)[world.slice_of(num_rows)], world)
     close(found[0], expected[0], "sums", TOLERANCE)
     close(found[1], expected[1], "norm", TOLERANCE)
     for name, gradient in found[2].items():
@@ -92,7 +94,7 @@ def _compare_step(plain: TextModel, layout: Layout, world: World, *, is_pipeline
 
 
 def _compare_evaluation(plain: TextModel, layout: Layout, world: World) -> None:
-    row = _rows()[world.data_rank]
+    row = _rows(FEWER_ROWS)[world.data_rank]
     arguments = row.inputs_N, row.labels_N, row.positions_N, row.packing
     with torch.no_grad():
         expected, found = (
@@ -153,13 +155,13 @@ def _check_tensor_parallel(world: World) -> None:
             with pytest.raises(UserError, match=r"4 ranks don't divide arch\.num_kv_heads 2; take one of 1, 2 "):
                 config.require_support(make_model(make_config(arch, **options)), World(size=4))
         else:
-            _check(world, config, NUM_ROWS, arch, options)
+            _check(world, config, FEWER_ROWS, arch, options)
 
 
 def _check_sharded(world: World) -> None:
     config = config_of("fsdp_tp", tensor=2) if world.size == 4 else config_of("fsdp")
     for arch, options in MODELS:
-        _check(world, config, NUM_ROWS // 2, arch, options)
+        _check(world, config, FEWER_ROWS // 2, arch, options)
 
 
 @pytest.mark.invariance

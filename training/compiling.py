@@ -1,14 +1,13 @@
 """Decide for compile=auto whether torch.compile pays."""
 
-import math
-
 import torch
 
 from models.base import RecursiveModel
 from models.model import Model
+from models.text.config import LONGEST_RUN
+from models.text.model import TextModel
 from training.config import PretrainConfig
-from training.data import Data
-from training.flops import FlopsOfRun
+from training.data import AnySizes, Data, TextSizes
 from training.kinds import kind_of_arch
 from utils.compiled_code import keep_compiled_code, why_compiling_fails
 from utils.errors import UserError
@@ -61,12 +60,8 @@ def _decide(config: PretrainConfig, model: Model, data: Data, world: World) -> t
     num_units, unit = (torch.get_num_threads(), "CPU thread") if device == "cpu" else (1, "GPU")
     num_steps = config.epochs * kind_of_arch(config.arch).size_of_epoch(data.train) / config.global_batch_size
     num_steps = min(num_steps, config.max_steps or num_steps)
-    if isinstance(model, RecursiveModel):  # counting exactly would take a second
-        flops = num_steps * estimated_flops_of_step(config, model)
-    else:
-        last_step = math.ceil(num_steps)
-        flops = FlopsOfRun(config, data.sizes, last_step).of_steps(1, last_step)
-    flops /= num_units * world.size
+    # Counting exactly would take a second or more.
+    flops = num_steps * estimated_flops_of_step(config, model, data.sizes) / (num_units * world.size)
     least = LEAST_FLOPS.get(device, LEAST_FLOPS["cpu"])
     if flops < least:
         return False, ""
@@ -79,10 +74,19 @@ def _decide(config: PretrainConfig, model: Model, data: Data, world: World) -> t
     return True, f"because {flops:.0e} operations for each {unit} are more than the {least:.0e} where compiling pays"
 
 
-def estimated_flops_of_step(config: PretrainConfig, model: RecursiveModel) -> float:
-    """Return about how many floating-point operations a step of puzzles has, over all ranks."""
-    arch = config.puzzle_arch
-    weights = sum(weight.numel() for weight in model.block_weights()) / max(1, len(model.levels()))
-    passes = 2 if arch.values_going_on else 1  # q_continue needs a segment more
-    calls = passes * arch.depth.num_calls + 2 * arch.depth.num_grad_calls
-    return 2.0 * weights * model.positions_per_slot * config.global_batch_size * calls
+def estimated_flops_of_step(config: PretrainConfig, model: Model, sizes: AnySizes) -> float:
+    """Return about how many floating-point operations a step has, over all ranks."""
+    if isinstance(model, RecursiveModel):
+        arch = config.puzzle_arch
+        weights = sum(weight.numel() for weight in model.block_weights()) / max(1, len(model.levels()))
+        passes = 2 if arch.values_going_on else 1  # q_continue needs a segment more
+        calls = passes * arch.depth.num_calls + 2 * arch.depth.num_grad_calls
+        return 2.0 * weights * model.positions_per_slot * config.global_batch_size * calls
+    assert isinstance(model, TextModel) and isinstance(sizes, TextSizes)
+    options, stacks = model.config, model.stacks()
+    weights = sum(weight.numel() for stack in stacks.values() for weight in stack.parameters()) / len(stacks)
+    num_layers = sum(shape.num_layers for shape in options.stacks.values()) / len(stacks)
+    attention = 2 * num_layers * options.hidden_size * sizes.mean_context
+    num, num_grad = options.num_calls, options.grad_calls_at(LONGEST_RUN, LONGEST_RUN)
+    products = (weights + attention) * (num.H + num.L + 2 * (num_grad.H + num_grad.L))
+    return 2.0 * (products + 3 * options.hidden_size * sizes.vocab_size) * config.global_batch_size

@@ -235,9 +235,12 @@ def test_an_old_marker_does_not_hide_a_failure(pods: _Pods) -> None:
 
 @pytest.mark.launch
 @pytest.mark.parametrize(("began", "status"), [(False, MISTAKE), (True, 1)])
-def test_a_mistake_ends_the_job_before_the_first_checkpoint(pods: _Pods, *, began: bool, status: int) -> None:
+def test_a_mistake_ends_the_job_before_the_first_checkpoint(
+    pods: _Pods, tmp_path: Path, *, began: bool, status: int
+) -> None:
     """Later it may be a fault of the volume, which passes."""
-    pods.words.append("data_path=/nowhere")
+    (tmp_path / "rank.py").write_text("print('error: a mistake')\nraise SystemExit(2)\n")
+    pods.words[pods.words.index("pretrain.py")] = str(tmp_path / "rank.py")
     if began:
         pods.run.mkdir()
         (pods.run / "latest").write_text("step_00000020\n")

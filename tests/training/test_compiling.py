@@ -11,6 +11,8 @@ import yaml
 
 from models import shapes_of
 from models.base import RecursiveModel
+from models.text.config import LONGEST_RUN
+from models.text.model import TextModel
 from pretrain import build_state, open_run, train
 from records.lock import RunLock
 from tests.in_process import pretrain_config
@@ -19,7 +21,7 @@ from tests.spawn import run_ranks
 from training import compiling
 from training.compiling import LEAST_FLOPS, estimated_flops_of_step, with_compile
 from training.config import PretrainConfig
-from training.data import AnySizes, Sizes
+from training.data import AnySizes, Sizes, TextSizes
 from training.flops import flops_of_step
 from training.resume import read_start
 from training.splits import open_data
@@ -55,7 +57,18 @@ def test_the_estimate_is_near_the_exact_count(arch: str) -> None:
     typed.append("arch.forward_dtype=float32")
     config, sizes = pretrain_config(*typed), Sizes(81, 11, 10)
     exact = flops_of_step(config, sizes, config.puzzle_arch.depth)
-    assert 0.5 < estimated_flops_of_step(config, _model(config, sizes)) / exact < 2
+    assert 0.5 < estimated_flops_of_step(config, _model(config, sizes), sizes) / exact < 2
+
+
+@pytest.mark.parametrize("arch", ["gpt", "hrm_text", "trm_text"])
+def test_the_estimate_is_near_the_exact_count_for_text(arch: str) -> None:
+    typed = ["debug=tiny_text", f"arch={arch}", "arch.hidden_size=64", "arch.forward_dtype=float32"]
+    config = pretrain_config(*typed)
+    sizes = TextSizes(vocab_size=256, max_len=100, mean_context=100, tokenizer="bytes", special_tokens={})
+    model = shapes_of(config.arch, **sizes.of_model())
+    assert isinstance(model, TextModel)
+    exact = flops_of_step(config, sizes, model.config.grad_calls_at(LONGEST_RUN, LONGEST_RUN))
+    assert 0.8 < estimated_flops_of_step(config, model, sizes) / exact < 1.25
 
 
 @pytest.fixture
