@@ -66,6 +66,7 @@ MORE_CASES: list[Case] = [
     ("ddp", "trm", 1, {"puzzle_table": "sharded"}),
     ("ddp", "hrm", 2, {"gradient_as_bucket_view": False, "activation_checkpointing": "block"}),
     ("ddp", "hrm", 1, {"freeze": "weights"}),
+    ("fsdp", "hrm", 1, {"freeze": "puzzle_table", "puzzle_table": "sharded"}),
     ("fsdp", "trm", 2, {"activation_checkpointing": "cycle"}),
     ("fsdp", "hrm", 1, {"reshard_after_forward": False, "activation_checkpointing": "block"}),
     ("tp", "trm", 2, {"activation_checkpointing": "block"}),
