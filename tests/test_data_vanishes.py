@@ -219,13 +219,3 @@ def test_a_file_emptied_amid_a_read_ends_the_run_with_a_traceback(own_data: Path
     ended = runs.train(arguments, log, hook=hook)
     assert ended.status == -signal.SIGBUS, ended.output
     assert "Fatal Python error: Bus error" in ended.output and "loader.py" in ended.output
-
-
-def test_reading_copying_and_backing_up_are_no_changes(own_data: Path, tmp_path: Path) -> None:
-    split = open_split(own_data, "train")
-    for file in (own_data / "train").glob("*.npy"):
-        shutil.copy2(file, tmp_path / file.name)
-        os.link(file, tmp_path / f"{file.name}.backup")
-        file.chmod(0o444)
-    with unchanged([split.sets["all"]]):
-        pass

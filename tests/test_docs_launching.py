@@ -55,12 +55,7 @@ def _made_small(command: str, num_hosts: int, port: int, data: Path, run: Path) 
     ranks = 2 // num_hosts
     command = command.replace("--nproc-per-node 8", f"--nproc-per-node {ranks}").replace("node1", "localhost")
     command = re.sub(r"(localhost:|--master-port )\d+", rf"\g<1>{port}", command)
-    if (
-        command.startswith("torchrun")
-        and "--master-port" not in command
-        and "rdzv" not in command
-        and "--standalone" not in command
-    ):
+    if command.startswith("torchrun") and not re.search("--master-port|rdzv|--standalone", command):
         command = command.replace("torchrun ", f"torchrun --master-port {port} ")
     return f"{command} {TINY} checkpoint_path={run}".replace("data_path=data/sudoku-6x6", f"data_path={data}")
 
