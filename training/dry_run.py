@@ -146,6 +146,7 @@ def dry_run(typed: list[str], num_ranks: int) -> Iterator[str]:
     config = config.model_copy(update={"arch": with_forward_dtype(arch, World.single())})
     sizes = _sizes(config, own.model_dump(exclude={"ranks", "memory_gb", "tflops"}, exclude_none=True))
     yield from _of_model(config, sizes, own)
+    yield f"\nmemory of a rank in GB (10^9 bytes), with grad_accumulation={config.grad_accumulation}:"
     variants = Variants(config, sizes, own.ranks, (1 - FREE_SHARE) * own.memory_gb * 1e9)
     yield from _of_rank(variants)
     yield from _of_fits(variants, own.memory_gb)
@@ -191,7 +192,6 @@ def _of_model(config: PretrainConfig, sizes: AnySizes, own: OwnKeys) -> Iterator
 
 def _of_rank(variants: Variants) -> Iterator[str]:
     config, columns = variants.config, [variants.bytes_with(each) for each in _CHECKPOINTINGS]
-    yield f"\nmemory of a rank in GB (10^9 bytes), with grad_accumulation={config.grad_accumulation}:"
     asked = [f"{each}{' *' * (each == config.arch.activation_checkpointing)}" for each in _CHECKPOINTINGS]
     yield _row("  arch.activation_checkpointing=", asked)
     for part in PARTS:

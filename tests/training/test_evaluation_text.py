@@ -65,9 +65,14 @@ def _write_text(path: Path, num: int = 5) -> TextSplit:
     return open_text_split(path, "test")
 
 
-@pytest.fixture
-def problems(tmp_path: Path) -> TextSplit:
-    return _write_problems(tmp_path)
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> TextSplit:
+    return _write_problems(tmp_path_factory.mktemp("problems"))
+
+
+@pytest.fixture(scope="module")
+def all_alone(problems: TextSplit) -> dict[str, float]:
+    return _one_by_one(_model(), problems, list(range(NUM)))
 
 
 @torch.no_grad()
@@ -115,10 +120,10 @@ def _of_rows(model: TextModel, split: TextSplit, rows: list[int]) -> dict[str, f
 
 
 @pytest.mark.parametrize("batch_size", [1, 40, 10**4])
-def test_problems(problems: TextSplit, batch_size: int) -> None:
+def test_problems(problems: TextSplit, all_alone: dict[str, float], batch_size: int) -> None:
     model = _model()
     found = evaluate_text(model, problems, SINGLE, EvalOptions(batch_size))
-    assert found == pytest.approx(_one_by_one(model, problems, list(range(NUM))), rel=1e-5)
+    assert found == pytest.approx(all_alone, rel=1e-5)
     assert found is not None and 0 < found["eval/all/exact_accuracy"] < 1
     names = {name.removeprefix("eval/all/") for name in found}
     assert {name for name in names if not name.startswith("num_")} == set(text_eval_metrics(problems))
@@ -189,14 +194,14 @@ def test_a_text_goes_on_after_its_first_half(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_answers_have_no_token_that_the_dataset_lacks(problems: TextSplit) -> None:
+def test_answers_have_no_token_that_the_dataset_lacks(problems: TextSplit, all_alone: dict[str, float]) -> None:
     """The vocabulary of a model is rounded up. Here its further tokens are the likeliest ones."""
     small, padded = _model(), TextModel(make_config(HRMTextConfig), vocab_size=512)
     for name, tensor in padded.state_dict().items():
         own = small.state_dict()[name]
         tensor.copy_(own if own.shape == tensor.shape else torch.cat([own, 3 * own])[:512])
     padded.fill_constants()
-    right = _one_by_one(small, problems, list(range(NUM)))["eval/all/exact_accuracy"]
+    right = all_alone["eval/all/exact_accuracy"]
     found = evaluate_text(padded, problems, SINGLE, EvalOptions(60))
     assert found is not None and found["eval/all/exact_accuracy"] == pytest.approx(right) and right > 0
 
@@ -239,14 +244,16 @@ def test_a_stop_abandons_it(problems: TextSplit, monkeypatch: pytest.MonkeyPatch
     assert evaluate_text(_model(), problems, SINGLE, EvalOptions(40), interrupts=Interrupts(stop=stop)) is not None
 
 
-def test_without_time_there_are_no_metrics_and_enough_time_changes_nothing(problems: TextSplit) -> None:
+def test_without_time_there_are_no_metrics_and_enough_time_changes_nothing(
+    problems: TextSplit, all_alone: dict[str, float]
+) -> None:
     deadline, sample, model = Deadline(0.0), TextSample(2), _model()
     given: dict[str, Any] = {"sample": sample, "interrupts": Interrupts(deadline=deadline)}
     assert evaluate_text(model, problems, SINGLE, EvalOptions(40), **given) == {}
     assert not deadline.was_met and not sample.answers
     deadline = Deadline(600.0)
     found = evaluate_text(model, problems, SINGLE, EvalOptions(40), interrupts=Interrupts(deadline=deadline))
-    assert found == pytest.approx(_one_by_one(model, problems, list(range(NUM))), rel=1e-5)
+    assert found == pytest.approx(all_alone, rel=1e-5)
     assert deadline.was_met
 
 
@@ -277,8 +284,8 @@ def test_some_time_gives_evenly_spread_samples(problems: TextSplit, monkeypatch:
     assert min(rows) < NUM // 3 and max(rows) > 2 * NUM // 3
 
 
-def test_a_file_that_changes_is_named(problems: TextSplit, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, forward = _model(), _model().forward
+def test_a_file_that_changes_is_named(tmp_path: Path) -> None:
+    problems, model, forward = _write_text(tmp_path), _model(), _model().forward
 
     def change(*args: Any, **options: Any) -> Any:
         with (problems.path / "tokens.npy").open("ab") as file:
