@@ -48,6 +48,12 @@ def test_the_umask_decides_who_may_read_a_checkpoint(tmp_path: Path) -> None:
         assert set(found.values()) == {oct(0o666 & ~umask)}, found
 
 
+def test_the_newest_steps_and_the_best_are_kept(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        save_step(tmp_path / "run", step, World.single(), keep_last_k=2, is_best=step == 2)
+    assert [path.name for path in step_folders(tmp_path / "run")] == [f"step_{step:08d}" for step in (2, 4, 5)]
+
+
 def _saves_weights_that_are_not_finite(world: World, run: Path) -> list[str]:
     checkpointer = Checkpointer(run, connect_devices(world, "cpu"), None)
     checkpointer.save(snapshot_at(8, world), is_best=False)  # integers pass the check, too
