@@ -119,8 +119,10 @@ def test_a_stored_sweep_opens_as_it_was(file: str, tmp_path: Path, monkeypatch: 
     for named in ("mine", "checkpoints/sweeps/mine"):
         opened = Sweep.open(named)
         assert opened.identity == sweep.identity and opened.path == sweep.path
-    (sweep.path / "sweep.yaml").write_text("seeds: [0]\n")
-    assert Sweep.open("mine").config.metric == "exact_accuracy", "keys that were added since have their defaults"
+    moved = sweep.path.rename(tmp_path / "moved")
+    assert Sweep.open(str(moved)).path == moved, "a folder that was moved is opened where it is"
+    (moved / "sweep.yaml").write_text("seeds: [0]\n")
+    assert Sweep.open(str(moved)).config.metric == "exact_accuracy", "keys that were added since have their defaults"
 
 
 def test_a_password_is_refused_and_never_shown() -> None:
