@@ -33,6 +33,7 @@ def test_the_best_comes_first_and_of_equals_the_earlier(tmp_path: Path, directio
     others = [Ended(LR, (0.99,), state) for state in (PRUNED, FAIL, RUNNING)]
     study = _study(tmp_path, [*ended, *others], direction=direction)
     assert [best.number for best in best_first(study.sweep, study.trials())] == numbers
+    assert [int(line.strip("* ").split()[0]) for line in _rows(study)][:3] == numbers
 
 
 def test_complete_trials_come_first_and_those_that_run_last(tmp_path: Path) -> None:
