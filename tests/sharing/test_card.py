@@ -139,6 +139,7 @@ def test_without_a_metric_to_show_the_card_has_what_training_logged(tmp_path: Pa
     rows = [
         {"step": 6, "time_s": 100.0, "eval/all/exact_accuracy": 0.1},
         {"step": 7, "time_s": 360.0, "eval/all/exact_accuracy": 0.75, "eval/all/num_examples": 9.0, "train/lm_loss": 3},
+        {"step": 8, "time_s": 9000.0, "eval/all/exact_accuracy": 0.1},  # after the step that is shared
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main([str(run), "-o", str(tmp_path / "shared")]) == 0
