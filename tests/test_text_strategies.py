@@ -165,7 +165,8 @@ def _check_sharded(world: World) -> None:
 
 
 @pytest.mark.invariance
-@pytest.mark.parametrize("num_ranks", [2, 4])
+# On four ranks, tests/test_parallel_text.py trains with every strategy.
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("check", [_check_pipelines, _check_tensor_parallel, _check_sharded])
 def test_text_under_every_strategy_computes_what_one_process_computes(
     num_ranks: int, check: Callable[[World], None]
