@@ -220,7 +220,7 @@ def train(start: Start, data: Data, state: TrainState, stop: StopSignal, lock: R
         # The progress holds a row if a stop or an error interrupted the evaluation of its step.
         if progress.pending_row is not None and after_step(session, progress.pending_row):
             return
-        for batch in session.batches():  # which adds 1 to progress.step, and its size to the draws
+        for batch in session.batches():  # which moves progress.step and progress.draws on
             row = take_step(session, batch, world)
             if after_step(session, row):
                 break

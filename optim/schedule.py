@@ -7,7 +7,7 @@ BatchScaling = Literal["none", "sqrt", "linear"]
 
 
 def lr_multiplier(step: int, total_steps: int, warmup_steps: int, min_ratio: float) -> float:
-    """Return the factor of the learning rates at a step. The first one is 1, or 0 as in URM's code.
+    """Return the factor of the rates at a step. Steps count from 1, or from 0 as in URM's code.
 
     The factor is step / warmup_steps during the warm-up. Then it follows a half cosine from 1 to
     min_ratio at step total_steps. The cosine goes on behind total_steps, so that the rate rises
