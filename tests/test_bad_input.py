@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests import runs
-from tests.spawn import free_port
 from utils import program
 from utils.errors import UserError
 from utils.shell import tell_mistake
@@ -31,22 +30,19 @@ def test_a_mistake_is_one_line_with_status_2_and_leaves_no_file(data: Path, tmp_
         assert [path.name for path in tmp_path.rglob("*")] == ["a_file"]
 
 
-def _undisturbed(rank: int) -> None:
-    pass
-
-
 def test_all_ranks_together_give_one_line(tmp_path: Path) -> None:
     """torchrun adds its own report, without a traceback of this project, and exits with 1."""
-    log, cwd = tmp_path / "log", tmp_path / "empty"
-    cwd.mkdir()
-    typed = ["data_path=data/nowhere", "device=cpu"]
-    ended = runs.Torchrun(["--master-port", str(free_port())], _undisturbed, typed, log, cwd).wait()
-    assert ended.status == 1
-    (error,) = [line for line in ended.output.splitlines() if "no dataset" in line]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command = [*torchrun, str(runs.REPOSITORY / "pretrain.py"), "data_path=data/nowhere", "device=cpu"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180)
+    assert ended.returncode == 1
+    lines = ended.stderr.splitlines()
+    (error,) = [line for line in lines if "no dataset" in line]
     assert error.startswith("error: no dataset at data/nowhere: ")
-    assert "exitcode  : 2" in ended.output
-    assert "agree" not in ended.output and "UserError" not in ended.output
-    assert not list(cwd.iterdir())
+    assert "exitcode  : 2" in ended.stderr
+    assert "agree" not in ended.stderr and "UserError" not in ended.stderr
+    assert ended.stdout == ""
+    assert not list(tmp_path.iterdir())
 
 
 def _print_help(output: str, errors: str) -> None:

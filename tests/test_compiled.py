@@ -44,7 +44,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "se_mixer that is told the units": ("se_mixer", {"symbols": "side"}),
 }
 if WHY_NO_FP8 is None:
-    MODELS["trm in FP8"] = ("trm", {"fp8_no_grad": True})
+    MODELS |= {f"{name} in FP8": (name, {"fp8_no_grad": True}) for name in ("hrm", "trm_mlp")}
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def test_a_source_distribution_holds_what_a_package_needs(dist: Path) -> None:
 def test_an_installed_package_trains_resumes_evaluates_and_shows(typed: Typed, typed_in_forks: InForks) -> None:
     told = typed(f"hrm-train {TINY} max_steps=5")
     assert f"code: hrm_trainer {VERSION}" in told.stdout + told.stderr
-    typed("hrm-torchrun --nproc-per-node 1 -m hrm_trainer.pretrain resume=auto checkpoint_path=run max_steps=7")
+    typed("hrm-torchrun --nproc-per-node 2 -m hrm_trainer.pretrain resume=auto checkpoint_path=run max_steps=7")
     evaluate, solve = "hrm-evaluate checkpoint=run save_outputs=[inputs,labels]", "hrm-solve checkpoint=run puzzle="
     evaluated, _, shown = typed_in_forks({evaluate: 0, solve + "." * 36: 1, "hrm-view run": 0})
     assert "exact_accuracy=" in evaluated and "wrote view.html" in shown

@@ -163,7 +163,7 @@ _results: dict[Any, tuple[torch.Size, tuple[int, ...], torch.dtype]] = {}
 
 
 def call_on_meta(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call an operator in a dispatch mode. Results of slow operators are known by the shapes."""
+    """Call an operator in a dispatch mode. The shapes of arguments tell what a slow one returns."""
     if func not in _SLOW:
         return func(*args, **kwargs)
     key = func, _described(args), _described(list(kwargs.items()))
