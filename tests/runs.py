@@ -40,7 +40,8 @@ _CONTEXT = mp.get_context("forkserver")
 # The whole session has one server. This list replaces the list of tests/spawn.py, so it must come
 # after that import.
 _CONTEXT.set_forkserver_preload(
-    ["torch", "torch._dynamo", "utils.program", "records.checkpoint.storage", "evaluate", "tests.warm"]
+    # pytest, hypothesis and psutil, because a fork imports the module of its test.
+    ["torch", "torch._dynamo", "pytest", "hypothesis", "psutil", "utils.program", "evaluate", "tests.warm"]
 )
 assert spawn  # the import sets the list that is replaced above
 

@@ -60,10 +60,10 @@ def open_reader(trained: Trained, config: PromptConfig, data_path: str | None) -
     `data_path` the data are those that the run was trained on.
     """
     sizes, paths = trained.sizes, trained.config.train_paths if trained.config is not None else []
-    assert isinstance(sizes, TextSizes)
+    found = sizes if data_path is None else sizes_of_data(data_path, trained.arch)
+    assert isinstance(sizes, TextSizes) and isinstance(found, TextSizes)
     if data_path is not None:
-        found, paths = sizes_of_data(data_path, trained.arch), [data_path]
-        assert isinstance(found, TextSizes)
+        paths = [data_path]
         sizes = with_tokens_of(sizes, found, data_path, trained.data)
     folders = [folder for path in paths for folder in (Path(path), Path(path) / "train")]
     if trained.checkpoint is None:

@@ -110,8 +110,11 @@ def _resumed(
 ) -> Start:
     """Return the start of a run that has a stored config."""
     run_path, whole = where.run_path, completed(stored)
-    if newer := sorted(whole.keys() - stored.keys() - _OF_THIS_START):
-        notes.append(f"not known when the run began: {', '.join(f'{key}={whole[key]}' for key in newer)}")
+    before, now = dict(flatten(stored)), dict(flatten(whole))
+    switches = (*before, "dist")  # profile: false became a group, and dist is of each start
+    newer = sorted(now.keys() - before.keys() - _OF_THIS_START)
+    if newer := [key for key in newer if key.partition(".")[0] not in switches]:
+        notes.append(f"not known when the run began: {', '.join(f'{key}={now[key]}' for key in newer)}")
     if gone := [f"{key}={value}" for key, value in flatten(stored) if key in GONE]:
         notes.append(f"stored keys that no longer exist are dropped: {', '.join(gone)}")
     merged, changes, places = _merged(whole, overrides)

@@ -5,6 +5,7 @@ typed wins over all files. Values, and the place of each key, are recorded toget
 """
 
 import os
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from utils.config import Container, flatten, null_of_text, page_of
+from utils.config import Container, flatten, keys_of, null_of_text, page_of
 from utils.config_files import (
     CONFIG_DIR,
     SELF,
@@ -190,13 +191,15 @@ class _Composer:
         *above, last = key.split(".")
         for part in above:
             holder = holder.get(part) if isinstance(holder, dict) else None
-        if not isinstance(holder, dict) or last not in holder:
+        config_class = page_of(self._config_name).config_class
+        # A user's YAML may leave out keys that have a default.
+        if not isinstance(holder, dict) or (last not in holder and key not in keys_of(config_class, self._values)):
             raise UserError(self._unknown(key))
-        if value and isinstance(value, dict) and isinstance(holder[last], dict):
+        if value and isinstance(value, dict) and isinstance(holder.get(last), dict):
             for name, inner in value.items():  # a typed dictionary is merged
                 self._set(f"{key}.{name}", inner)
             return
-        holder[last] = _with_switch(holder[last], deepcopy(value))
+        holder[last] = _with_switch(holder.get(last), deepcopy(value))
         for each in [each for each in self._places if f"{each}.".startswith(f"{key}.")]:
             del self._places[each]
 
@@ -221,7 +224,12 @@ class _Composer:
                 )
 
     def _resolve(self) -> None:
-        derived = {key for key, value in flatten(self._values) if "${" in str(value)}
+        written = {key: str(value) for key, value in flatten(self._values)}
+        derived = {key for key, value in written.items() if "${" in value}
+        # OmegaConf would need more time for all keys than the rest of composing takes.
+        open_keys = {key: value for key, value in written.items() if key in derived or "???" in value}
+        needed = {name for pair in open_keys.items() for name in re.findall(r"\w+", " ".join(pair))}
+        part = {key: value for key, value in self._values.items() if key in needed}
 
         def finished(value: Any, names: Sequence[str]) -> Any:
             if isinstance(value, dict):
@@ -235,14 +243,14 @@ class _Composer:
             return str(value) if is_derived and null_of_text(self._config_name, names) is not None else value
 
         try:
-            values = OmegaConf.to_container(OmegaConf.create(self._values), resolve=True, throw_on_missing=True)
+            resolved: Any = OmegaConf.to_container(OmegaConf.create(part), resolve=True, throw_on_missing=True)
         except OmegaConfBaseException as error:
             key = str(error.full_key or "")
             if isinstance(error, MissingMandatoryValue):
                 raise UserError(f"{key} is not set; give {key}=...") from error
             reason = f"{str(error).splitlines()[0]}; inside ${{}} write another key that --help lists"
             raise UserError(f"{self.composed.place_of(key)}{key}: {reason}") from error
-        self.composed.values, self.composed.derived = finished(values, []), derived
+        self.composed.values, self.composed.derived = finished(self._values | resolved, []), derived
 
 
 @cache

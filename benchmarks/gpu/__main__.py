@@ -278,7 +278,7 @@ def main(argv: list[str] | None = None) -> None:
     tests = None
     if options.only is None:
         wanted = ["tests/gpu/test_options.py", "-k", "urm and not compile"] if rehearse else ["tests/gpu"]
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-o", "timeout=120", *wanted]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "4", "-m", "gpu", "-o", "timeout=120", *wanted]
         tests = measurement.run("tests", command, {"GPU_TESTS_ON": "cpu" if rehearse else "cuda"})
     known = programs(data, options.published and options.published.absolute(), rehearse=rehearse)
     time_in_turn(measurement, {name: known[name] for name in options.only or known}, tests)

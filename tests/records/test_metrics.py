@@ -381,6 +381,21 @@ def test_tensorboard_reads_a_run_that_is_resumed_at_once_in_order(tmp_path: Path
     assert _curves(tmp_path)["a"] == {1: 1.0, 2: 20.0}
 
 
+def test_tensorboard_that_fails_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    metrics = _metrics(tmp_path, tensorboard=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(SummaryWriter, "flush", lambda _: os.write(-1, b""))
+        for step in (1, 2):
+            metrics.write(step, {"a": 1.0})
+    metrics.close()
+    assert capfd.readouterr().err.count("TensorBoard does not take") == 1
+    assert [row["step"] for row in runs.rows(tmp_path)] == [1, 2]
+
+
 def test_a_run_writes_for_tensorboard(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train_here(runs.settings(data, run, tensorboard="true", log_interval=1, max_steps=2))

@@ -110,6 +110,13 @@ def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.Monke
     assert read_config("evaluate", _overrides("'~/run'", "evaluate"))["checkpoint"] == f"{home}/run"
 
 
+def test_a_key_that_a_users_yaml_leaves_out_can_be_typed(tmp_path: Path) -> None:
+    arch = {key: value for key, value in read_config("pretrain", [])["arch"].items() if key != "rope_theta"}
+    (file := tmp_path / "mine.yaml").write_text(yaml.safe_dump(arch))
+    for typed in ("arch.rope_theta=7", "+arch.rope_theta=7", "arch={rope_theta: 7}"):
+        assert _read(f"arch={file}", typed).arch.rope_theta == 7, typed
+
+
 def test_other_names_of_keys_work_in_each_program() -> None:
     for name in ("batch_size", "eval_batch_size"):
         assert read_config("pretrain", _overrides(f"{name}=32"))["eval_batch_size"] == 32
