@@ -1,6 +1,7 @@
 """Run a program of several ranks, with exit status, one-line errors and a report after a fault."""
 
 import faulthandler
+import gc
 import os
 import sys
 import traceback
@@ -32,6 +33,7 @@ def run(main: Callable[[World], None]) -> NoReturn:
     A mistake of the user has status 2. A fault is a traceback, a line that names the rank, and
     status 1; a lack of memory is two lines. A worker ends when its launcher is gone.
     """
+    gc.freeze()  # what is imported by now stays, and no collection of garbage has to go through it
     faulthandler.enable()  # SIGBUS and SIGSEGV raise no exception, and print where they struck
     try:
         require_utf8(sys.argv[1:])

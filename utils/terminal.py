@@ -1,6 +1,7 @@
 """Print lines for a person. If nobody can read them any more, the program goes on."""
 
 import atexit
+import gc
 import os
 import sys
 from contextlib import suppress
@@ -56,6 +57,7 @@ def leave(status: int, *, finalize: bool = True) -> NoReturn:
             _close(stream)
     if not finalize:
         os._exit(status)
+    gc.freeze()  # the last collections of garbage would go through all of PyTorch, for half a second
     sys.exit(status)
 
 
