@@ -80,7 +80,7 @@ def announce(sweep: Sweep, trials: Sequence[FrozenTrial] = ()) -> None:
         same = [size for size in sizes if size.arch == arch]
         parameters, steps = (_range([getattr(size, name) for size in same]) for name in ("num_parameters", "num_steps"))
         tell(f"  arch={arch}: {parameters} parameters, {steps} steps")
-    if sweep.config.launcher.name != "slurm":  # whose runs start elsewhere
+    if num_runs > 1 and sweep.config.launcher.name != "slurm":  # whose runs start elsewhere
         time_steps(sweep, sizes[:_MOST_TIMED])
     tell(time_line(sweep, sizes, num_runs / at_once))
 

@@ -162,8 +162,8 @@ def test_help_and_mistakes_name_the_commands(typed: Typed, typed_in_forks: InFor
 
 def test_a_sweep_starts_runs_of_the_package(typed_in_forks: InForks) -> None:
     pytest.importorskip("optuna")
-    options = "lr=1e-3,2e-3 debug=tiny device=cpu data_path=data/sudoku-6x6 max_steps=1 eval_every_n_steps=1"
-    sweep = f"hrm-sweep sweep.trials=1 {options}"
+    options = "lr=1e-3,2e-3 sweep.trials=1 debug=tiny device=cpu data_path=data/sudoku-6x6"  # one trial: no timing
+    sweep = f"hrm-sweep {options} max_steps=1 eval_every_n_steps=1"
     on_ranks = f"hrm-sweep --dry-run {options} sweep.launcher.name=torchrun sweep.launcher.ranks=2"
     plain, torchrun = typed_in_forks({sweep: 0, on_ranks: 0})
     assert "OMP_NUM_THREADS=1 hrm-train " in plain

@@ -24,7 +24,7 @@ from utils.ranks.world import World
 
 pytestmark = pytest.mark.invariance
 
-LAST_STEP = 6
+LAST_STEP = 4
 TOLERANCE = 1e-4
 NUM_TEST_EXAMPLES = 20
 
