@@ -128,13 +128,13 @@ def _check(world: World, config: ParallelConfig, num_parts: int, arch: type[Text
         assert weights.keys() == plain.state_dict().keys()
         assert all(torch.equal(weights[name], tensor) for name, tensor in plain.state_dict().items())
     held = [*plain.parameters(), *layout.model.parameters()]  # FSDP puts others in their place while it gathers
-    for _ in range(2):
-        _compare_evaluation(plain, layout, world)
-        _compare_step(plain, layout, world, is_pipeline=config.name == "pipeline")
-        with torch.no_grad():
-            for weight in held:
-                weight.mul_(1.1)
-        layout.values_changed()
+    _compare_evaluation(plain, layout, world)
+    _compare_step(plain, layout, world, is_pipeline=config.name == "pipeline")
+    with torch.no_grad():
+        for weight in held:
+            weight.mul_(1.1)
+    layout.values_changed()
+    _compare_evaluation(plain, layout, world)
 
 
 def _check_pipelines(world: World) -> None:
