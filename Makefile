@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE =
 # The files that name a mark. pytest would load all others, too, to find out that none of their tests has it.
 marked = $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests)
 
-.PHONY: demo demo-text test test-invariance test-faults test-launch test-docs test-groups test-slurm test-ray test-slow test-gpu gpu check audit format clean help
+.PHONY: demo demo-text test test-invariance test-faults test-launch test-docs test-all test-slurm test-ray test-slow test-gpu gpu check audit format clean help
 
 demo: .venv/.demo  ## install, make puzzles, train, evaluate, draw; a few minutes
 	@$(VENV)/python dataset/build_sudoku_dataset.py --output-dir $(DEMO_DATA) --generate 1000 --generate-test 500 --box 2x3
@@ -54,10 +54,9 @@ test-launch: .venv/.dev  ## torchrun, mpirun, elastic restarts
 test-docs: .venv/.dev  ## the commands of README.md and docs/
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "docs and not slow" -n logical --dist loadfile $(call marked,docs)
 
-# Collects once, and leaves no core idle at the end of a group. These tests often wait for processes: one worker more.
-GROUPS := invariance|faults|launch|docs
-test-groups: .venv/.dev  ## the four groups above at once
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "($(subst |, or ,$(GROUPS))) and not slow" -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder $(call marked,($(GROUPS)))
+# Collects once, and leaves no core idle at the end of a group. Some tests wait for processes: one worker more.
+test-all: .venv/.dev  ## the tests of all targets above at once
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow and not ray and not slurm" -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile --no-loadscope-reorder
 
 # As root on Debian, with slurm-wlm and munge.
 test-slurm: .venv/.dev  ## a Slurm of two nodes on this machine, as root

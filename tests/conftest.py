@@ -52,6 +52,10 @@ LONG_FILES = [
         "models/test_parallel.py",
         "test_sharded_memory.py",
         "test_elastic.py",
+        "test_docs_extending.py",
+        "records/checkpoint/test_writer.py",
+        "test_sweep.py",
+        "test_mpirun.py",
     )
 ]
 

@@ -40,8 +40,11 @@ _CONTEXT = mp.get_context("forkserver")
 # The whole session has one server. This list replaces the list of tests/spawn.py, so it must come
 # after that import.
 _CONTEXT.set_forkserver_preload(
-    # pytest, hypothesis and psutil, because a fork imports the module of its test.
-    ["torch", "torch._dynamo", "pytest", "hypothesis", "psutil", "utils.program", "evaluate", "tests.warm"]
+    [
+        *("torch", "torch._dynamo", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"),
+        *("pytest", "hypothesis", "psutil"),  # a fork imports the module of its test
+        *("utils.program", "records.checkpoint.storage", "evaluate", "tests.warm"),
+    ]
 )
 assert spawn  # the import sets the list that is replaced above
 
