@@ -135,6 +135,8 @@ def _check(world: World, config: ParallelConfig, num_parts: int, arch: type[Text
             weight.mul_(1.1)
     layout.values_changed()
     _compare_evaluation(plain, layout, world)
+    if arch is GPTConfig:
+        _compare_step(plain, layout, world, is_pipeline=config.name == "pipeline")
 
 
 def _check_pipelines(world: World) -> None:

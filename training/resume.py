@@ -25,6 +25,7 @@ from utils.config_files import default_groups, read_config_file
 from utils.errors import UserError
 from utils.files import file_errors, refuse_links, write_atomically
 from utils.overrides import typed_override
+from utils.ranks.config import MeetingConfig
 from utils.ranks.launch import Launch
 from utils.terminal import tell
 
@@ -111,9 +112,9 @@ def _resumed(
     """Return the start of a run that has a stored config."""
     run_path, whole = where.run_path, completed(stored)
     before, now = dict(flatten(stored)), dict(flatten(whole))
-    switches = (*before, "dist")  # profile: false became a group, and dist is of each start
-    newer = sorted(now.keys() - before.keys() - _OF_THIS_START)
-    if newer := [key for key in newer if key.partition(".")[0] not in switches]:
+    meeting = {f"dist.{key}" for key in MeetingConfig.model_fields}  # of each start
+    newer = sorted(now.keys() - before.keys() - _OF_THIS_START - meeting)
+    if newer := [key for key in newer if key.partition(".")[0] not in before]:  # profile: false became a group
         notes.append(f"not known when the run began: {', '.join(f'{key}={now[key]}' for key in newer)}")
     if gone := [f"{key}={value}" for key, value in flatten(stored) if key in GONE]:
         notes.append(f"stored keys that no longer exist are dropped: {', '.join(gone)}")

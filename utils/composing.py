@@ -114,7 +114,11 @@ class _Composer:
         own = own or deepcopy(self._values)
         for override in of_keys:
             self._set(override.key_or_group, override.value())
-        self._settle_choices({override.key_or_group for override in overrides}, own)
+        typed_keys = {override.key_or_group for override in overrides}
+        for override in of_keys:
+            if isinstance(inner := override.value(), dict):
+                typed_keys |= {f"{override.key_or_group}.{name}" for name in inner}
+        self._settle_choices(typed_keys, own)
         self._resolve()
 
     # ---- files ----
@@ -192,7 +196,7 @@ class _Composer:
         for part in above:
             holder = holder.get(part) if isinstance(holder, dict) else None
         config_class = page_of(self._config_name).config_class
-        # A user's YAML may leave out keys that have a default.
+        # A user's YAML may leave out keys that the class has.
         if not isinstance(holder, dict) or (last not in holder and key not in keys_of(config_class, self._values)):
             raise UserError(self._unknown(key))
         if value and isinstance(value, dict) and isinstance(holder.get(last), dict):
@@ -229,7 +233,9 @@ class _Composer:
         # OmegaConf would need more time for all keys than the rest of composing takes.
         open_keys = {key: value for key, value in written.items() if key in derived or "???" in value}
         needed = {name for pair in open_keys.items() for name in re.findall(r"\w+", " ".join(pair))}
-        part = {key: value for key, value in self._values.items() if key in needed}
+        # An inner interpolation or a resolver of OmegaConf may name any key.
+        is_plain = not any(re.search(r"\$\{[^}]*\$\{|\boc\.", written[key]) for key in derived)
+        part = {key: value for key, value in self._values.items() if key in needed or not is_plain}
 
         def finished(value: Any, names: Sequence[str]) -> Any:
             if isinstance(value, dict):

@@ -54,7 +54,7 @@ def unknown_key(
         return f"{start}; did you mean {' or '.join(close[:_MOST_SUGGESTIONS])}?"
     for meant, with_choices in elsewhere.items():
         return f"{start}; did you mean {meant} with {' or '.join(with_choices)}?"
-    return f"{start}; --help lists the keys, which are fields of {config_class.__name__}"
+    return f"{start}; --help lists the keys"
 
 
 def key_of(location: Sequence[Any], container: Any, *, missing: bool) -> str:

@@ -47,6 +47,7 @@ def leave(status: int, *, finalize: bool = True) -> NoReturn:
     """Exit, even if the rest of the output can't be written.
 
     Without `finalize` Python frees no objects; only the functions registered with `atexit` run.
+    With it, Python frees all but objects that refer to one another in a circle.
     """
     if not finalize:
         atexit._run_exitfuncs()

@@ -207,6 +207,7 @@ def test_a_stored_switch_gets_its_options_and_a_key_that_is_gone_is_dropped(tmp_
     assert "parallel.static_graph=False" in note and "parallel.compression=none" in note
     assert start.config.profile.model_dump() == options
     assert [note for note in start.notes if "not known" in note] == ["not known when the run began: wandb.pictures=4"]
+    assert not [note for note in start.notes if "profile" in note]
     start = read("resume=auto", f"checkpoint_path={run}", f"profile={not stored}", "profile.steps=[2,3]")
     assert start.config.profile.model_dump() == options | {"enabled": not stored, "steps": [2, 3]}
     assert f"changed on the command line: profile.enabled: {stored} -> {not stored}" in start.notes

@@ -114,7 +114,16 @@ def test_a_key_that_a_users_yaml_leaves_out_can_be_typed(tmp_path: Path) -> None
     arch = {key: value for key, value in read_config("pretrain", [])["arch"].items() if key != "rope_theta"}
     (file := tmp_path / "mine.yaml").write_text(yaml.safe_dump(arch))
     for typed in ("arch.rope_theta=7", "+arch.rope_theta=7", "arch={rope_theta: 7}"):
-        assert _read(f"arch={file}", typed).arch.model_dump()["rope_theta"] == 7, typed
+        for more in ([], ["experiment=demo"]):
+            assert _read(*more, f"arch={file}", typed).arch.model_dump()["rope_theta"] == 7, typed
+
+
+def test_interpolations_see_the_keys_that_they_name() -> None:
+    values = read_config("pretrain", ["run_name=seed", "seed=7", "lr='${${run_name}}'", "beta1=${lr}"])
+    assert (values["lr"], values["beta1"]) == (7, 7)
+    assert read_config("pretrain", ["run_name='${oc.select:${project_name}}'", "project_name=seed"])["run_name"] == "0"
+    with pytest.raises(UserError, match="data_paths"):
+        read_config("pretrain", ["data_paths=[a,???]"])
 
 
 def test_other_names_of_keys_work_in_each_program() -> None:
