@@ -150,7 +150,7 @@ def test_imports_go_one_way(path: Path) -> None:
 
 
 # Keys that utils/ranks and utils/perf own, and words that mean something else there.
-OF_UTILS = {"dist", "profile", "device", "compile", "deterministic", "resume", "sweep", "defaults"}
+OF_UTILS = {"dist", "profile", "device", "compile", "deterministic", "resume", "sweep", "defaults", "freeze"}
 
 
 @each_source
