@@ -89,11 +89,9 @@ class OurTrainer:
         config, model = self._config, self._state.model
         assert isinstance(model, RecursiveModel)
         products = measure_products(model, config.global_batch_size // self.world.size // config.grad_accumulation)
-        best = ceilings(self.world.device, model.dtype)
-        torch.cuda.empty_cache()  # the programs of benchmarks.gpu share a card
         return {
             "peak_tflops": self.world.size * peak_tflops(products),
-            "best": best,
+            "best": self._ceilings(),
             "products": [asdict(product) for product in products],
         }
 
@@ -101,9 +99,12 @@ class OurTrainer:
         """Train some steps, and return what took their time on the device."""
         step_ms = self.steps(WARMUP)["step_ms"]
         events = trace(lambda: self.train(num_steps), self.world.device)
-        best = ceilings(self.world.device, self._state.model.dtype)
-        torch.cuda.empty_cache()
-        return summary(events, num_steps, step_ms, best)
+        return summary(events, num_steps, step_ms, self._ceilings())
+
+    def _ceilings(self) -> dict[str, float]:
+        found = ceilings(self.world.device, self._state.model.dtype)
+        torch.cuda.empty_cache()  # the programs of benchmarks.gpu share a card
+        return found
 
     def warm_up(self) -> None:
         self.train(WARMUP)

@@ -230,12 +230,11 @@ class _Composer:
     def _resolve(self) -> None:
         written = {key: str(value) for key, value in flatten(self._values)}
         derived = {key for key, value in written.items() if "${" in value}
-        # OmegaConf would need more time for all keys than the rest of composing takes.
-        open_keys = {key: value for key, value in written.items() if key in derived or "???" in value}
-        needed = {name for pair in open_keys.items() for name in re.findall(r"\w+", " ".join(pair))}
-        # An inner interpolation or a resolver of OmegaConf may name any key.
-        is_plain = not any(re.search(r"\$\{[^}]*\$\{|\boc\.", written[key]) for key in derived)
-        part = {key: value for key, value in self._values.items() if key in needed or not is_plain}
+        # OmegaConf would need more time for all keys than the rest of composing takes. ${.name} in
+        # a group needs this group alone, and another interpolation may need any key.
+        near = all("." in key and re.fullmatch(r"\$\{\.\w+\}", written[key]) for key in derived)
+        groups = {key.partition(".")[0] for key, value in written.items() if key in derived or "???" in value}
+        part = {key: value for key, value in self._values.items() if key in groups or not near}
 
         def finished(value: Any, names: Sequence[str]) -> Any:
             if isinstance(value, dict):
