@@ -76,7 +76,7 @@ export class Curves {
       height: clamp(window.innerHeight * 0.42, 240, 400),
       log: this.log,
       x,
-      label: `${chosen.metric} over training ${x === "seconds" ? "time" : "steps"}`,
+      label: `${chosen.metric} over training ${x === "seconds" ? "time" : x}`,
     });
     $("curve").append(plotKeys(series));
     this.metrics.forEach((metric, i) => {
