@@ -43,27 +43,28 @@ test: .venv/.dev  ## install, and run every test that needs no special machine
 
 # Their ranks share the cores: one after the other.
 test-invariance: .venv/.dev  ## the same run on 1, 2 and 4 ranks
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "invariance and not slow" $(call marked,invariance)
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m invariance $(call marked,invariance)
 
 test-faults: .venv/.dev  ## kills, torn files, full disks, bad steps
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "faults and not invariance and not slow" -n logical --dist loadfile $(call marked,faults)
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "faults and not invariance" -n logical --dist loadfile $(call marked,faults)
 
 test-launch: .venv/.dev  ## torchrun, mpirun, elastic restarts
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m launch -n logical --dist loadfile $(call marked,launch)
 
 test-docs: .venv/.dev  ## the commands of README.md and docs/
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "docs and not slow" -n logical --dist loadfile $(call marked,docs)
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m docs -n logical --dist loadfile $(call marked,docs)
 
-# Collects once, and leaves no core idle at the end of a group. Some tests wait for processes: one worker more.
-test-all: .venv/.dev  ## the tests of all targets above at once
+# For every change. Collects once, and leaves no core idle at the end of a group. Some tests wait for processes: one
+# worker more.
+test-all: .venv/.dev  ## the tests of all targets above at once, but the slow ones
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow and not ray and not slurm" -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile --no-loadscope-reorder
 
 # As root on Debian, with slurm-wlm and munge.
 test-slurm: .venv/.dev  ## a Slurm of two nodes on this machine, as root
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m slurm $(call marked,slurm)
 
-test-slow: .venv/.dev  ## trainings that take minutes
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m slow $(call marked,slow)
+test-slow: .venv/.dev  ## what test-all leaves out, before a release
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "slow and not gpu" $(call marked,slow)
 
 # On a local Ray cluster of two nodes. Ray is half a gigabyte, so only this target installs it.
 test-ray: .venv/.ray  ## a local Ray cluster; installs Ray

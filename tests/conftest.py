@@ -35,27 +35,23 @@ hypothesis_settings.load_profile("calm")
 
 
 # pytest gives whole files to its processes (--dist loadfile), in the order of collection
-# (--no-loadscope-reorder). A file that takes minutes must not start last.
+# (--no-loadscope-reorder). A file that takes long must not start last.
 LONG_FILES = [
     Path(__file__).parent / name
     for name in (
-        "test_parallel.py",
-        "test_parallel_text.py",
-        "test_text_strategies.py",
-        "test_package.py",
-        "test_interrupted.py",
-        "test_resume.py",
-        "training/test_recovery.py",
-        "test_lost_ranks.py",
         "test_readme.py",
+        "test_parallel.py",
+        "test_package.py",
+        "test_parallel_text.py",
+        "test_interrupted.py",
         "launch/test_kubernetes.py",
         "models/test_parallel.py",
-        "test_sharded_memory.py",
-        "test_elastic.py",
-        "test_docs_extending.py",
-        "records/checkpoint/test_writer.py",
+        "test_lost_ranks.py",
         "test_sweep.py",
-        "test_mpirun.py",
+        "training/test_recovery.py",
+        "test_text_strategies.py",
+        "test_compiled.py",
+        "training/test_dry_run.py",
     )
 ]
 

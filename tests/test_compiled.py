@@ -86,7 +86,9 @@ def _evaluate(model: RecursiveModel, batch: Batch, sizes: list[int]) -> None:
         slots.advance()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if "FP8" in name else []) for name in MODELS]
+)
 def test_a_compiled_run_needs_few_graphs_and_none_after_its_start(name: str, graphs: list[str]) -> None:
     model = _model(name)
     batch = random_batch(NUM_SLOTS, vocab_size=model.vocab_size)

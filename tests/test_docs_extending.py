@@ -94,6 +94,7 @@ def _run(folder: Path, command: str, log: Path) -> str:
     return output
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_the_walks(clone: Path, tmp_path: Path) -> None:
     output = ""

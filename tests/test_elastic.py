@@ -11,7 +11,7 @@ from tests.spawn import free_port
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.parametrize("rendezvous", ["c10d", "static"])
+@pytest.mark.parametrize("rendezvous", ["static", pytest.param("c10d", marks=pytest.mark.slow)])
 def test_torchrun_restarts_a_killed_run(data: Path, quiet_2: Path, tmp_path: Path, log: Path, rendezvous: str) -> None:
     """Each rank is killed once. The restarts find the folder that the first attempt named."""
     where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "job 7"]

@@ -154,9 +154,7 @@ def _in_c_for_long(rank: int) -> None:
 
 
 def test_a_second_signal_in_the_first_step(data: Path, tmp_path: Path, log: Path) -> None:
-    # A real compilation is over at once where another test has filled the cache.
-    typed = settings(data, tmp_path / "run", compile="true")
-    running = runs.start(typed, log, hook=_in_c_for_long)
+    running = runs.start(settings(data, tmp_path / "run"), log, hook=_in_c_for_long)
     until(lambda: " steps of " in running.output, running)  # the last line before the first step
     time.sleep(1)
     running.signal(signal.SIGINT)

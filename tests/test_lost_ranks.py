@@ -62,6 +62,7 @@ def test_ranks_make_no_group_once_they_train(data: Path, tmp_path: Path, log: Pa
     typed, ranks = [f"parallel={parallel}", *settings(data, tmp_path / "run")], 2
     if parallel == "pipeline":
         typed, ranks = _two_pipelines(data, tmp_path / "run"), 4
+    typed += ["max_steps=3", "eval_every_n_steps=3"]
     train(typed, log, ranks=ranks, hook=_refuse_new_groups_amid_training).ok()
 
 

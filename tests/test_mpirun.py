@@ -65,6 +65,7 @@ class Mpirun:
                 process.kill()
 
 
+@pytest.mark.slow
 def test_open_mpi_goes_on_after_a_killed_rank(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
     run = tmp_path / "run"
     arguments = [*settings(data, run), "resume=auto"]

@@ -54,7 +54,7 @@ def _assert_same_numbers(there: list[Row], here: list[Row]) -> None:
             assert row[name] == pytest.approx(value, rel=tolerance, abs=tolerance), f"{name} at step {row['step']}"
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_number_of_ranks_does_not_change_losses_and_evaluation(
     data: Path, one_rank: list[Row], tmp_path: Path, log: Path, ranks: int
 ) -> None:

@@ -105,6 +105,7 @@ def more_than(degree: int, values: list[int]) -> int:
     return values[-1] - sum((-1) ** (degree - n) * comb(degree + 1, n) * value for n, value in enumerate(before))
 
 
+@pytest.mark.slow
 @needs_fake_accelerator
 @pytest.mark.parametrize("name", AXES)
 def test_operators_and_bytes_grow_as_their_formulas(name: str, counts: dict[str, list[Counts]]) -> None:
@@ -119,6 +120,7 @@ def test_operators_and_bytes_grow_as_their_formulas(name: str, counts: dict[str,
     assert not wrong, f"bytes over {name} that are no polynomial of degree {axis.bytes}: {wrong}"
 
 
+@pytest.mark.slow
 @needs_fake_accelerator
 def test_only_the_average_reads_the_whole_puzzle_table(counts: dict[str, list[Counts]]) -> None:
     first, *_, last = counts["puzzles"]

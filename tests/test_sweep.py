@@ -37,7 +37,7 @@ def puzzles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Started:
     """A sweep in a process of its own, and the runs below it."""
 
-    def __init__(self, arguments: list[str], log: Path, hook: runs.Hook | None) -> None:
+    def __init__(self, arguments: list[str], log: Path, hook: runs.Hook) -> None:
         self.log = log
         self._running = runs.start(arguments, log, program="sweep", hook=hook)
         self.process = psutil.Process(self._running.processes[0].pid)
@@ -80,7 +80,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
     """Start sweeps, and end what is left of them after the test."""
     started: list[Started] = []
 
-    def begin(*arguments: str, hook: runs.Hook | None = forked) -> Started:
+    def begin(*arguments: str, hook: runs.Hook = forked) -> Started:
         typed = [*arguments, f"sweep.path={tmp_path / 's'}"]
         started.append(Started(typed, tmp_path / f"log_{len(started)}", hook))
         return started[-1]
@@ -141,12 +141,11 @@ def test_a_sweep_survives_kills_of_itself_and_of_its_runs(
 def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(
     puzzles: Path, tmp_path: Path, start: Callable[..., Started]
 ) -> None:
-    """Only this test starts its first runs as new programs, as a user does."""
     typed = [*COMMON, "max_steps=2000", "log_interval=1", f"data_path={puzzles}", "lr=1e-3,2e-3"]
-    sweep = start(*typed, "sweep.launcher.at_once=2", hook=None)
+    sweep = start(*typed, "sweep.launcher.at_once=2")
     sweep.until(lambda: all(len(_rows(tmp_path / f"s/trial_000{n}")) > 5 for n in range(2)))
     processes = sweep.runs
-    assert len(processes) == 2 and all("pretrain.py" in " ".join(each.cmdline()) for each in processes)
+    assert len(processes) == 2
     sweep.process.send_signal(signal.SIGINT)
     sweep.process.send_signal(signal.SIGINT)  # an impatient user
     text = sweep.wait()
@@ -276,8 +275,9 @@ def test_without_its_extra_a_program_shows_its_help(
         assert (shown in out and err == "") if status == 0 else f" needs {package}; pip install" in err
 
 
+@pytest.mark.slow  # imports what an agent imports
 def test_pretrain_reads_what_an_agent_of_wandb_types() -> None:
-    from wandb.sdk.launch.sweeps.utils import create_sweep_command_args  # takes seconds
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
     values = {"lr": 1e-05, "arch": "trm", "arch.L_cycles": 2, "ema": True, "grad_clip": None, "wandb.tags": ["a", "b"]}
     arguments = create_sweep_command_args({"args": {key: {"value": value} for key, value in values.items()}})["args"]

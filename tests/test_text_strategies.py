@@ -162,7 +162,8 @@ def _check_tensor_parallel(world: World) -> None:
 
 def _check_sharded(world: World) -> None:
     config = config_of("fsdp_tp", tensor=2) if world.size == 4 else config_of("fsdp")
-    for arch, options in MODELS:
+    # Alone, FSDP does not look into the blocks.
+    for arch, options in MODELS if world.size == 4 else MODELS[-3:]:
         _check(world, config, FEWER_ROWS // 2, arch, options)
 
 

@@ -194,6 +194,7 @@ def pods(data: Path, tmp_path: Path, log: Path) -> Iterator[_Pods]:
     found.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_an_eviction_of_one_pod_stops_all_with_a_checkpoint(pods: _Pods, log: Path) -> None:
     """No pod may report success. Otherwise Kubernetes would not start it again."""
@@ -234,7 +235,7 @@ def test_an_old_marker_does_not_hide_a_failure(pods: _Pods) -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(("began", "status"), [(False, MISTAKE), (True, 1)])
+@pytest.mark.parametrize(("began", "status"), [(False, MISTAKE), pytest.param(True, 1, marks=pytest.mark.slow)])
 def test_a_mistake_ends_the_job_before_the_first_checkpoint(
     pods: _Pods, tmp_path: Path, *, began: bool, status: int
 ) -> None:

@@ -36,6 +36,8 @@ from tests.spawn import run_ranks
 from utils.ranks.world import World
 
 Case = tuple[str, str, int, dict[str, Any]]
+# tests/test_parallel.py trains on 4 ranks, and tests/test_compiled.py counts graphs of one process.
+SLOW = (pytest.mark.invariance, pytest.mark.slow)
 
 
 def _same(found: Found, expected: Found, case: str, is_main: bool, *, only_first_step: bool) -> None:
@@ -74,7 +76,6 @@ MORE_CASES: list[Case] = [
     ("tp", "trm_conv", 1, {}),
     ("fsdp", "trm_conv", 1, {}),
     ("fsdp_tp", "trm", 2, {"puzzle_table": "sharded"}),
-    *((name, "hrm", 1, {"clip": 0.1}) for name in ("ddp", "fsdp", "tp", "fsdp_tp")),
 ]
 if WHY_NO_FP8 is None:
     MORE_CASES += [(name, "hrm", 1 + (name == "ddp"), {"fp8_no_grad": True}) for name in ("ddp", "fsdp", "hsdp")]
@@ -159,8 +160,8 @@ def _check_all(world: World, cases: list[Case]) -> list[str]:
         (1, [*CASES, _pipeline("interleaved")]),
         (2, CASES),
         pytest.param(2, [*MORE_CASES, *PIPELINES], marks=pytest.mark.invariance),
-        pytest.param(2, COMPILED, marks=pytest.mark.invariance),
-        pytest.param(4, [*CASES, _pipeline("1f1b"), *PIPELINES_OF_FOUR], marks=pytest.mark.invariance),
+        pytest.param(2, COMPILED, marks=SLOW),
+        pytest.param(4, [*CASES, _pipeline("1f1b"), *PIPELINES_OF_FOUR], marks=SLOW),
     ],
 )
 def test_every_strategy_has_the_gradients_of_one_process(num_ranks: int, cases: list[Case]) -> None:
@@ -204,9 +205,7 @@ OF_TWO: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "cases"), [(2, OF_TWO), pytest.param(4, PIPELINES_OF_FOUR, marks=pytest.mark.invariance)]
-)
+@pytest.mark.parametrize(("num_ranks", "cases"), [(2, OF_TWO), pytest.param(4, PIPELINES_OF_FOUR, marks=SLOW)])
 def test_evaluation_sees_weights_that_were_changed_in_place(num_ranks: int, cases: list[Case]) -> None:
     run_ranks(_check_evaluation, num_ranks, cases)
 
