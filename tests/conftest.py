@@ -41,7 +41,6 @@ LONG_FILES = [
     for name in (
         "test_readme.py",
         "test_parallel.py",
-        "test_package.py",
         "test_parallel_text.py",
         "test_interrupted.py",
         "launch/test_kubernetes.py",
@@ -49,9 +48,7 @@ LONG_FILES = [
         "test_lost_ranks.py",
         "test_sweep.py",
         "training/test_recovery.py",
-        "test_text_strategies.py",
         "test_compiled.py",
-        "training/test_dry_run.py",
     )
 ]
 

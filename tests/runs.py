@@ -71,7 +71,7 @@ def settings(data: Path, run: Path | None, **changes: object) -> list[str]:
     go on over several steps, and there is exploration.
     """
     every = {"log_interval": 5, "eval_every_n_steps": 5, "checkpoint_every_n_steps": 2}
-    cycles = {"arch.H_cycles": 2, "arch.L_cycles": 2, "arch.H_layers": 1, "arch.L_layers": 1}
+    cycles = {"arch.H_cycles": 1, "arch.L_cycles": 2, "arch.H_layers": 1, "arch.L_layers": 1}
     halting = {"arch.halt_max_steps": 3, "arch.halt_exploration_prob": 0.5}
     values: dict[str, object] = {"data_path": data, "device": "cpu", "max_steps": LAST_STEP}
     values |= {**every, **cycles, **halting}

@@ -177,6 +177,7 @@ def _on_rank(world: World, data: Path, run: Path, predictor: Predictor, folder: 
     return Judge(data, run, world)(predictor, save_to=folder, batch_size=7)
 
 
+@pytest.mark.invariance
 def test_the_number_of_ranks_changes_no_score(data: Path, run: Path, tmp_path: Path) -> None:
     """3 unsure answers win against 2 sure ones, because the count decides before the confidence.
 

@@ -69,6 +69,7 @@ def test_every_set_has_its_own_metrics_and_can_be_scored_alone(
     assert {name: alone[name] for name in expected} == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.invariance
 def test_two_ranks_give_the_same_curve(boards: dict[str, Path], one_rank: Path, tmp_path: Path, log: Path) -> None:
     train(_arguments(boards, tmp_path / "run"), log, ranks=2).ok()
     _assert_same_curve(rows(one_rank), rows(tmp_path / "run"))

@@ -12,6 +12,8 @@ import pytest
 
 from tests.runs import settings, train, with_arguments
 
+pytestmark = pytest.mark.faults
+
 MESSAGE = "operands could not be broadcast together with shapes (3,) (4,)"
 
 

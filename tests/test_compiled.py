@@ -43,6 +43,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "se_rrm": ("se_rrm", {}),
     "se_mixer that is told the units": ("se_mixer", {"symbols": "side"}),
 }
+AT_EVERY_CHANGE = ("hrm with unequal levels", "trm_mlp with three starts", "se_mixer that is told the units")
 if WHY_NO_FP8 is None:
     MODELS |= {f"{name} in FP8": (name, {"fp8_no_grad": True}) for name in ("hrm", "trm_mlp")}
 
@@ -87,7 +88,7 @@ def _evaluate(model: RecursiveModel, batch: Batch, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if "FP8" in name else []) for name in MODELS]
+    "name", [pytest.param(name, marks=[] if name in AT_EVERY_CHANGE else pytest.mark.slow) for name in MODELS]
 )
 def test_a_compiled_run_needs_few_graphs_and_none_after_its_start(name: str, graphs: list[str]) -> None:
     model = _model(name)

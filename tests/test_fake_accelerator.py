@@ -37,11 +37,12 @@ SMALL = (
 HEADS = (*SMALL, "data_path=x", "arch.num_heads=2", "arch.puzzle_emb_ndim=32")
 LEVELS = (*HEADS, "arch.H_layers=1", "arch.L_layers=1")
 
+LEARNED = "arch.pos_encodings=learned"
+
 TRAININGS: dict[str, tuple[str, ...]] = {
     "hrm": (*LEVELS, "arch=hrm", "ema=true", "grad_accumulation=2", "grad_clip=1"),
-    "hrm, float32 and rope_2d": (*LEVELS, "arch=hrm", "arch.forward_dtype=float32", "arch.pos_encodings=rope_2d"),
-    "hrm, learned positions and Muon": (*LEVELS, "arch=hrm", "arch.pos_encodings=learned", "optim=muon"),
-    "trm": (*HEADS, "arch=trm", "arch.L_layers=1", "optim=muon", "optim.rest=adam_atan2"),
+    "hrm, float32 and learned positions": (*LEVELS, "arch=hrm", "arch.forward_dtype=float32", LEARNED),
+    "trm": (*HEADS, "arch=trm", "arch.L_layers=1", "arch.pos_encodings=rope_2d", "optim=muon", "optim.rest=adam_atan2"),
     "trm_mlp": (*SMALL, "data_path=x", "arch=trm_mlp", "arch.L_layers=1", "ema=true", "optim=adamw"),
     "hrm, FP8": (*LEVELS, "arch=hrm", "arch.fp8_no_grad=true"),
     "trm_mlp, FP8": (*SMALL, "data_path=x", "arch=trm_mlp", "arch.L_layers=1", "arch.fp8_no_grad=true"),

@@ -34,7 +34,7 @@ from training.saved_outputs import OutputWriter
 from utils.errors import UserError
 from utils.files import write_atomically
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 LAST = "step_00000012"
 

@@ -14,7 +14,7 @@ from tests import runs
 from tests.runs import assert_same_run, latest, settings, until
 from utils.ranks.launch import without_launcher
 
-pytestmark = pytest.mark.launch
+pytestmark = [pytest.mark.launch, pytest.mark.slow]
 
 OPEN_MPI = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
 MPICH = ["mpirun.mpich", "-n", "2"]
@@ -65,7 +65,6 @@ class Mpirun:
                 process.kill()
 
 
-@pytest.mark.slow
 def test_open_mpi_goes_on_after_a_killed_rank(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
     run = tmp_path / "run"
     arguments = [*settings(data, run), "resume=auto"]

@@ -19,7 +19,8 @@ from tests.runs import REPOSITORY
 from utils.programs import VERSION
 from utils.ranks.launch import without_launcher
 
-pytestmark = [pytest.mark.launch, pytest.mark.timeout(600)]
+# tests/release/test_build.py reads at every change what the package holds.
+pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.timeout(600)]
 
 TINY = "debug=tiny device=cpu data_path=data/sudoku-6x6 eval_every_n_steps=null arch=trm_mlp checkpoint_path=run"
 # Modules of the user with the names of ours.

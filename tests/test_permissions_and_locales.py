@@ -111,6 +111,7 @@ def test_a_folder_whose_name_is_no_utf8_is_refused_before_any_work(
     assert "is no UTF-8" in refused.error() and refused.output.count("\n") == 1 and not any(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_whole_in_any_locale(run: Path, data: Path, tmp_path: Path) -> None:
     """A stored path that the locale lacks is one line."""
     here, other = tmp_path / "ascii", tmp_path / "of_other_data"

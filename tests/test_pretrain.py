@@ -228,11 +228,13 @@ def test_the_log_begins_with_the_run_and_its_sizes(
 
 def test_the_settings_of_a_step_follow_the_config(data: Path, tmp_path: Path) -> None:
     """Depth and rates depend on the last step, here max_steps and not the end of the data."""
-    stage = {"arch__depth_curriculum": "[{until:0.5,H_cycles:1,L_cycles:1}]", "grad_clip": 2.0, "seed": 3}
+    depths: dict[str, object] = {"arch__H_cycles": 2, "arch__depth_curriculum": "[{until:0.5,H_cycles:1,L_cycles:1}]"}
     rates = {"lr_warmup_steps": 4, "lr_scaling": "linear", "lr_scaling_reference": 8}
     table = {"puzzle_emb_lr": 0.5, "puzzle_emb_weight_decay": 0.25}
     average = {"ema": "true", "ema_rate": 0.75, "ema_start": 0.5}
-    begun = begin(runs.settings(data, tmp_path / "run", **{**stage, **rates, **table, **average}))
+    begun = begin(
+        runs.settings(data, tmp_path / "run", grad_clip=2.0, seed=3, **{**depths, **rates, **table, **average})
+    )
     plan = Plan.make(begun.start.config, begun.data, begun.state.progress, SINGLE)
     assert plan.last_step == 12 < plan.sampler.last_step
     arch = begun.start.config.puzzle_arch

@@ -113,6 +113,7 @@ def _made_small(command: str) -> str:
 
 
 COMMANDS = [command for command in commands(*PAGES) if not command.startswith("make ")]
+OF_README = commands("README.md")  # tests/test_docs.py gives the others to their programs, which don't run them
 PUBLISHED = next(command for command in COMMANDS if "torchrun" in command)
 
 
@@ -123,7 +124,10 @@ def _through_bash(clone: Path, command: str) -> runs.Ended:
     return runs.Ended(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(command, marks=[] if command in OF_README else pytest.mark.slow) for command in COMMANDS],
+)
 def test_command(clone: Path, command: str) -> None:
     if command == PUBLISHED:
         done = _through_bash(clone, command)

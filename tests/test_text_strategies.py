@@ -162,14 +162,13 @@ def _check_tensor_parallel(world: World) -> None:
 
 def _check_sharded(world: World) -> None:
     config = config_of("fsdp_tp", tensor=2) if world.size == 4 else config_of("fsdp")
-    # Alone, FSDP does not look into the blocks.
-    for arch, options in MODELS if world.size == 4 else MODELS[-3:]:
+    for arch, options in MODELS:
         _check(world, config, FEWER_ROWS // 2, arch, options)
 
 
 @pytest.mark.invariance
-# On four ranks, tests/test_parallel_text.py trains with every strategy.
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/test_parallel_text.py trains with every strategy
+@pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("check", [_check_pipelines, _check_tensor_parallel, _check_sharded])
 def test_text_under_every_strategy_computes_what_one_process_computes(
     num_ranks: int, check: Callable[[World], None]

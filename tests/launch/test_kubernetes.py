@@ -207,6 +207,7 @@ def test_an_eviction_of_one_pod_stops_all_with_a_checkpoint(pods: _Pods, log: Pa
     assert "resume=auto goes on from here" in pods.output
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_killed_pods_resume_to_the_quiet_end(data: Path, quiet_2: Path, pods: _Pods) -> None:
     short = [*settings(data, None), f"checkpoint_path={pods.run}", "resume=auto"]

@@ -35,9 +35,9 @@ from tests.models.parallel.helpers import (
 from tests.spawn import run_ranks
 from utils.ranks.world import World
 
+pytestmark = pytest.mark.invariance
+
 Case = tuple[str, str, int, dict[str, Any]]
-# tests/test_parallel.py trains on 4 ranks, and tests/test_compiled.py counts graphs of one process.
-SLOW = (pytest.mark.invariance, pytest.mark.slow)
 
 
 def _same(found: Found, expected: Found, case: str, is_main: bool, *, only_first_step: bool) -> None:
@@ -156,12 +156,13 @@ def _check_all(world: World, cases: list[Case]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("num_ranks", "cases"),
+    # tests/test_parallel.py trains on 4 ranks, and tests/test_compiled.py compiles.
     [
         (1, [*CASES, _pipeline("interleaved")]),
         (2, CASES),
-        pytest.param(2, [*MORE_CASES, *PIPELINES], marks=pytest.mark.invariance),
-        pytest.param(2, COMPILED, marks=SLOW),
-        pytest.param(4, [*CASES, _pipeline("1f1b"), *PIPELINES_OF_FOUR], marks=SLOW),
+        (2, [*MORE_CASES, *PIPELINES]),
+        pytest.param(2, COMPILED, marks=pytest.mark.slow),
+        pytest.param(4, [*CASES, _pipeline("1f1b"), *PIPELINES_OF_FOUR], marks=pytest.mark.slow),
     ],
 )
 def test_every_strategy_has_the_gradients_of_one_process(num_ranks: int, cases: list[Case]) -> None:
@@ -205,9 +206,8 @@ OF_TWO: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize(("num_ranks", "cases"), [(2, OF_TWO), pytest.param(4, PIPELINES_OF_FOUR, marks=SLOW)])
-def test_evaluation_sees_weights_that_were_changed_in_place(num_ranks: int, cases: list[Case]) -> None:
-    run_ranks(_check_evaluation, num_ranks, cases)
+def test_evaluation_sees_weights_that_were_changed_in_place() -> None:
+    run_ranks(_check_evaluation, 2, OF_TWO)
 
 
 def _memory_that_is_kept(world: World, names: list[str]) -> list[str]:

@@ -323,6 +323,7 @@ def _check_rank(world: World) -> None:
                 assert (ours[key] - expected).norm() < tolerance * way, f"{layout}, {name}: {key}"
 
 
+@pytest.mark.invariance
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_sharded_parameters_get_the_same_update(num_ranks: int) -> None:
     run_ranks(_check_rank, num_ranks)

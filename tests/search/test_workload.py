@@ -65,6 +65,7 @@ def test_steps_follow_from_the_epochs_and_more_than_a_day_is_a_warning(
     assert line.startswith("time: at most about 133:20:00") and line.endswith("; it stops after sweep.hours=2")
 
 
+@pytest.mark.slow
 def test_a_run_times_its_own_steps_and_leaves_nothing(data: Path, tmp_path: Path) -> None:
     sweep = sweep_of(data, tmp_path / "s", "arch=hrm,trm")
     sizes = [Size("hrm", sweep.overrides({"arch": "hrm"}, 0), 1, 1), Size("trm", [], 1, 1)]

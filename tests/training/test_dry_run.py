@@ -29,6 +29,7 @@ def _values(page: str, head: str) -> list[str]:
     return line.strip().removeprefix(head).split()
 
 
+@pytest.mark.slow
 def test_the_page_tells_of_64_ranks_that_are_not_there() -> None:
     page = _until("\nwhat fits", ["experiment=sudoku_extreme_1k", "parallel=fsdp", "ranks=64", "ema=true", *SIZES])
     assert page.startswith("arch=hrm parallel=fsdp on 64 ranks, 768 slots, 12 on a rank\n")
@@ -56,7 +57,7 @@ def test_a_rate_gives_the_hours() -> None:
     assert time == "time: 0.00311 s for a step, 0.00622 hours for 7,200 steps without evaluations"
 
 
-@pytest.mark.invariance  # each page tries every strategy, which takes seconds
+@pytest.mark.slow  # each page tries every strategy, which takes seconds
 def test_the_page_says_what_makes_a_run_fit() -> None:
     options = [*TINY, *SIZES, "ranks=2", "global_batch_size=32", "memory_gb=0.03"]
     (line,) = [line for line in dry_run(options).splitlines() if line.startswith("the run does not fit")]
@@ -142,7 +143,7 @@ def test_the_command_prints_the_page_and_leaves_nothing_behind(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("share", [0.05, 2.0, 1e-6])
+@pytest.mark.parametrize("share", [pytest.param(0.05, marks=pytest.mark.slow), 2.0, 1e-6])
 def test_the_named_change_of_a_step_fits(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:

@@ -220,6 +220,7 @@ def _on_a_rank(world: World, path: str, batch_size: int) -> tuple[dict[str, floa
     return found, sample.answers
 
 
+@pytest.mark.invariance
 def test_ranks_that_share_the_weights_find_the_same(problems: TextSplit) -> None:
     sample = TextSample(3)
     alone = evaluate_text(_model(), problems, SINGLE, EvalOptions(60), sample=sample)

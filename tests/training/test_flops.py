@@ -153,7 +153,11 @@ def _with_changing_depth(run: Path) -> PretrainConfig:
     """Half of the steps have half of the cycles, and backprop warms up over the first four."""
     text = (run / "config.yaml").read_text()
     stage = "depth_curriculum:\n  - until: 0.5\n    H_cycles: 1\n    L_cycles: 2\n"
-    text = text.replace("depth_curriculum: []\n", stage).replace("backprop: one_step", "backprop: all")
+    text = (
+        text.replace("  H_cycles: 1\n", "  H_cycles: 2\n")
+        .replace("depth_curriculum: []\n", stage)
+        .replace("backprop: one_step", "backprop: all")
+    )
     (run / "config.yaml").write_text(text.replace("backprop_warmup_steps: 0", "backprop_warmup_steps: 4"))
     return validate(PretrainConfig, yaml.safe_load((run / "config.yaml").read_text()))
 

@@ -17,6 +17,8 @@ from tests.spawn import free_port
 from utils.out_of_memory import OutOfMemory, advising, is_out_of_memory
 from utils.shell import run_command
 
+pytestmark = pytest.mark.faults
+
 ON_HOST = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
 ON_HOST += "allocate 691200000 bytes. Error code 12 (Cannot allocate memory)"
 ON_GPU = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB."

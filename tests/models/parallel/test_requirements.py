@@ -162,6 +162,7 @@ def _check_spare(world: World) -> None:
                 train(layout, its_world, start(model, its_world), range(NUM_STEPS))
 
 
+@pytest.mark.invariance
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_network_without_a_gradient_is_an_error_of_one_line(num_ranks: int) -> None:
     """The message of torch's DDP names no parameter. It comes a step later, and not on one rank."""

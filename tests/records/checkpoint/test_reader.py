@@ -124,6 +124,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.invariance
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_layout_can_read_any_other(tmp_path: Path, layout: str) -> None:
     """One process and other shards can read the tensors. No part of a tensor is stored twice."""
