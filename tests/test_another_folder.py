@@ -1,5 +1,6 @@
 """Commands in another folder than the one where a run was started, with relative paths."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -80,4 +81,6 @@ def test_data_that_are_gone_are_looked_for_where_the_run_was_started(
     with pytest.raises(ValueError) as caught:
         _evaluate(monkeypatch, f"checkpoint={there}/run")
     assert str(caught.value) == expected
-    _evaluate(monkeypatch, f"checkpoint={there}/run", f"data_path={there}/elsewhere/four")
+    monkeypatch.chdir(there)
+    _evaluate(monkeypatch, "checkpoint=run", "data_path=elsewhere/four", "out=out")
+    assert json.loads(Path("out/results.json").read_text())["data"] == str(there / "elsewhere/four/test")

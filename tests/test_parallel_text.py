@@ -1,5 +1,6 @@
 """The strategy does not change the result of a run of text, and a run may resume under another."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,6 +32,7 @@ COMMON: dict[str, object] = {
     "lr": 1e-3,
     "lr_warmup_steps": 2,
     "best_metric": None,
+    "perf_every_n_steps": LAST_STEP,
     "check_replicas_every_n_steps": HALF,  # replicated tensors must be equal bit for bit
     "dist.timeout_s": 60,
     "arch.hidden_size": 32,
@@ -120,3 +122,5 @@ def test_every_strategy_has_the_losses_of_one_process(
     runs = {name: name.removesuffix("-resumed").removesuffix("-continued") for name, _ in commands}
     expected = {name: alone[CASES[num_ranks][of_run][0]] for name, of_run in runs.items()}
     require_the_same(failures, tmp_path, expected, RESUMED[num_ranks], LAST_STEP)
+    row = json.loads((tmp_path / commands[0][0] / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["perf/tokens_per_second/rank_0"] > row["perf/tokens_per_second"] / 16, "a rank counts rows, not tokens"

@@ -75,10 +75,11 @@ def test_microbatches_do_not_change_the_step(text: Path, tmp_path: Path) -> None
     assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[2] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_the_loss_is_the_mean_over_the_labels_of_the_step(text: Path, tmp_path: Path) -> None:
-    begun = begin(_typed(text, tmp_path / "run", "arch=gpt", "grad_accumulation=2"))
+@pytest.mark.parametrize("target_only", [True, False])
+def test_the_loss_is_the_mean_over_the_labels_of_the_step(text: Path, tmp_path: Path, target_only: bool) -> None:
+    begun = begin(_typed(text, tmp_path / "run", "arch=gpt", "grad_accumulation=2", f"target_only={target_only}"))
     plan = Plan.make(begun.start.config, begun.data, begun.state.progress, SINGLE)
-    batch = next(iter(TextLoader(plan.sampler, SINGLE, num_parts=2, target_only=True).batches(range(1, 2))))  # type: ignore[arg-type]
+    batch = next(iter(TextLoader(plan.sampler, SINGLE, num_parts=2, target_only=target_only).batches(range(1, 2))))  # type: ignore[arg-type]
     assert batch.num_labels == sum(int((row.labels_N != -100).sum()) for row in batch.rows)
     settings = StepSettings.at(1, plan, SINGLE).objective
     of_a_rank = TextBatch(batch.rows[:1], batch.num_labels)

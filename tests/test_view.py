@@ -47,6 +47,7 @@ from utils.shell import run_command as run_program
 from viewer.curve_pictures import COLOURS
 from viewer.dataset_page import pieces_of
 from viewer.outputs import SAVING
+from viewer.run_page import data_folders
 
 # ---- what the page holds -------------------------------------------------------------------------
 
@@ -176,7 +177,8 @@ def test_a_run_without_predictions_names_the_command(tmp_path: Path) -> None:
 # ---- several runs --------------------------------------------------------------------------------
 
 
-def test_runs_of_a_folder_are_compared(tmp_path: Path) -> None:
+def test_runs_of_a_folder_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "save_missing_answers", None)  # no run of a folder is asked
     runs = write_runs(tmp_path / "runs", write_sudoku(tmp_path / "data"))
     page = page_of(runs, tmp_path / "view.html")
     assert page["kind"] == "runs" and [run["name"] for run in page["runs"]] == ["hrm", "trm-0", "trm-1"]
@@ -216,6 +218,11 @@ def test_answers_to_another_task_are_not_missing_and_restrict_no_rows(tmp_path: 
     assert len(page["examples"]) == 6 and page["answering"] == [0] and page["unanswered"] == [2]
     assert page["notes"] == ["run has answers to puzzles of another task, which are not compared."]
     assert page["command"] == f"python view.py {sudoku} {arc} {silent} -o {output}"
+
+
+def test_a_run_that_is_tested_on_other_data_shows_those() -> None:
+    config = {"data_path": "a", "data_paths": ["b"], "data_paths_test": ["c"], "started_in": None}
+    assert data_folders(config, None) == [Path("c")]
 
 
 def test_runs_are_compared_by_the_names_of_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,14 +4,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from benchmarks.matrix_peak import measure_products, peak_tflops
-from benchmarks.on_request import Asked
 from benchmarks.published_steps import flash_attention
 from benchmarks.throughput import comparison
 from tests import runs
@@ -63,72 +61,3 @@ def test_attention_of_the_published_code_is_that_of_flash_attn() -> None:
         [F.softmax(q[:, :, n] @ k[:, :, n].transpose(1, 2) / 2, dim=-1) @ v[:, :, n] for n in range(3)], dim=2
     )
     torch.testing.assert_close(flash_attention(q, k, v, causal=False), expected)
-
-
-PUBLISHED = {
-    "models/hrm/hrm_act_v1.py": """
-        import torch
-        from torch import nn
-        from flash_attn import flash_attn_func
-        from models.sparse_embedding import Table
-
-        class HierarchicalReasoningModel_ACTV1(nn.Module):
-            def __init__(self, config):
-                super().__init__()
-                self.embed = nn.Embedding(config["vocab_size"], config["hidden_size"])
-                self.head = nn.Linear(config["hidden_size"], config["vocab_size"])
-                self.puzzle_emb = Table(config["hidden_size"])
-
-            def forward(self, inputs):
-                x_BT1D = self.embed(inputs)[:, :, None] + self.puzzle_emb.rows
-                return self.head(flash_attn_func(x_BT1D, x_BT1D, x_BT1D, causal=False)[:, :, 0])
-    """,
-    "models/losses.py": """
-        import torch
-        from torch import nn
-
-        class ACTLossHead(nn.Module):
-            def __init__(self, model, loss_type):
-                super().__init__()
-                self.model = model
-
-            def initial_carry(self, batch):
-                return torch.zeros(len(batch["inputs"]))
-
-            def forward(self, carry, batch, return_keys):
-                logits = self.model(batch["inputs"]).flatten(0, 1)
-                loss = nn.functional.cross_entropy(logits, batch["labels"].flatten().long())
-                return carry + 1, loss, {"steps": carry.sum()}, {}, None
-    """,
-    "models/sparse_embedding.py": """
-        import torch
-        from torch import nn
-
-        class Table(nn.Module):
-            def __init__(self, dim):
-                super().__init__()
-                self.register_buffer("rows", torch.zeros(dim, requires_grad=True))
-
-        class CastedSparseEmbeddingSignSGD_Distributed(torch.optim.SGD):
-            def __init__(self, buffers, lr, weight_decay, world_size):
-                super().__init__(buffers, lr=lr, weight_decay=weight_decay)
-    """,
-}
-"""As much of the published repository as benchmarks.published_steps uses."""
-
-
-@pytest.mark.slow
-def test_a_clone_of_the_published_code_is_trained(tmp_path: Path) -> None:
-    """The clone's packages have the names of this project's, and must come first."""
-    for name, text in PUBLISHED.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(dedent(text))
-    command = [sys.executable, "-m", "benchmarks.published_steps", str(tmp_path), "--dtype", "float32", "--eager"]
-    with Asked([*command, "hidden_size=16", "num_heads=2", "batch_size=4"]) as program:
-        assert program.description == {
-            "what": "published hrm, float32, eager",
-            "torch": torch.__version__,
-            "batch_size": 4,
-        }
-        assert program.ask("steps 2")["step_ms"] > 0
-        assert program.ask("parts 1") == {}, "the parts of its steps have no names"

@@ -105,11 +105,13 @@ def test_no_document_is_in_both_splits(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_trained_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="needs pip install -r requirements-text.txt")
     source = write_lines(tmp_path / "a.jsonl", *_texts(300), *_problems(100))
-    trained = _build(tmp_path / "data", "--source", source, "--train-bpe", 300)["train"]
+    unseen = ["--test-source", write_lines(tmp_path / "b.jsonl", *({"text": f"{n} " + 30 * "qv"} for n in range(30)))]
+    trained = _build(tmp_path / "data", "--source", source, *unseen, "--train-bpe", 300)["train"]
+    assert "qv" not in (tmp_path / "data" / "tokenizer.json").read_text(), "it has learnt from the test split"
     tokenizer = open_tokenizer(trained)
     assert trained.metadata.tokenizer == tokenizer.name and len(tokenizer.name) == 64
     assert "text 7 xxxxxxx" in tokenizer.decode(trained.tokens.tolist())
-    given = _build(tmp_path / "given", "--source", source, "--tokenizer", tmp_path / "data" / "tokenizer.json")
+    given = _build(tmp_path / "given", "--source", source, *unseen, "--tokenizer", tmp_path / "data/tokenizer.json")
     assert check_text_contents(given["train"]) == check_text_contents(trained)
 
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"+": 0, "1": 1, "?": 2}, unk_token="?"))

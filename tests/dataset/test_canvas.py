@@ -123,6 +123,9 @@ def test_variations_of_a_smaller_set_are_undone_and_cropped() -> None:
 def test_boards_without_known_symmetries_or_rules_are_refused() -> None:
     latin_NS = np.tile(np.arange(25) % 5 + 2, (3, 1)).astype(np.uint8)
     parts = [replace(split_with(latin_NS, latin_NS, 7), path=Path("data/latin/train")), *mixed_split().parts[2:]]
+    other = parts[1].metadata.model_copy(update={"ignore_label_id": 1})
+    with pytest.raises(UserError, match="ignore_label_id"):
+        merge_splits([parts[0], replace(parts[1], metadata=other)], [0, 1], canvas_side=9)
     mixed = merge_splits(parts, [0, 1], canvas_side=9)
     assert fitting_evaluators(mixed) == []
     with pytest.raises(UserError, match=r"latin\.all has 25 tokens of 7 kinds"):

@@ -76,6 +76,7 @@ MORE_CASES: list[Case] = [
     ("tp", "trm_conv", 1, {}),
     ("fsdp", "trm_conv", 1, {}),
     ("fsdp_tp", "trm", 2, {"puzzle_table": "sharded"}),
+    ("fsdp", "hrm", 1, {"clip": 1e6}),  # no norm is as large
 ]
 if WHY_NO_FP8 is None:
     MORE_CASES += [(name, "hrm", 1 + (name == "ddp"), {"fp8_no_grad": True}) for name in ("ddp", "fsdp", "hsdp")]
@@ -161,6 +162,7 @@ def _check_all(world: World, cases: list[Case]) -> list[str]:
         (1, [*CASES, _pipeline("interleaved")]),
         (2, CASES),
         (2, [*MORE_CASES, *PIPELINES]),
+        pytest.param(8, [_pipeline("1f1b", stages=2, shard=2, microbatches=1)], marks=pytest.mark.slow),
         pytest.param(2, COMPILED, marks=pytest.mark.slow),
         pytest.param(4, [*CASES, _pipeline("1f1b"), *PIPELINES_OF_FOUR], marks=pytest.mark.slow),
     ],

@@ -95,4 +95,5 @@ def test_ctrl_c_leaves_no_training(data: Path, tmp_path: Path, monkeypatch: pyte
         time_steps(sweep, sizes)
     monkeypatch.setattr(workload, "_TIMED_WITHIN_S", 0.02)
     time_steps(sweep, sizes)
+    assert all("wandb.mode=disabled" in run.arguments for run in started), "W&B would show what is only timed"
     assert len(started) == 2 and all(run.job is not None and run.job.poll() == -9 for run in started)

@@ -69,6 +69,7 @@ def _card(folder: Path) -> tuple[dict[str, Any], str]:
 
 def test_a_folder_is_a_checkpoint_and_has_the_recipe_of_the_run(tmp_path: Path) -> None:
     secret = ["wandb.entity=somebody", "init_from=/home/me/other", "freeze=blocks", "puzzle_table=mean"]
+    secret += ["data_paths_test=[/home/me/test]"]
     weights = _save(tmp_path / "run", "parallel=fsdp", "dist.num_threads=3", *secret)
     folder = tmp_path / "shared"
     assert main([str(tmp_path / "run"), "-o", str(folder)]) == 0
@@ -81,7 +82,7 @@ def test_a_folder_is_a_checkpoint_and_has_the_recipe_of_the_run(tmp_path: Path) 
     expected = dict(flatten(read_config("pretrain", _TRAINING)))
     differing = {key for key, value in flatten(again) if expected.get(key) != value}
     # The recipe leaves out the demo's project name and its mode of Weights & Biases.
-    assert differing == {"project_name", "wandb.mode"}
+    assert differing == {"data_paths_test", "project_name", "wandb.mode"}
     written = b"".join(file.read_bytes() for file in folder.iterdir()).decode(errors="replace")
     for private in ("/home", "somebody", "secret", "me/other", str(tmp_path), "run:", "/run"):
         assert private not in written, f"the folder tells {private}"

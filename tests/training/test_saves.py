@@ -193,7 +193,8 @@ class _Run:
         self.progress, self.said = begun.state.progress, list[str]()
         folder.mkdir()
         self.checkpointer = Checkpointer(folder, SINGLE, begun.start.config.keep_last_k)
-        self.saves = Saves(self.checkpointer, begun.start.config, self.progress, self.said.append)
+        self.config = begun.start.config
+        self.saves = Saves(self.checkpointer, self.config, self.progress, self.said.append)
 
     def begin(self, step: int, *, best: float | None = None) -> None:
         """Save as the session does. `best`: the value of an evaluation that is the best so far."""
@@ -230,6 +231,9 @@ def test_a_best_step_that_is_lost_is_the_best_no_more(
     run.save(5)  # a good save of another step does not change the best either
     refuse(True)
     run.save(6, best=0.8)
+    assert run.progress.best == 0.7
+    run.saves = Saves(run.checkpointer, run.config, run.progress, run.said.append)  # as after a resume
+    run.save(7, best=0.9)
     assert run.progress.best == 0.7
 
 

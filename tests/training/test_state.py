@@ -168,6 +168,7 @@ def test_a_host_copy_fits_only_its_own_place_and_model(begun: Begun, data: Path,
     fresh.take_host_copy(copy, config, SINGLE)
     expected = _tensors(state)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in _tensors(fresh).items())
+    assert fresh.watch.tensors()["losses"].tolist() == state.watch.tensors()["losses"].tolist()
     assert fresh.progress.step == PROGRESS.step and fresh.progress.skipped_steps == PROGRESS.skipped_steps
 
 

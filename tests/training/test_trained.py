@@ -94,7 +94,8 @@ def test_a_run_has_the_architecture_of_its_first_weights(
     shutil.copytree(trained / "step_00000004", damaged / "step_00000009")
     (damaged / "step_00000009" / "state.json").write_text("{")
     source = {"an exported file": file, "a run": damaged, "a step": trained / "best"}[kind]
-    typed = [f"data_path={puzzles}", f"init_from={source}", f"checkpoint_path={tmp_path / 'run'}"]
+    key = "load_checkpoint" if kind == "a step" else "init_from"
+    typed = [f"data_path={puzzles}", f"{key}={source}", f"checkpoint_path={tmp_path / 'run'}"]
 
     def arch(*more: str) -> ArchConfig:
         return _start([*typed, *more]).config.arch

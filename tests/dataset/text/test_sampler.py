@@ -1,6 +1,7 @@
 """What each step trains on: the same for all numbers of ranks, known beforehand, and resumable."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,16 @@ def test_the_published_order_of_a_split(split: TextSplit) -> None:
     assert sampler.epoch(per_epoch) == 1.0 and sampler.epoch(per_epoch + 1) == 1 + 1 / per_epoch
     seen = np.sort(np.concatenate([sampler.places(step, slice(0, 4))[:, 0] for step in range(1, per_epoch + 1)]))
     assert (seen == split.epochs[0].instruction_start[: len(seen)]).all(), "samples come in the order of the file"
+
+
+def test_each_epoch_of_a_split_is_packed_by_its_own_lengths(split: TextSplit) -> None:
+    (epoch,) = split.epochs
+    arrays = ("instruction_start", "instruction_len", "response_len", "task")
+    turned = replace(epoch, **{name: getattr(epoch, name)[::-1] for name in arrays})
+    two = replace(split, epochs=(epoch, turned))
+    sampler = FileOrderSampler(two, epochs=2, capacity=64, rows_per_step=1, drop_last_batch=True)
+    rows = [sampler.places(step, slice(0, 1)) for step in range(1, sampler.last_step + 1)]
+    assert max(int((row[:, 1] + row[:, 3] - 1).sum()) for row in rows) <= 64
 
 
 @recorded
