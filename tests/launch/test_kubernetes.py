@@ -119,6 +119,7 @@ def test_a_secret_is_not_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         ("data_path=data/sudoku", "data_path is data/sudoku"),
         ("data_path=/mnt/run/../data", "/mnt/run/../data"),
         ("load_checkpoint=/a", "load_checkpoint is /a"),
+        ("data_paths_test=[data/4]", "data_paths_test is data/4"),
         ("experiment=my/own.yaml", "experiment=my/own.yaml"),
         ("--nodes 3 parallel=pipeline parallel.stages=2", "3 ranks"),
         ("resume=/mnt/run/a", "resume=/mnt/run/a"),

@@ -82,6 +82,16 @@ def test_pretrain_resumes_what_was_saved(data: Path, tmp_path: Path, log: Path, 
     runs.assert_same_run(tmp_path / "run", expected[1])
 
 
+def test_a_pending_evaluation_is_not_saved_again(data: Path, tmp_path: Path, log: Path) -> None:
+    arguments = _settings(data, tmp_path / "run", eval_every_n_steps=3, eval_batch_size=9)
+    runs.train(arguments, log, hook=runs.with_arguments(runs.stopped_in_evaluation, 1, 0)).ok()
+    assert read_state(tmp_path / "run" / "step_00000003").pending_row is not None
+    run = SteppedRun([*arguments, "resume=auto"], World.single())
+    run.train_step()
+    assert read_state(run.save()).pending_row is None
+    run.close()
+
+
 def _hand_over(world: World, overrides: list[str], others: list[str]) -> list[Row]:
     """Hand the state of one run to another after three steps. Every rank."""
     first, second = SteppedRun(overrides, world), SteppedRun(others, world)

@@ -167,8 +167,10 @@ def test_trials_that_cannot_even_begin_end_the_sweep(data: Path, tmp_path: Path)
         _run(sweep, FakeLauncher(lambda keys, step: None))
     assert _states(sweep) == [FAIL] * 3
     again = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3,3e-3,4e-3,5e-3", "sweep.retry_failed=true")
+    with pytest.raises(UserError):
+        _run(again, FakeLauncher(lambda keys, step: None))
     assert _run(again, FakeLauncher(rising))
-    assert _states(sweep) == [COMPLETE] * 5
+    assert _states(sweep) == [COMPLETE] * 5, "trials that were tried again do not count"
 
 
 def test_a_value_that_is_no_number_is_a_failure_and_none_ends_the_sweep(data: Path, tmp_path: Path) -> None:
