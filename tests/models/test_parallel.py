@@ -162,7 +162,7 @@ def _check_all(world: World, cases: list[Case]) -> list[str]:
         (1, [*CASES, _pipeline("interleaved")]),
         (2, CASES),
         (2, [*MORE_CASES, *PIPELINES]),
-        pytest.param(8, [_pipeline("1f1b", stages=2, shard=2, microbatches=1)], marks=pytest.mark.slow),
+        pytest.param(8, [_pipeline("1f1b", stages=2, shard=2, microbatches=2)], marks=pytest.mark.slow),
         pytest.param(2, COMPILED, marks=pytest.mark.slow),
         pytest.param(4, [*CASES, _pipeline("1f1b"), *PIPELINES_OF_FOUR], marks=pytest.mark.slow),
     ],
