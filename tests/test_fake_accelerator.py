@@ -37,11 +37,9 @@ SMALL = (
 HEADS = (*SMALL, "data_path=x", "arch.num_heads=2", "arch.puzzle_emb_ndim=32")
 LEVELS = (*HEADS, "arch.H_layers=1", "arch.L_layers=1")
 
-LEARNED = "arch.pos_encodings=learned"
-
 TRAININGS: dict[str, tuple[str, ...]] = {
     "hrm": (*LEVELS, "arch=hrm", "ema=true", "grad_accumulation=2", "grad_clip=1"),
-    "hrm, float32 and learned positions": (*LEVELS, "arch=hrm", "arch.forward_dtype=float32", LEARNED),
+    "hrm, float32": (*LEVELS, "arch=hrm", "arch.forward_dtype=float32", "arch.pos_encodings=learned"),
     "trm": (*HEADS, "arch=trm", "arch.L_layers=1", "arch.pos_encodings=rope_2d", "optim=muon", "optim.rest=adam_atan2"),
     "trm_mlp": (*SMALL, "data_path=x", "arch=trm_mlp", "arch.L_layers=1", "ema=true", "optim=adamw"),
     "hrm, FP8": (*LEVELS, "arch=hrm", "arch.fp8_no_grad=true"),

@@ -153,8 +153,10 @@ def test_help_mistakes_and_sweeps_name_the_commands(typed: Typed, typed_in_forks
     pytest.importorskip("optuna")
     options = "lr=1e-3,2e-3 sweep.trials=1 debug=tiny device=cpu data_path=data/sudoku-6x6"  # one trial: no timing
     sweep = f"hrm-sweep {options} max_steps=1 eval_every_n_steps=1"
-    page, manifest, mistake, swept = typed_in_forks(
-        {"hrm-train --help": 0, "hrm-kubernetes data_path=/mnt/run/data": 0, "hrm-train lrr=1": 2, sweep: 0}
+    on_ranks = f"hrm-sweep --dry-run {options} sweep.launcher.name=torchrun sweep.launcher.ranks=2"
+    kubernetes = "hrm-kubernetes data_path=/mnt/run/data"
+    page, manifest, mistake, plain, torchrun = typed_in_forks(
+        {"hrm-train --help": 0, kubernetes: 0, "hrm-train lrr=1": 2, sweep: 0, on_ranks: 0}
     )
     assert "hrm-train: train" in page and "hrm-train resume=auto" in page and "pretrain.py" not in page
     assert "torchrun --nproc-per-node 8 -m hrm_trainer.pretrain " in page
@@ -162,4 +164,5 @@ def test_help_mistakes_and_sweeps_name_the_commands(typed: Typed, typed_in_forks
     assert "hrm-torchrun " in manifest and '"-m", "hrm_trainer.pretrain"' in manifest
     (line,) = mistake.splitlines()
     assert line.startswith("error: unknown key 'lrr'") and "lr?" in line
-    assert "OMP_NUM_THREADS=1 hrm-train " in swept
+    assert "OMP_NUM_THREADS=1 hrm-train " in plain
+    assert "torchrun --standalone --nproc-per-node 2 -m hrm_trainer.pretrain " in torchrun

@@ -115,7 +115,7 @@ STRATEGIES: dict[str, tuple[dict[int, list[str]], dict[str, object]]] = {
 # These runs are resumed from their middle and must end with the same bits.
 RESUMED = {
     2: ("ddp_sharded_table-hrm", "fsdp_accumulating-hrm", "tp-trm", "pipeline_interleaved-transformer"),
-    4: ("fsdp_tp-hrm", "pipelines_interleaved-transformer"),
+    4: ("fsdp_tp-hrm", "pipelines_interleaved-transformer", "pipelines_sharded-transformer"),
 }
 
 

@@ -65,7 +65,7 @@ CASES: dict[int, dict[str, tuple[str, dict[str, object]]]] = {
     },
 }
 # These runs are resumed from their middle and must end with the same bits.
-RESUMED = {2: ("tp", "pipeline"), 4: ("fsdp_tp",)}
+RESUMED = {2: ("ddp", "tp", "pipeline"), 4: ("fsdp_tp", "pipelines_sharded")}
 # The second half of these runs is done under another strategy.
 CONTINUED = {"pipeline": "tp"}
 

@@ -97,12 +97,13 @@ def test_no_rank_ever_holds_the_whole_model(data: Path, tmp_path: Path) -> None:
     cases = {
         "small": case("small", parallel="fsdp_tp", **small),
         "fsdp_tp": case("fsdp_tp", parallel="fsdp_tp"),
-        "tp, resumed": case("tp", parallel="tp", resume=tmp_path / "fsdp_tp", max_steps=2),
+        "fsdp_tp, resumed": case("resumed", parallel="fsdp_tp", resume=tmp_path / "fsdp_tp", max_steps=2),
+        "tp, from a run": case("tp", parallel="tp", init_from=tmp_path / "fsdp_tp"),
         "fsdp, from a run": case("fsdp", parallel="fsdp", init_from=tmp_path / "fsdp_tp"),
     }
     by_rank = run_ranks(_peaks, NUM_RANKS, list(cases.values()), timeout_s=250)
     peaks = {name: max(peaks[n] for peaks in by_rank) for n, name in enumerate([*cases][1:])}
-    weights = load_file(tmp_path / "fsdp/step_00000001/model.safetensors")
+    weights = load_file(tmp_path / "tp/step_00000001/model.safetensors")
     whole = sum(tensor.nbytes for tensor in weights.values()) / 1e6
     assert whole > 100
     assert max(peaks.values()) < whole, f"peaks in MB: {peaks}, and the model has {whole:.0f} MB"

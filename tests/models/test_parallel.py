@@ -157,7 +157,8 @@ def _check_all(world: World, cases: list[Case]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("num_ranks", "cases"),
-    # tests/test_parallel.py trains on 4 ranks, and tests/test_compiled.py compiles.
+    # In place of the slow cases, tests/test_parallel.py trains on 4 ranks at every change, and
+    # tests/test_compiled.py compiles.
     [
         (1, [*CASES, _pipeline("interleaved")]),
         (2, CASES),
@@ -208,8 +209,11 @@ OF_TWO: list[Case] = [
 ]
 
 
-def test_evaluation_sees_weights_that_were_changed_in_place() -> None:
-    run_ranks(_check_evaluation, 2, OF_TWO)
+@pytest.mark.parametrize(
+    ("num_ranks", "cases"), [(2, OF_TWO), pytest.param(4, PIPELINES_OF_FOUR, marks=pytest.mark.slow)]
+)
+def test_evaluation_sees_weights_that_were_changed_in_place(num_ranks: int, cases: list[Case]) -> None:
+    run_ranks(_check_evaluation, num_ranks, cases)
 
 
 def _memory_that_is_kept(world: World, names: list[str]) -> list[str]:

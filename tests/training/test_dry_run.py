@@ -24,6 +24,23 @@ def dry_run(typed: list[str], num_ranks: int = 1) -> str:
     return "\n".join(of_dry_run.dry_run(typed, num_ranks))
 
 
+def _values(page: str, head: str) -> list[str]:
+    (line,) = [line for line in page.splitlines() if line.strip().startswith(head)]
+    return line.strip().removeprefix(head).split()
+
+
+@pytest.mark.slow
+def test_the_page_tells_of_64_ranks_that_are_not_there() -> None:
+    page = _until("\nwhat fits", ["experiment=sudoku_extreme_1k", "parallel=fsdp", "ranks=64", "ema=true", *SIZES])
+    assert page.startswith("arch=hrm parallel=fsdp on 64 ranks, 768 slots, 12 on a rank\n")
+    assert "parameters: 27,275,266" in page and "512,512 in the puzzle table" in page
+    assert "FLOPs: 36.2 G for a segment of a slot, 447 M for each of its tokens" in page
+    none, block, cycle = (float(value) for value in _values(page, "activations"))
+    assert none > cycle > block, "a cycle computes all of its blocks again at a time"
+    for head in ("weights", "gradients", "optimizer's moments", "average (ema)", "carry and batch", "most at a time"):
+        assert len(_values(page, head)) == 3, head
+
+
 def _until(head: str, typed: list[str], num_ranks: int = 1) -> str:
     """Return the lines above a head: what follows takes seconds."""
     lines = of_dry_run.dry_run(typed, num_ranks)
