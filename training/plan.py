@@ -1,5 +1,6 @@
 """The plan of a run: what is known before its first step, and what is due after each."""
 
+import math
 from dataclasses import dataclass
 
 from dataset.evaluators import NO_EVALUATORS, Evaluators
@@ -97,11 +98,11 @@ class Plan:
     # ---- the best evaluation ----
 
     def update_best(self, metrics: dict[str, float], progress: Progress) -> bool:
-        """Note in the progress whether an evaluation is the best so far, and return that."""
-        value, best, mode = metrics.get(self.best_metric), progress.best, self.config.best_mode
+        """Note whether an evaluation is the best so far, which NaN never is, and return that."""
+        value, best, mode = metrics.get(self.best_metric, math.nan), progress.best, self.config.best_mode
         if mode == "auto":
             mode = "min" if self.best_metric.rpartition("/")[2] in _LOWER_IS_BETTER else "max"
-        if value is None or (best is not None and (value <= best if mode == "max" else value >= best)):
+        if math.isnan(value) or (best is not None and (value <= best if mode == "max" else value >= best)):
             progress.evaluations_since_best += 1
             return False
         progress.best, progress.evaluations_since_best = value, 0

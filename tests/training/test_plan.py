@@ -4,6 +4,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,14 +138,18 @@ def test_the_schedule_counts_from_0_for_urm_as_published_and_from_1_for_others()
         assert [plan.lr_multiplier(step) for step in range(1, 9)] == expected
 
 
-@given(values=st.lists(st.none() | st.integers(0, 5).map(float), max_size=12), mode=st.sampled_from(["max", "min"]))
-def test_of_equal_best_evaluations_the_first_counts(values: list[float | None], mode: str) -> None:
-    """An evaluation without labels has no value: it is not the best, but it uses up patience."""
+@given(
+    logged=st.lists(st.sampled_from([None, math.nan, *map(float, range(6))]), max_size=12),
+    mode=st.sampled_from(["max", "min"]),
+)
+def test_of_equal_best_evaluations_the_first_counts(logged: list[float | None], mode: str) -> None:
+    """An evaluation without labels, or of NaN, is not the best, but it uses up patience."""
     plan, progress = _plan(best_mode=mode), Progress()
+    values = [None if value is None or math.isnan(value) else value for value in logged]
     for n, value in enumerate(values):
         earlier = [known for known in values[:n] if known is not None]
         expected = value is not None and all(value > old if mode == "max" else value < old for old in earlier)
-        metrics = {"eval/all/lm_loss": 9.0} | ({} if value is None else {plan.best_metric: value})
+        metrics = {"eval/all/lm_loss": 9.0} | ({} if logged[n] is None else {plan.best_metric: logged[n]})
         assert plan.update_best(metrics, progress) == expected
         known = [each for each in values[: n + 1] if each is not None]
         assert progress.best == (None if not known else max(known) if mode == "max" else min(known))
