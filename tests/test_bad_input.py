@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tests import runs
 from tests.spawn import free_port
-from utils import program
+from utils import program, terminal
 from utils.errors import UserError
 from utils.shell import tell_mistake
 
@@ -46,6 +47,8 @@ def test_all_ranks_together_give_one_line(tmp_path: Path) -> None:
 
 def _print_help(output: str, errors: str) -> None:
     runs._redirect("/dev/full", errors)
+    if output == "Ctrl-C":
+        terminal.show = Mock(side_effect=KeyboardInterrupt)
     if output == "pipe":  # that nobody reads any more
         reader, writer = os.pipe()
         os.close(reader)
@@ -54,12 +57,12 @@ def _print_help(output: str, errors: str) -> None:
     runpy.run_path(str(runs.REPOSITORY / "pretrain.py"), run_name="__main__")
 
 
-@pytest.mark.parametrize(("output", "status"), [("full disk", 2), ("pipe", 0)])
+@pytest.mark.parametrize(("output", "status"), [("full disk", 2), ("pipe", 0), ("Ctrl-C", 130)])
 def test_a_page_that_cannot_be_printed(output: str, status: int, log: Path) -> None:
     """A reader that leaves early, as in `python pretrain.py --help | head -1`, is no fault."""
     ended = runs.Running([runs.fork(_print_help, output, str(log))], log).wait()
-    expected = "error: the output can't be written (No space left on device); free its disk, or send it elsewhere\n"
-    assert (ended.status, ended.output) == (status, expected if status else "")
+    full = "error: the output can't be written (No space left on device); free its disk, or send it elsewhere\n"
+    assert (ended.status, ended.output) == (status, {2: full, 130: "error: interrupted\n"}.get(status, ""))
 
 
 def test_a_page_for_a_closed_output() -> None:

@@ -40,9 +40,7 @@ def _rewritten(file: Path) -> None:
 # What happens to the file, and the reason in the message.
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "emptied": (lambda file: os.truncate(file, 0), "was written to or replaced (0 bytes, not {size})"),
-    "cut": (lambda file: os.truncate(file, 128), "was written to or replaced (128 bytes, not {size})"),
     "deleted": (Path.unlink, "can't be found any more (No such file or directory)"),
-    "folder deleted": (lambda file: shutil.rmtree(file.parents[1]), "can't be found any more (No such file"),
     "replaced": (_replaced, "was written to or replaced ({size} bytes, not {size})"),
     "rewritten": (_rewritten, "was written to or replaced ({size} bytes, not {size})"),
 }

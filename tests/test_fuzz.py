@@ -187,7 +187,6 @@ def test_a_model_too_large_for_any_machine_is_refused(copied: Path, data: Path, 
 
 YAMLS = {
     "laughs": fuzz.LAUGHS + "lr: *a12\n",
-    "itself": "seed: &a [*a]\n",
     "deep": "a: " + "[" * 100_000,
     "long": "a: 1\n" * 100_000,
     "code": "lr: !!python/object/apply:os.mkdir [the_trap_was_sprung]\n",
@@ -236,7 +235,7 @@ def test_a_stored_config_interpolates_nothing(copied: Path, value: str) -> None:
 # ---- names and links ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["../../x", "/tmp", ".."])
+@pytest.mark.parametrize("name", ["../../x", "..", "a" * 201])
 def test_names_with_other_folders_are_refused(
     data: Path, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -244,10 +243,10 @@ def test_names_with_other_folders_are_refused(
     before = set(tmp_path.rglob("*"))
     for key in ("project_name", "run_name"):
         message = mistake([*runs.settings(data, None), f"{key}={name}"])
-        assert f"{key}: {name!r} can't name a folder; give a name without /" in message
+        assert f"{key}: {name[:80]!r} can't name a folder; give a name without /" in message
     assert set(tmp_path.rglob("*")) == before
     _forge(copied, run_name=name)
-    assert f"run_name: {name!r} can't name a folder" in mistake([f"checkpoint_path={copied}", "resume=auto"])
+    assert f"run_name: {name[:80]!r} can't name a folder" in mistake([f"checkpoint_path={copied}", "resume=auto"])
 
 
 def test_a_resumed_run_stays_where_it_was_resumed_and_downloads_nothing(

@@ -67,5 +67,5 @@ def test_no_file_of_a_run_has_a_secret(data: Path, tmp_path: Path, home: Path, h
 
 @pytest.mark.parametrize("name", ["DB_PASS", "MYSQL_PWD", "GITHUB_PAT", "secret_1", "APIKEY", "GOOGLE_CREDENTIALS"])
 def test_a_variable_with_the_name_of_a_secret_is_a_secret(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, "correct horse")
-    assert secret_in("the correct horse runs") == name
+    monkeypatch.setenv(name, "my horse")
+    assert secret_in("here my horse runs") == name

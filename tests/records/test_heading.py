@@ -73,3 +73,5 @@ def test_changed_and_new_code_is_counted(tmp_path: Path, monkeypatch: pytest.Mon
                 git(*words.split())
         told = heading(["pretrain.py"], tmp_path, World.single())[1].partition(";")[0]
         assert re.fullmatch(r"code: commit [0-9a-f]+ of \d{4}-\d\d-\d\d" + counted, told), told
+    monkeypatch.setattr("records.heading.ROOT", tmp_path / "models")
+    assert heading(["pretrain.py"], tmp_path, World.single())[1].startswith("code: not under git"), "of another project"

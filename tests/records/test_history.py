@@ -23,6 +23,9 @@ def test_rows_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert not history.refresh()
     file.write_text(file.read_text() + '}\n\n{"step": 3}\n')
     assert history.refresh() and _steps(history) == [1, 2, 3]
+    file.write_text(file.read_text() + "[]\n")
+    with pytest.raises(UserError, match=r"metrics.jsonl:5: is no JSON"):
+        history.refresh()
 
 
 @pytest.mark.parametrize("rows_after", ["", '{"step": 1}\n{"step": 3, "a": 1}\n', '{"step": 9}\n' * 9, None])

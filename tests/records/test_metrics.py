@@ -65,13 +65,16 @@ def test_resuming_drops_later_rows_and_a_torn_last_line(tmp_path: Path, torn: st
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_the_time_of_a_resumed_run_goes_on_without_the_pause(tmp_path: Path, clock: SimpleNamespace) -> None:
+def test_the_time_of_a_resumed_run_goes_on_without_the_pause(
+    tmp_path: Path, clock: SimpleNamespace, capfd: pytest.CaptureFixture[str]
+) -> None:
     for first, steps in ((0, (1, 2, 3, 4)), (2, (3, 4)), (4, (5,))):
         clock.s += 1000
         metrics = _metrics(tmp_path, first=first)
         for step in steps:
             clock.s += 10
-            metrics.write(step, {"a": 1.0})
+            metrics.write(step, {"train/loss": 1.0})
+    assert capfd.readouterr().err.endswith("ETA 00:50\n"), "the last start took 10 s for each step"
     # Steps 3 and 4 were computed twice. The first time is gone with its rows.
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["time_s"] for line in lines] == [10.0, 20.0, 30.0, 40.0, 50.0]
@@ -90,11 +93,14 @@ def test_what_cannot_be_written_is_a_mistake(tmp_path: Path, monkeypatch: pytest
     metrics = _metrics(tmp_path / "gone")
     with pytest.raises(UserError, match=r"metrics\.jsonl could not be written"):
         metrics.write(1, {"a": 1.0})
+    (tmp_path / "gone").mkdir()
+    metrics.close()
+    assert [row["step"] for row in runs.rows(tmp_path / "gone")] == [1], "the row that waited is lost"
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     expected = r"^tensorboard=true, but tensorboard isn't installed; pip install -r requirements-tensorboard.txt, or"
     with pytest.raises(UserError, match=expected):
         _metrics(tmp_path, tensorboard=True)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "gone"]
 
 
 # ---- the log -----------------------------------------------------------------------------------
@@ -113,23 +119,25 @@ def _train_row(loss: float) -> dict[str, float]:
 def test_a_redirected_log_has_few_lines_up_to_the_end(clock: SimpleNamespace) -> None:
     """An evaluation shows what evaluators found."""
     stream = io.StringIO()
-    progress = Progress(0, 1000, stream)
-    for step in range(10, 1001, 10):
+    progress = Progress(100, 1100, stream)
+    for step in range(110, 1101, 10):
         clock.s += 1
         progress.advance(step)
         progress.write(step, _train_row(1.0))
     names = ("lm_loss", "accuracy", "exact_accuracy", "valid_boards", "pass@2", "exact_accuracy_at_step/1", "steps")
-    progress.write(1000, {f"eval/{of}/{name}": 0.25 for of in ("b", "a") for name in names} | {"perf/eval_share": 0.1})
+    progress.write(1100, {"train/loss": 2.5, "perf/tokens_per_second": 6.0})
+    progress.write(1100, {f"eval/{of}/{name}": 0.25 for of in ("b", "a") for name in names} | {"perf/eval_share": 0.1})
     text = stream.getvalue()
     assert "\r" not in text and "\x1b" not in text and text.endswith("\n")
     assert all(re.match(r"[0-2]\d:[0-5]\d:[0-6]\d  \S", line) for line in text.splitlines())
     *lines, evaluated = [line.split("  ", 1)[1] for line in text.splitlines()]
     assert 10 <= len(lines) <= 12
-    assert lines[0] == "step 10/1000  loss 1.0000  acc 0.250  exact 0.125  ex/s 1234  ETA 01:39"
-    assert lines[-1].startswith("step 1000/1000")
+    assert lines[0] == "step 110/1100  loss 1.0000  acc 0.250  exact 0.125  ex/s 1234  ETA 01:39"
+    assert lines[-2].startswith("step 1100/1100")
+    assert lines[-1] == "step 1100/1100  loss 2.5000  tok/s 6  ETA 00:00", "of text"
     shown = ("exact_accuracy", "accuracy", "valid_boards", "pass@2")
     expected = [f"eval/{of}/{name} 0.2500" for of in "ab" for name in shown]
-    assert evaluated == "  ".join(["step 1000/1000", *expected])
+    assert evaluated == "  ".join(["step 1100/1100", *expected])
 
 
 class _Terminal(io.StringIO):
@@ -151,7 +159,8 @@ def test_a_progress_bar_outlives_its_terminal() -> None:
         progress.advance(20)
     progress.close()
     text = stream.getvalue()
-    assert "\r" in text and "20/20" in text and "loss 1.5000" in text and "ex/s 1234" in text and "a line\n" in text
+    shown = ("\r", " 5/20", "20/20", "loss 1.5000", "ex/s 1234", "a line\n")
+    assert [each for each in shown if each in text] == [*shown]
 
 
 # ---- W&B ---------------------------------------------------------------------------------------
@@ -210,7 +219,7 @@ def test_a_service_that_fails_ends_no_run(
 ) -> None:
     """Rows, copies and uploads of checkpoints fail. The agent that named the run hears its end."""
     fake.sweep_id = "a sweep"
-    metrics = _metrics(tmp_path, mode="online", artifacts="all")
+    metrics = _metrics(tmp_path, mode="online", artifacts="all", pictures=2)
     monkeypatch.setattr(fake, "artifacts", None)
     metrics.add_checkpoint(_step_folder(tmp_path, 2), is_best=False)
     monkeypatch.setattr(fake, "Artifact", None)
@@ -220,8 +229,9 @@ def test_a_service_that_fails_ends_no_run(
         broken.setattr(fake, "logged", None)
         for step in (2, 3):
             metrics.write(step, {"a": 1.0})
+    metrics.add_checkpoint(_step_folder(tmp_path, 6), is_best=False)
     metrics.close(failed=True)
-    assert fake.inits[0]["id"] is None
+    assert (fake.inits[0]["id"], metrics.num_pictures) == (None, 0)
     assert fake.logged == [(1, {"a": 1.0}), ("finish", 1)], "a run that W&B knows must end there"
     said = capfd.readouterr().err
     for what in ("step 2", "step_00000002", "step_00000004"):
@@ -269,20 +279,26 @@ def test_what_hinders_wandb_is_a_mistake_only_where_it_was_asked_for(
 # ---- W&B: the table of evaluations, pictures and checkpoints -----------------------------------
 
 
-def test_the_table_has_a_line_for_each_set_of_each_evaluation(fake: _FakeWandb, tmp_path: Path) -> None:
-    """A resumed run has those that it kept."""
+def test_the_table_has_a_line_for_each_set_of_each_evaluation(
+    fake: _FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run has those that it kept. Where they are too many, the oldest are left out."""
+    monkeypatch.setattr("records.metrics.weights_and_biases._MOST_LINES", 3)
+    of_run: dict[str, Any] = {"entity": "e", "group": "g", "tags": ["a", "b"]}
     scores = {"eval/all/accuracy": 0.1, "eval/all/exact_accuracy_at_step/2": 0.5, "eval/hard/accuracy": 0.0}
-    metrics = _metrics(tmp_path, mode="auto")
+    metrics = _metrics(tmp_path, mode="auto", **of_run)
     metrics.write(1, scores | {"train/lm_loss": 1.0})
     metrics.write(2, {"train/lm_loss": 1.0})
     metrics.write(3, scores)
     metrics.close()
-    _metrics(tmp_path, mode="auto", first=2).write(3, {"eval/all/accuracy": 0.3, "eval/all/pass@2": 0.25})
+    _metrics(tmp_path, mode="auto", first=2, **of_run).write(3, {"eval/all/accuracy": 0.3, "eval/all/pass@2": 0.25})
     for options in fake.inits:
         assert (options["mode"], options["id"], options["resume"]) == ("online", "abc123", "allow")
         assert (options["project"], options["name"], options["config"]) == ("p", "r", CONFIG)
+        assert {name: options[name] for name in of_run} == of_run and options["dir"] == str(tmp_path)
     assert fake.logins == [{"prompt": False, "verify": False}] * 2
-    (_, first), (_, between), _, finish, (_, last) = fake.logged
+    (_, first), (_, between), (_, third), finish, (_, last) = fake.logged
+    assert [(line["step"], line["set"]) for line in third["evaluations"]] == [(1, "hard"), (3, "all"), (3, "hard")]
     assert finish == ("finish", 0)
     assert "evaluations" not in between and first["eval/all/accuracy"] == 0.1 and first["train/lm_loss"] == 1.0
     assert first["evaluations"] == [
@@ -338,14 +354,16 @@ def test_checkpoints_are_uploaded_if_the_config_asks(
 def test_a_slow_upload_does_not_delay_training(
     fake: _FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    released = threading.Event()
+    released, begun = threading.Event(), dict[str, bool]()
     metrics = _metrics(tmp_path, mode="online", artifacts="all")
-    monkeypatch.setattr(fake, "artifacts", SimpleNamespace(append=lambda _: released.wait(60)))
+    upload = SimpleNamespace(append=lambda sent: begun.setdefault(sent[1][1], True) and released.wait(60))
+    monkeypatch.setattr(fake, "artifacts", upload)
     began = time.monotonic()
     for step in (2, 4):
         metrics.add_checkpoint(_step_folder(tmp_path, step), is_best=False)
     metrics.close(failed=True, at_most_s=0.2)
     assert time.monotonic() - began < 30
+    assert [*begun] == ["step_00000002"], "an upload overtakes one before, which is then called the latest"
     released.set()
 
 

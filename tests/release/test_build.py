@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from setuptools import Distribution
 
-from release.build import own_modules, shipped, with_commands, with_package, write_package
+from release import commands, package
+from release.build import BuildPackage, own_modules, requirements, shipped, with_commands, with_package, write_package
 from release.commands import COMMANDS
 from utils.programs import PACKAGE, ROOT, under_torchrun
 
@@ -60,6 +62,25 @@ def test_every_program_has_a_command() -> None:
     assert programs == {*COMMANDS.values(), "models.export"}, "write each program into release/commands.py"
 
 
+def test_a_command_runs_the_program_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = list[tuple[str, str]]()
+    monkeypatch.setattr(commands, "run_module", lambda module, run_name: ran.append((module, run_name)))
+    monkeypatch.setattr("sys.argv", ["hrm", "--help"])
+    for command in COMMANDS:
+        name = command.removeprefix("hrm-").replace("-", "_")
+        getattr(commands, f"hrm_{name}")()
+        module, run_name = ran.pop()
+        assert name in module and run_name == "__main__", command
+
+
+def test_what_the_package_requires() -> None:
+    assert "hrm-trainer[plot]" in requirements("requirements-sweep.txt")
+    assert not [line for line in requirements("requirements.txt") if "#" in line or not line]
+    needed = {*BuildPackage(Distribution()).get_source_files()}
+    assert {"release/__init__.py", "release/build.py", "release/commands.py", "release/package.py"} <= needed
+    assert not hasattr(commands, "hrm_nothing") and not hasattr(package, "nothing")
+
+
 # What a clone has and an installed package lacks. Words such as path/pretrain.py are of the user.
 _OF_A_CLONE = re.compile(
     r'\bpython"?,? "?hrm-|'
@@ -75,6 +96,7 @@ def test_the_package_is_whole_and_names_nothing_that_only_a_clone_has(tmp_path: 
     names = {str(path.relative_to(tmp_path / "hrm_trainer")) for path in files}
     assert {"__init__.py", "commands.py", "py.typed", "pretrain.py", "viewer/page/main.mjs"} <= names
     assert {"config/pretrain.yaml", "sharing/card.jinja", "sharing/published.yaml"} <= names
+    assert {f"launch/{name}" for name in ("job.yaml", "trainjob.yaml", "pod.sh")} <= names
     assert {path.name for path in tmp_path.iterdir()} == {"hrm_trainer"}
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "release", "viewer/lint", "docs"))]
     own = "|".join(own_modules())

@@ -65,8 +65,11 @@ def test_an_option_is_also_a_key() -> None:
 def test_a_value_with_an_equals_sign_is_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a=b").mkdir()
-    assert _parser().parse_args(["a=b", "-o", "num=3", "png=false"]).output_file == Path("num=3")
-    assert _parser().parse_args(["RUN", "dirs=[a,b]"]).dirs == ["a", "b"]
+    parsed = _parser().parse_args(["a=b", "-o", "num=3", "png=false"])
+    assert (parsed.path, parsed.output_file, parsed.png) == (Path("a=b"), Path("num=3"), False)
+    for typed in ("dirs=[a,b]", "dirs=a b", "dirs=[a, b]"):
+        assert _parser().parse_args(["RUN", typed]).dirs == ["a", "b"], typed
+    assert _parser().parse_args(["--num=5", "--", "num=3"]).path == Path("num=3")
 
 
 def test_a_mistake_names_the_option() -> None:

@@ -112,7 +112,7 @@ def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_key_that_a_users_yaml_leaves_out_can_be_typed(tmp_path: Path) -> None:
     arch = {key: value for key, value in read_config("pretrain", [])["arch"].items() if key != "rope_theta"}
-    (file := tmp_path / "mine.yaml").write_text(yaml.safe_dump(arch))
+    (file := tmp_path / "mine.yml").write_text(yaml.safe_dump(arch))
     for typed in ("arch.rope_theta=7", "+arch.rope_theta=7", "arch={rope_theta: 7}"):
         for more in ([], ["experiment=demo"]):
             assert _read(*more, f"arch={file}", typed).arch.model_dump()["rope_theta"] == 7, typed
@@ -170,6 +170,7 @@ def test_the_environment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("'lr=${nokey}'", "lr: Interpolation key 'nokey' not found"),
         ("epochs=true lr=x seed=-1", "seed: input should be greater"),
         ("batch_size=32 eval_batch_size=16", "eval_batch_size=32, and that is given as well"),
+        ("lr=nan lr_min_ratio=inf", "lr: input should be a finite number"),
         ("data_paths=data/a", "write data_paths=[data/a]"),
         ("profile=yes", "profile: 'yes' is neither true nor false"),
         # Keys of other programs.
@@ -227,7 +228,7 @@ def test_a_switch_with_options_is_still_a_switch(tmp_path: Path) -> None:
         (["arch.hidden_size=64"], {"arch.hidden_size": 64}),
         (["+arch.loss={label_smoothing: 0.5}"], {"arch.loss.label_smoothing": 0.5}),
         (["profile=False", "profile.ranks=null"], {"profile.enabled": False, "profile.ranks": None}),
-        (["use_muon=false", "batch_size=8"], {"eval_batch_size": 8}),
+        (["use_muon=False", "batch_size=8"], {"eval_batch_size": 8}),
     ],
 )
 def test_the_changes_are_the_typed_values(typed: list[str], changes: dict[str, Any]) -> None:

@@ -19,11 +19,17 @@ def test_compiled_code_is_kept_in_the_user_s_cache(tmp_path: Path, monkeypatch: 
     keep_compiled_code()
     (folder,) = (tmp_path / "hrm-compiled").iterdir()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
-    assert folder.stat().st_mode & 0o077 == 0
+    assert (folder.stat().st_mode | folder.parent.stat().st_mode) & 0o077 == 0
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "what the user says counts")
     keep_compiled_code()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "what the user says counts"
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    (tmp_path / "hrm-compiled").chmod(0o777)
+    for shared in (folder.parent, folder):
+        shared.chmod(0o777)
+        keep_compiled_code()
+        assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+        shared.chmod(0o700)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     keep_compiled_code()
-    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/home/.cache/hrm-compiled/{folder.name}"

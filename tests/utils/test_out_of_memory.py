@@ -4,6 +4,7 @@ tests/gpu has the error of a device.
 """
 
 import resource
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 from tests import runs
 from tests.runs import settings, train, with_arguments
 from tests.spawn import free_port
-from utils.out_of_memory import OutOfMemory, advising, is_out_of_memory
+from utils.out_of_memory import OutOfMemory, advising, half, is_out_of_memory
 from utils.shell import run_command
 
 pytestmark = pytest.mark.faults
@@ -89,17 +90,24 @@ def test_which_errors_count(allocate: Callable[[int], object]) -> None:
 
 
 def test_the_lines_say_what_did_not_fit_and_give_the_innermost_advice() -> None:
+    held = list[weakref.ref[torch.Tensor]]()
+
     def without_memory() -> str:
+        tensor = torch.ones(1)
+        held.append(weakref.ref(tensor))
         raise MemoryError
 
-    for error, part in ((RuntimeError(ON_HOST), "host: 691.2 MB"), (MemoryError(), "host")):
+    on_gpu = torch.OutOfMemoryError(ON_GPU)
+    for error, part in ((RuntimeError(ON_HOST), "host: 691.2 MB"), (MemoryError(), "host"), (on_gpu, "GPU: 20.00 GiB")):
         error.add_note("at step 7")
         what, advice = OutOfMemory(error, without_memory).lines()
         assert part in what and what.endswith("at step 7") and "\n" not in what
         assert len(advice) > 20, "a general one"
     with pytest.raises(OutOfMemory) as caught, advising(lambda: "outer"), advising(lambda: "inner"):
-        raise MemoryError
-    assert caught.value.lines()[1] == "inner"
+        without_memory()
+    assert held[-1]() is not None
+    assert caught.value.lines()[1] == "inner" and held[-1]() is None, "what the failed call held is not free"
+    assert half("batch_size", 9).startswith("batch_size=4 ") and "batch_size" not in half("batch_size", 1)
 
 
 def test_a_command_of_one_process_prints_two_lines(capsys: pytest.CaptureFixture[str]) -> None:

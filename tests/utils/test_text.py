@@ -21,6 +21,6 @@ def test_a_shell_reads_the_word_that_a_person_reads() -> None:
 
 
 def test_a_time_in_words() -> None:
-    seconds = (59.9, 3599, 7500, 302_400, 86_313_599, 86_313_600, math.nan)
+    seconds = (59.9, 3599, 7500, 172_800, 302_400, 86_313_599, 86_313_600, math.nan)
     words = [in_words(each) for each in seconds]
-    assert words == ["59 s", "59 min", "2 h 05", "3.5 d", "999.0 d", "> 999 d", "> 999 d"]
+    assert words == ["59 s", "59 min", "2 h 05", "2.0 d", "3.5 d", "999.0 d", "> 999 d", "> 999 d"]

@@ -108,9 +108,9 @@ def test_a_path_names_a_step(copied: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_folder_of_runs_lists_them_newest_first(tmp_path: Path) -> None:
     project = tmp_path / "project"
     _run(project / "old", 3, 20, at=100)
-    _run(project / "new", 5, at=200)
+    _run(_run(project / "new", 4, at=50), 5, at=200)
     (project / "no_checkpoint_yet").mkdir()
-    (project / ".launches").mkdir()
+    _run(project / ".launches", 9, at=300)
     runs = f"give one of them: {project}/new (step 5), {project}/old (step 20)"
     assert no_run(project).endswith(runs)
     assert no_run(tmp_path).endswith(runs), "a folder of projects has runs too"

@@ -64,6 +64,10 @@ def test_a_large_model_gets_several_files_and_an_index(tmp_path: Path, layout: s
     for name, tensor in expected.items():
         assert weights[name].dtype == tensor.dtype and torch.equal(weights[name], tensor), name
     files = {path.name: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
+    for name in files:
+        length, contents = (folder / name).read_bytes()[:8], (folder / name).read_bytes()[8:]
+        assert (size := int.from_bytes(length, "little")) % 8 == 0, "the tensors are not aligned"
+        assert json.loads(contents[:size])["__metadata__"] == {"format": "pt"}, "other programs ask for it"
     assert len(files) in (3, 4)  # by the number of stages
     assert [*files] == [f"model-{n + 1:05d}-of-{len(files):05d}.safetensors" for n in range(len(files))]
     index = json.loads((folder / "model.safetensors.index.json").read_text())

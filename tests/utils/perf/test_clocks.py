@@ -44,7 +44,7 @@ def test_evaluations_get_their_share_of_the_time(now: SimpleNamespace) -> None:
         assert not deadline.is_over
         now.s += 5.1
         assert deadline.is_over
-    assert share.share == pytest.approx(25 / 105)
+    assert share.share == pytest.approx(25 / 105) and share.last_s == pytest.approx(25)
     now.s += 15
     with share.taking(limited=True) as deadline:
         assert deadline.is_over, "25 of 120 s are already more than a fifth"
@@ -86,13 +86,16 @@ def test_a_deadline_is_near_if_the_longest_lap_would_miss_it(now: SimpleNamespac
 
 
 def test_sets_share_the_remaining_time(now: SimpleNamespace) -> None:
-    seen = []
-    deadline = Deadline(9.0)
+    seen, laps = [], []
+    deadline = Deadline(9.0, lap_s=0.5)
     for name, part in deadline.shared_by(["a", "b", "c"]):
         part.was_met = name != "b"
+        laps.append(part.lap_s)
+        part.lap_s += 0.25
         now.s += {"a": 2.9, "b": 2.0, "c": 3.6}[name]
         seen.append(part.is_over)
         now.s += 0.2
         seen.append(part.is_over)
     assert seen == [False, True, False, False, False, True]  # b may take 2.95 s, and c the remaining 3.7 s
     assert not deadline.was_met
+    assert laps == [0.5, 0.75, 1.0] and deadline.lap_s == 1.25, "a set does not know the laps of those before"

@@ -78,6 +78,7 @@ def test_a_resumed_run_keeps_its_earlier_trace(tmp_path: Path) -> None:
     assert re.fullmatch(r"rank_0\.\d+\.pt\.trace\.json\.gz", first.name), "TensorBoard finds it by this pattern"
     contents = first.read_bytes()
     assert _trace(tmp_path, 1) == [], "the first part of the run has a trace"
+    assert len(_trace(tmp_path, 1, rank=1, size=2, ranks=None)) == 1, "this rank has none"
     _trace(tmp_path, 6)
     assert _traces(tmp_path) == ["rank_0", "rank_0"] and first.read_bytes() == contents
 
