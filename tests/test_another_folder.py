@@ -53,9 +53,10 @@ def test_all_commands_find_the_data_where_the_run_was_started(there: Path, monke
     assert (stored.data_path, stored.started_in) == ("data/four", str(there)), "the place of the first start stays"
     # A typed path is relative to the current directory, and the run remembers which one that was.
     shutil.copytree(data, "own")
-    train_here([f"resume={run}", "data_path=own", "max_steps=4"])
+    train_here([f"resume={run}", "data_path=own", "data_paths_test=[own]", "max_steps=4"])
     monkeypatch.chdir("/")
-    assert _stored(run, 4).train_paths == [str(there.parent / "here" / "own")]
+    stored = _stored(run, 4)
+    assert stored.train_paths == stored.test_paths == [str(there.parent / "here" / "own")]
     train_here([f"resume={run}", "max_steps=5"])
 
 

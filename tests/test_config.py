@@ -220,6 +220,21 @@ def test_the_defaults_are_published_values() -> None:
     assert compose("arch=hrm_v1") == compose(), "the published name of the arch"
 
 
+# Keys of this project alone, where another default would change what a run or an answer is.
+OWN: dict[str, dict[str, object]] = {
+    "pretrain": {"on_nonfinite": "stop", "on_save_error": "stop", "max_failed_saves": 3, "max_rewinds": 3}
+    | {"eval_adaptive": True, "target_only": True, "best_metric": "auto", "check_replicas_every_n_steps": 1000},
+    "evaluate": {"adaptive": True, "num_steps": None, "max_examples": None},
+    "solve": {"max_new_tokens": 256, "temperature": None, "prompt_form": "auto", "batch_size": 256},
+}
+
+
+@pytest.mark.parametrize("program", OWN)
+def test_the_defaults_of_this_project(program: str) -> None:
+    values = read_config(program, [] if program == "pretrain" else ["checkpoint=x"])
+    assert {key: values[key] for key in OWN[program]} == OWN[program]
+
+
 # The commands are those of the READMEs of the HRM and TRM repositories, with all their words.
 TRM_COMMAND = (
     'arch=trm data_paths="[{data}]" evaluators="[]" epochs=50000 eval_interval=5000 lr=1e-4 puzzle_emb_lr=1e-4 '

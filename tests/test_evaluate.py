@@ -219,6 +219,7 @@ def test_the_number_of_ranks_changes_no_result(run: Path, tmp_path: Path, evalua
             continue
         assert two["metrics"][name] == one["metrics"][name], name
     assert two["num_examples"] == one["num_examples"] and one["intervals"].keys() == two["intervals"].keys()
+    assert {f"eval/all/{each}/any_exact_accuracy" for each in ("trajectories", "restarts")} <= one["intervals"].keys()
     files = sorted((tmp_path / "two").glob("*.safetensors"))
     assert [file.name for file in files] == ["all_rank0_0000.safetensors", "all_rank1_0000.safetensors"]
     answers: dict[int, list[int]] = {}

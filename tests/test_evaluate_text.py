@@ -11,6 +11,7 @@ from sharing.export import export, parse_settings
 from tests import runs
 from tests.dataset.text.samples import write_split
 from tests.in_process import mistake, train_here
+from training.results import wilson_interval
 from utils.errors import UserError
 
 START, BETWEEN, END = 256, 257, 258
@@ -104,6 +105,8 @@ def test_evaluate_gives_the_numbers_of_the_run(run: Path, evaluate_here: runs.Ev
     assert any(line.startswith("  eval/all/exact_accuracy/copying ") and ".. 1.0000" in line for line in lines)
     low, high = results["intervals"]["eval/all/exact_accuracy"]
     assert low < accuracy < high and len(results["intervals"]) == 3
+    num = results["metrics"]["eval/all/num_answers/copying"]
+    assert results["intervals"]["eval/all/exact_accuracy/copying"] == pytest.approx(wilson_interval(1.0, num))
     assert results["num_examples"] == {"all": 40}
     lines = evaluate_here(f"checkpoint={run}", "max_examples=10")
     assert "10 examples" in lines[0]

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -53,6 +54,7 @@ def every_step(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row
 
 def test_rows_have_the_documented_names(every_step: list[Row]) -> None:
     last = every_step[-1]
+    assert [row["epoch"] for row in every_step] == pytest.approx([16 * row["step"] / 30 for row in every_step])
     assert all(isinstance(value, int | float) for row in every_step for value in row.values())
     trained = {"lm_loss", "q_halt_loss", "q_continue_loss", "grad_norm", "lr"}
     evaluated = {"exact_accuracy", "accuracy", "q_halt_accuracy", "steps", "lm_loss", "exact_accuracy_at_step/3"}
@@ -224,6 +226,8 @@ def test_the_log_begins_with_the_run_and_its_sizes(
     head, num_parameters = stderr.splitlines()[0], sum(p.numel() for p in state.model.parameters())
     assert f"{tmp_path / 'run'}: hrm, {num_parameters:,} parameters and 32 in the puzzle table; 30 groups" in head
     assert stdout == "" and "\r" not in stderr
+    question = "".join(".1234"[token - 1] for token in np.load(data / "test" / "all__inputs.npy")[0])
+    assert f"python solve.py checkpoint={tmp_path / 'run'} puzzle={question}" in stderr
 
 
 def test_the_settings_of_a_step_follow_the_config(data: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from records.folder import Launched
 from tests import runs
 from tests.in_process import mistake, train_here
 from tests.runs import assert_same_run, rows, settings, train, until, with_arguments
@@ -27,6 +28,8 @@ def test_a_finished_run_and_one_without_a_checkpoint_change_no_file(data: Path, 
     (copied / "stopped").write_text("SIGUSR1\n")
     assert "is finished: it has done 12 of 12 steps" in runs.resume(data, copied, log).ok()
     assert runs.contents(copied) == before and not (copied / "stopped").exists()
+    train_here(settings(data, copied, resume="auto", max_steps=10))
+    assert (launched := Launched.read(copied)) is not None and (launched.last_step, launched.finished_at) == (12, 12)
     for weights in copied.glob("step_*/model.safetensors"):
         weights.unlink()
     before = runs.contents(copied)

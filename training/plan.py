@@ -101,7 +101,8 @@ class Plan:
         """Note whether an evaluation is the best so far, which NaN never is, and return that."""
         value, best, mode = metrics.get(self.best_metric, math.nan), progress.best, self.config.best_mode
         if mode == "auto":
-            mode = "min" if self.best_metric.rpartition("/")[2] in _LOWER_IS_BETTER else "max"
+            name = f"{self.best_metric}//".split("/")[2]  # of eval/<set>/<name>, or of eval/<set>/<name>/<task>
+            mode = "min" if name in _LOWER_IS_BETTER else "max"
         if math.isnan(value) or (best is not None and (value <= best if mode == "max" else value >= best)):
             progress.evaluations_since_best += 1
             return False

@@ -79,7 +79,12 @@ def can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("can_compile")
 def test_a_long_run_is_compiled_where_that_was_tested(data: Path) -> None:
-    assert _decided(_config(data)) == (False, ""), "a short run says nothing"
+    for short in ({}, ON | {"max_steps": 12}):
+        assert _decided(_config(data, **short)) == (False, ""), "a short run says nothing"
+    config = _config(data, **ON)
+    opened = open_data(config, SINGLE)
+    of_a_rank = compiling._decide(config, _model(config, opened.sizes), opened, replace(SINGLE, size=10**12))
+    assert of_a_rank == (False, ""), "each of the ranks does little"
     cases: list[tuple[dict[str, object], str, str]] = [
         ({}, "cpu", "on, because "),
         ({"deterministic": True}, "cpu", "off, because deterministic=true"),

@@ -20,6 +20,8 @@ NO_EVALUATION = ("eval_interval=null", "eval_every_n_steps=null")
         (["freeze=puzzle_table", NO_TABLE], "freeze=puzzle_table is about the puzzle table, but arch.puzzle_emb_ndim"),
         (["overfit_one_batch=true", "augment=online"], "give augment=none"),
         (["init_from=a", "load_checkpoint=b"], "init_from=a and load_checkpoint=b mean the same; give one"),
+        (["load_checkpoint=latest"], "give resume=auto"),
+        (["global_batch_size=1000001"], "global_batch_size is 1000001, and must be at most 1000000"),
         (["puzzle_table=keep"], "says what becomes of the table of init_from; give that too"),
         (["early_stop_patience=2", "best_metric=null"], "counts evaluations without a better best_metric"),
         (["early_stop_patience=2", *NO_EVALUATION], "counts evaluations without a better best_metric"),

@@ -3,16 +3,19 @@
 import itertools
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from pretrain import read_overrides
 from tests.in_process import SINGLE, begin, pretrain_config
 from tests.runs import command, settings
 from training import dry_run as of_dry_run
 from training.data import AnySizes, Sizes, TextSizes
 from training.dry_run import Variants
-from training.footprint import Footprints
+from training.footprint import PARTS, Footprints
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,32 +32,26 @@ def _values(page: str, head: str) -> list[str]:
     return line.strip().removeprefix(head).split()
 
 
-@pytest.mark.slow
-def test_the_page_tells_of_64_ranks_that_are_not_there() -> None:
-    page = _until("\nwhat fits", ["experiment=sudoku_extreme_1k", "parallel=fsdp", "ranks=64", "ema=true", *SIZES])
-    assert page.startswith("arch=hrm parallel=fsdp on 64 ranks, 768 slots, 12 on a rank\n")
-    assert "parameters: 27,275,266" in page and "512,512 in the puzzle table" in page
-    assert "FLOPs: 36.2 G for a segment of a slot, 447 M for each of its tokens" in page
-    none, block, cycle = (float(value) for value in _values(page, "activations"))
-    assert none > cycle > block, "a cycle computes all of its blocks again at a time"
-    for head in ("weights", "gradients", "optimizer's moments", "average (ema)", "carry and batch", "most at a time"):
-        assert len(_values(page, head)) == 3, head
-
-
-def _until(head: str, typed: list[str], num_ranks: int = 1) -> str:
-    """Return the lines above a head: what follows takes seconds."""
-    lines = of_dry_run.dry_run(typed, num_ranks)
-    return "\n".join(itertools.takewhile(lambda line: not line.startswith(head), lines))
-
-
 def _of_model(typed: list[str], num_ranks: int = 1) -> list[str]:
-    return _until("\nmemory", typed, num_ranks).splitlines()
+    """Return the lines on the model: what follows takes seconds."""
+    return list(itertools.takewhile(lambda line: not line.startswith("\nmemory"), of_dry_run.dry_run(typed, num_ranks)))
 
 
 def test_a_rate_gives_the_hours() -> None:
-    *_, flops, time = _of_model([*TINY, *SIZES, "tflops=0.5", "max_steps=7200"], 4)
-    assert flops.endswith("; 6.22 G for a step")
+    head, _, weights, flops, time = _of_model([*TINY, *SIZES, "tflops=0.5", "max_steps=7200"], 4)
+    assert head == "arch=hrm parallel=ddp on 4 ranks, 16 slots, 4 on a rank"
+    assert weights.endswith("; 64,064 in the puzzle table")
+    assert flops == "FLOPs: 389 M for a segment of a slot, 4.8 M for each of its tokens; 6.22 G for a step"
     assert time == "time: 0.00311 s for a step, 0.00622 hours for 7,200 steps without evaluations"
+    assert "for 1,000 steps" in _of_model([*TINY, *SIZES, "tflops=0.5", "max_steps=null"])[-1]
+
+
+def test_the_ranks_of_a_launcher_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Mock(return_value=[])
+    monkeypatch.setattr("pretrain.dry_run", shown)
+    world = Mock(is_main=True, size=3, shared_errors=nullcontext, broadcast_object=lambda overrides: overrides)
+    assert read_overrides(["--dry-run", "lr=1"], world) is None
+    shown.assert_called_once_with(["lr=1"], 3)
 
 
 @pytest.mark.slow  # each page tries every strategy, which takes seconds
@@ -115,6 +112,8 @@ def test_the_page_counts_tokens_of_text() -> None:
     small += ["global_batch_size=8192", "rows_per_step=2", "ranks=2"]
     page = dry_run([*small, "vocab_size=500", "seq_len=100", "memory_gb=0.01"])
     assert "vocab_size 512, sequences of 100 tokens" in page and "take more ranks" in page
+    parts = [float(_values(page, f"{part} ")[-1]) for part in PARTS if f"\n  {part} " in page]
+    assert float(_values(page, "most at a time")[-1]) == pytest.approx(sum(parts), abs=0.003)
     for wrong, message in (
         ("data_path=nowhere", "such as vocab_size=32000"),
         ("vocab_size=32000 seq_len=5000", "seq_len=5,000 does not fit into a row of 4,096 tokens"),

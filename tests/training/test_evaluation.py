@@ -141,7 +141,10 @@ def test_a_sample_has_the_answers_to_the_first_examples(
         assert [each_S.tolist() for each_S in found] == [each_S.tolist() for each_S in expected]
 
 
-def test_the_metrics_equal_those_of_segments_run_by_hand(model: HRM, rows: dict[str, np.ndarray]) -> None:
+@pytest.mark.parametrize("batch_size", [1, 8, 1000])
+def test_the_metrics_equal_those_of_segments_run_by_hand(
+    model: HRM, rows: dict[str, np.ndarray], batch_size: int
+) -> None:
     said = _by_hand(model, rows)
     labels_NS = torch.from_numpy(rows["labels"].astype(np.int32))
     counted = [n for n in range(23) if (labels_NS[n] != IGNORED).any()]
@@ -158,7 +161,7 @@ def test_the_metrics_equal_those_of_segments_run_by_hand(model: HRM, rows: dict[
         hits = [guess == label for guess, label in pairs if label != IGNORED]
         return sum(hits) / len(hits)
 
-    metrics = _evaluate(model, made_split(all=rows), 8)
+    metrics = _evaluate(model, made_split(all=rows), batch_size)
     at_step = [metrics[f"eval/all/exact_accuracy_at_step/{t + 1}"] for t in range(STEPS)]
     assert at_step == pytest.approx([sum(right(t, n) for n in counted) / 22 for t in range(STEPS)])
     assert len(set(at_step)) > 1 and 0 < at_step[-1] < 1  # otherwise the comparison would prove little
@@ -174,17 +177,6 @@ def test_the_metrics_equal_those_of_segments_run_by_hand(model: HRM, rows: dict[
     assert total * 23 == pytest.approx(float(said[-1]["loss"]), rel=1e-6)
     assert f"eval/all/exact_accuracy_at_step/{STEPS + 1}" not in metrics
     assert "eval/all/q_continue_loss" not in metrics  # q_continue has a target only in training
-
-
-@pytest.mark.parametrize("batch_size", [1, 7, 1000])
-def test_the_batch_size_does_not_change_the_metrics(model: HRM, rows: dict[str, np.ndarray], batch_size: int) -> None:
-    split = made_split(all=rows)
-    expected, metrics = _evaluate(model, split, 5), _evaluate(model, split, batch_size)
-    losses = {name for name in expected if name.endswith("loss")}
-    assert {name: metrics.pop(name) for name in losses} == pytest.approx(
-        {name: expected.pop(name) for name in losses}, rel=1e-5
-    )
-    assert metrics == pytest.approx(expected, abs=1e-7)  # rounding of float32 sums
 
 
 def _on_rank(world: World, seed: int, rows: dict[str, np.ndarray], batch_size: int) -> dict[str, float] | None:
@@ -304,6 +296,8 @@ def test_a_stop_abandons_the_evaluation(model: HRM, rows: dict[str, np.ndarray],
 def test_exactly_the_named_outputs_are_saved(
     model: HRM, rows: dict[str, np.ndarray], tmp_path: Path, names: list[SavedOutput]
 ) -> None:
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs" / "more_rank1_0000.safetensors").touch()  # of an earlier evaluation on two ranks
     _evaluate(model, made_split(all=rows, more=random_rows(2, 5)), 5, save_outputs=names, save_to=tmp_path / "outputs")
     assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == [
         "all_rank0_0000.safetensors",

@@ -149,6 +149,9 @@ def test_all_tokens_may_count(tmp_path: Path) -> None:
     for found, num_labels, num_bytes in ((narrow, 2, 1), (wide, 5, 3)):
         total = found["eval/all/loss"] * num_labels
         assert found["eval/all/bits_per_byte"] == pytest.approx(total / math.log(2) / num_bytes)
+    model.get_parameter("lm_head.weight").data *= 1e6
+    diverged = evaluate_text(model, split, SINGLE, EvalOptions(8))
+    assert diverged is not None and diverged["eval/all/perplexity"] == math.exp(700), "a larger one has no float"
 
 
 def test_unknown_tokens_have_no_bytes(tmp_path: Path) -> None:
@@ -163,14 +166,14 @@ def test_unknown_tokens_have_no_bytes(tmp_path: Path) -> None:
 
 def test_answers_are_shown_as_text(problems: TextSplit, tmp_path: Path) -> None:
     model, sample = _model(), TextSample(2)
-    evaluate_text(model, problems, SINGLE, EvalOptions(40), sample=sample)
+    evaluate_text(model, problems, SINGLE, EvalOptions(40, max_examples=5), sample=sample)
     assert sample.show(problems, tmp_path, step=7) == []
     written = json.loads((tmp_path / "samples" / "step_00000007.json").read_text())
     assert [TextAnswer(**answer) for answer in written] == sample.answers
     first, second = sample.answers
-    assert (first.row, first.task, second.row, second.task) == (0, "adding", NUM // 2, "sorting")
+    assert (first.row, first.task, second.row, second.task) == (0, "adding", 9, "sorting")
     assert first.answer == first.right and first.is_problem  # the model gave it
-    start, prefix_len, _, response_len, _ = problems.samples(0).take(np.array([NUM // 2]))[0].tolist()
+    start, prefix_len, _, response_len, _ = problems.samples(0).take(np.array([9]))[0].tolist()
     prompt = problems.tokens[start : start + prefix_len].tolist()
     answer = greedy(model, [prompt], response_len)[0][0].tolist()
     answer = answer[: answer.index(END)] if END in answer else answer
@@ -178,19 +181,25 @@ def test_answers_are_shown_as_text(problems: TextSplit, tmp_path: Path) -> None:
     assert second.answer == bytes(token for token in answer if token < 256).decode(errors="replace")
 
 
-def test_a_text_goes_on_after_its_first_half(tmp_path: Path) -> None:
-    """The half is no prefix, as in training, where the prefix is one token."""
+@pytest.mark.parametrize(("given", "continued"), [(6, 6), (4, 5)])
+def test_a_text_goes_on_after_its_first_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int, continued: int
+) -> None:
+    """The half is no prefix, as in training, where the prefix is one token. A long text is cut."""
+    if given < 6:
+        monkeypatch.setattr("training.evaluation_text._MOST_GIVEN", given)
+        monkeypatch.setattr("training.evaluation_text._MOST_CONTINUED", continued)
     split, model, sample = _write_text(tmp_path), _model(), TextSample(1)
     evaluate_text(model, split, SINGLE, EvalOptions(40), sample=sample)
     decoder = Decoder(model, [split.tokens[:1].tolist()], most_new_tokens=12)
     logits_BV = decoder.read_prompts()
     new = list[int]()
-    for place in range(12):
-        new.append(int(split.tokens[1 + place]) if place < 6 else int(logits_BV.argmax(-1)))
+    for place in range(given + continued):
+        new.append(int(split.tokens[1 + place]) if place < given else int(logits_BV.argmax(-1)))
         logits_BV = decoder.next_logits(torch.tensor(new[-1:]))
     text = split.tokens[:13].astype(np.uint8).tobytes().decode()
-    answer = bytes(token for token in new[6:] if token < 256).decode(errors="replace")
-    assert sample.answers == [TextAnswer(0, "text", False, text[:7], answer, text[7:])]
+    answer = bytes(token for token in new[given:] if token < 256).decode(errors="replace")
+    assert sample.answers == [TextAnswer(0, "text", False, text[: given + 1], answer, text[given + 1 :][:continued])]
 
 
 @torch.no_grad()

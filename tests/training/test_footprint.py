@@ -140,6 +140,11 @@ def test_a_rank_holds_what_its_strategy_leaves_it() -> None:
         assert fsdp[name] == pytest.approx(alone[name] / 4, rel=0.05), name
     assert fsdp[AVERAGE] == pytest.approx((alone[AVERAGE] - alone[TABLE]) / 4 + alone[TABLE], rel=0.05)
     assert fsdp[TABLE] == alone[TABLE] and fsdp[ACTIVATIONS] == ddp[ACTIVATIONS]
+    assert not any(_counted(4, "parallel=fsdp", "parallel.cpu_offload=true")[name] for name in (MOMENTS, GRADIENTS))
+    kept = _counted(4, "parallel=fsdp", "parallel.reshard_after_forward=false")
+    cast = _counted(4, "parallel=fsdp", "parallel.param_dtype=forward_dtype", "arch.forward_dtype=bfloat16")
+    assert kept[GATHERED] > fsdp[GATHERED] > cast[GATHERED], "all blocks, two blocks, two of half the size"
+    assert _counted(4, "parallel=fsdp", "grad_accumulation=2")[GRADIENTS] > fsdp[GRADIENTS]
     hsdp = _counted(4, "parallel=hsdp")  # 2 x 2
     assert hsdp[WEIGHTS] == pytest.approx(alone[WEIGHTS] / 2, rel=0.05)
 

@@ -3,6 +3,7 @@
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -24,11 +25,11 @@ def _config(run: Path, *typed: str) -> PretrainConfig:
     return pretrain_config(f"checkpoint_path={run}", *typed)
 
 
-@pytest.mark.parametrize("page", ["pretrain", "evaluate", "solve"])
-def test_the_keys_of_kinds_are_keys_of_the_page(page: str) -> None:
+@pytest.mark.parametrize(("page", "num"), [("pretrain", 12), ("evaluate", 12), ("solve", 16)])
+def test_the_keys_of_kinds_are_keys_of_the_page(page: str, num: int) -> None:
     known = yaml.safe_load((CONFIG_DIR / f"{page}.yaml").read_text())
     own = [key for kind in KINDS.values() for key in kind.keys[page]]
-    assert set(own) <= known.keys() and len(own) == len(set(own))
+    assert set(own) <= known.keys() and len(own) == len(set(own)) == num
 
 
 def test_the_evaluation_of_text_heeds_options_and_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +38,21 @@ def test_the_evaluation_of_text_heeds_options_and_interrupts(monkeypatch: pytest
     options, interrupts, sample = EvalOptions(5, 3, False), Interrupts(lockstep=True), TextSample(2)
     KINDS["text"].evaluate("model", "split", SINGLE, options, NO_EVALUATORS, interrupts, sample)
     assert given == ["model", "split", SINGLE, options, interrupts, sample]
+
+
+def test_the_table_follows_the_config_where_it_reads_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, named = Mock(), Mock(return_value=["loss"])
+    monkeypatch.setattr("training.kinds.TrainLoader", made)
+    KINDS["puzzles"].loader(_config(tmp_path, "data_on=device"), "train", "sampler", drawn := Mock(), SINGLE)
+    made.assert_called_once_with("train", "sampler", SINGLE, augmentation=drawn, data_on="device")
+    monkeypatch.setattr("training.kinds.text_eval_metrics", named)
+    text = _config(tmp_path, "arch=gpt", "eval_max_examples=3")
+    assert KINDS["text"].eval_metrics(text, "test", NO_EVALUATORS) == (["loss"], [])
+    named.assert_called_once_with("test", 3)
+    of_data = {"total_groups": 6, "mean_puzzle_examples": 2.5, "num_tokens": 40, "num_samples": 8}
+    split = SimpleNamespace(metadata=SimpleNamespace(**of_data))
+    assert [KINDS[kind].size_of_epoch(split) for kind in ("puzzles", "text")] == [15, 40]
+    assert "12.5 % padding" in KINDS["text"].description(text, split, Mock(waste=0.125), None)[1]
 
 
 @pytest.mark.parametrize("arch", ["trm", "se_rrm arch.dropout=0.1"])

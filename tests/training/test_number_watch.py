@@ -117,7 +117,6 @@ def test_a_restored_window_judges_the_next_step() -> None:
     assert saved["losses"].tolist() == [float(step) for step in range(11, 111)]
     resumed = NumberWatch(ACT_SUMS, SINGLE, 3.0)
     resumed.restore(saved)
-    assert torch.equal(resumed.tensors()["losses"], saved["losses"])
     resumed.add(111, 1, _with_loss(3.01 * 60.5), torch.tensor(1.0))
     with pytest.raises(BadStep, match=r"at step 111, 3.01 times the 60.5 of the steps before it \(loss_spike=3\)"):
         resumed.require_no_bad_step(lambda: "nothing")

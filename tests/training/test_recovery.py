@@ -204,14 +204,6 @@ def test_gradients_of_the_puzzle_table_are_checked_too(data: Path, tmp_path: Pat
     assert runs.latest(run) == 6
 
 
-def test_a_rewind_ends_an_unfinished_trace(data: Path, tmp_path: Path, log: Path) -> None:
-    run = tmp_path / "run"
-    typed = settings(data, run, on_nonfinite="rewind", profile="true", **OFTEN)
-    output = train(typed, log, hook=with_arguments(explodes, (5,))).ok()
-    assert output.index("no trace: the run ended before step 6") < output.index("rewind 1 of 3"), output
-    assert len([*run.glob("profile/rank_0.*.pt.trace.json.gz")]) == 1
-
-
 @pytest.mark.parametrize(
     ("hook", "every", "differs", "saved"),
     [

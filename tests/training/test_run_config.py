@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from records.folder import located_paths
+from tests.in_process import pretrain_config
 from tests.training.starts import prepare_run, read, set_attempt
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -60,6 +61,8 @@ def test_a_relative_path_is_relative_to_where_the_run_was_started(tmp_path: Path
     for started_in in (None, 3):  # a run of an older version, and a damaged config
         assert located_paths(started_in, ["there"]) == ["there"]
     Path("data").mkdir()
+    config = pretrain_config(f"started_in={folder}", "data_paths_test=[there]", "init_from=there")
+    assert config.test_paths == [config.initial_weights] == [str(folder / "there")]
     config = read("checkpoint_path=run", "data_path=data", "data_paths_test=[data]").config
     assert config.started_in == os.getcwd() and config.test_paths == ["data"]
 

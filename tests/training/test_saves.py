@@ -16,6 +16,7 @@ from records.checkpoint import storage
 from records.checkpoint import writer as writer_module
 from records.checkpoint.reader import Checkpoint
 from records.checkpoint.writer import Checkpointer, Snapshot
+from records.folder import Launched
 from tests import runs
 from tests.in_process import SINGLE, begin
 from tests.records.checkpoint.helpers import snapshot_at
@@ -50,6 +51,7 @@ def test_a_run_survives_a_full_disk(
     assert logged == rows(undisturbed) and (run / "best").read_text() == (undisturbed / "best").read_text()
     assert {path.name for path in run.glob("step_*")} == {f"step_{step:08d}" for step in (2, 10, 12)}
     Checkpoint.open(run / "step_00000012")
+    assert (launched := Launched.read(run)) is not None and launched.ranks == ranks
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

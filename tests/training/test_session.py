@@ -1,9 +1,12 @@
 """A session: what a run has open while it trains, and every way in which it ends."""
 
 import os
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,11 +14,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+import training.session
 from dataset.evaluators import NO_EVALUATORS
 from models.losses import METRICS
 from records.checkpoint import storage
 from records.checkpoint.format import step_folders
 from records.checkpoint.reader import Checkpoint
+from records.folder import Launched
 from tests.in_process import SINGLE, begin, pretrain_config
 from tests.runs import settings
 from training.laps import Interrupts
@@ -23,6 +28,7 @@ from training.number_watch import BadStep
 from training.plan import Plan
 from training.session import Session, warnings_of
 from utils.errors import UserError
+from utils.ranks.launch import Launch
 from utils.ranks.world import World
 from utils.stop import StopSignal
 
@@ -35,13 +41,13 @@ def open_session(data: Path, tmp_path: Path) -> Open:
     """Open the session of a run that has done 4 steps."""
 
     def open_session(
-        *, stop: StopSignal | None = None, progress: dict[str, Any] | None = None, **changes: Any
+        *, stop: StopSignal | None = None, progress: dict[str, Any] | None = None, world: World = SINGLE, **changes: Any
     ) -> Session:
         begun = begin(settings(data, tmp_path / "run", **changes))
         values = {"step": 4, "draws": 4 * BATCH} | (progress or {})
         begun.state.progress = begun.state.progress.model_copy(update=values)
         plan = Plan.make(begun.start.config, begun.data, begun.state.progress, SINGLE)
-        return Session(begun.start, begun.data, begun.state, plan, stop or StopSignal(), begun.lock, SINGLE)
+        return Session(begun.start, begun.data, begun.state, plan, stop or StopSignal(), begun.lock, world)
 
     return open_session
 
@@ -66,17 +72,20 @@ def test_communication_is_sampled_unless_a_trace_is_taken(
 
 def test_a_row_has_the_speed_in_operations(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.flops.UNCOUNTED_S", 0.0)
-    with open_session(log_interval=2) as session:
+    depths = {"arch__H_cycles": 2, "arch__depth_curriculum": "[{until: 0.5, H_cycles: 1, L_cycles: 1}]"}
+    with open_session(log_interval=2, progress={"skipped_steps": [9]}, **depths) as session:
         rows = []
         for _ in session.batches():
             session.add_to_sums(_sums(1.0), torch.tensor(1.0), BATCH)
             rows.append(session.end_step())
         speeds = [row["perf/model_tflops"] * row["perf/step_ms"] for row in rows if row]
-        assert len(speeds) == 4 and speeds == pytest.approx(speeds[:1] * 4), "each step has as many operations"
+        shallow, deep, *others = speeds
+        assert 1.2 * shallow < deep and others == pytest.approx([deep / 2, deep]), "step 9 was left out"
 
 
 def test_a_row_covers_the_steps_since_the_row_before(open_session: Open) -> None:
-    with open_session(log_interval=3, lr=1e-3, lr_warmup_steps=10) as session:
+    scaling = {"lr_scaling": "linear", "lr_scaling_reference": 8}
+    with open_session(log_interval=3, lr=1e-3, lr_warmup_steps=10, **scaling) as session:
         progress, rows = session.state.progress, {}
         for batch in session.batches():
             assert isinstance(batch, dict) and len(batch["inputs"]) == BATCH
@@ -91,26 +100,27 @@ def test_a_row_covers_the_steps_since_the_row_before(open_session: Open) -> None
         assert rows[6]["train/lm_loss"] == pytest.approx((5 + 6) / (2 * BATCH))
         assert rows[9]["train/lm_loss"] == pytest.approx((7 + 8 + 9) / (3 * BATCH))
         assert rows[9]["train/grad_norm"] == pytest.approx(2 * 8)
-        assert rows[9]["train/lr"] == pytest.approx(1e-3 * 9 / 10)
+        assert rows[9]["train/lr"] == pytest.approx(2 * 1e-3 * 9 / 10)
         assert not [name for name in rows[6] if name in ("train/skipped_steps", "train/loss_scale")]
 
 
 def test_what_a_user_would_find_out_late_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(dtype: torch.dtype, last_step: int, num_weights: int = 1) -> list[str]:
+    def told(dtype: torch.dtype, last_step: int, num_weights: int = 1, lr: float = 1e-4) -> list[str]:
         weights = [torch.empty(num_weights, device="meta")]
         model = Mock(dtype=dtype, positions_per_slot=2, parameters=lambda: weights)
-        plan = Plan(pretrain_config("lr_warmup_steps=2000"), Mock(), last_step, NO_EVALUATORS, "", None)
+        plan = Plan(pretrain_config("lr_warmup_steps=2000", f"lr={lr}"), Mock(), last_step, NO_EVALUATORS, "", None)
         return [line.rpartition("; ")[2].split(",")[0] for line in warnings_of(plan, Mock(model=model), SINGLE)]
 
     for in_hardware in (True, False):
         monkeypatch.setattr("training.session.multiplies_bfloat16", lambda device, answer=in_hardware: answer)
         assert told(torch.float32, 2000) == ["set lr_warmup_steps=200"] and told(torch.float32, 2001) == []
         assert told(torch.bfloat16, 2001) == ([] if in_hardware else ["set arch.forward_dtype=float32"])
+    assert told(torch.float32, 2000, lr=0.0) == [], "without a learning rate nothing warms up"
     assert told(torch.float32, 10**6, 10**6) == ["try experiment=demo"] and told(torch.float32, 3000, 10**6) == []
 
 
 def test_a_vote_distinguishes_a_stop_from_missing_data(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = StopSignal()
+    stop = StopSignal(may_end=True)
     with open_session(stop=stop) as session:
         session.raise_data_error()
         batches = session.batches()  # without this reference the reader would stop
@@ -120,10 +130,39 @@ def test_a_vote_distinguishes_a_stop_from_missing_data(open_session: Open, monke
             assert session.vote_to_end() == votes
         monkeypatch.setattr(session._loader, "next_mistake", lambda: UserError("the file shrank"))
         session.end_step()
+        assert not stop.may_end, "a second Ctrl-C would lose the steps since the last checkpoint"
         assert session.vote_to_end() == (False, True)
         for raises in (session.raise_data_error, lambda: next(session.batches())):
             with pytest.raises(UserError, match="the file shrank"):
                 raises()
+
+
+@pytest.mark.parametrize("patience", [None, 1])
+def test_failed_saves_end_a_run_only_if_no_last_save_follows(open_session: Open, patience: int | None) -> None:
+    with open_session(early_stop_patience=patience, progress={"evaluations_since_best": 1}) as session:
+        session.saves.require_attempts_left = Mock()  # type: ignore[method-assign]
+        session.vote_to_end()
+        assert session.saves.require_attempts_left.called == (patience is None)
+
+
+def test_the_sinks_know_the_run_and_get_its_pictures_and_checkpoints(
+    open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks = Mock(num_pictures=3)
+    monkeypatch.setattr("training.session.Metrics", Mock(return_value=sinks))
+    world = replace(SINGLE, launch=Launch(identity="torchrun-1"))
+    with open_session(project_name="p", run_name="r", world=world) as session:
+        config, (made,) = session.config, training.session.Metrics.call_args_list  # type: ignore[attr-defined]
+        named = {"id": session.state.progress.wandb_run_id, "project": "p", "name": "r", "config": config.model_dump()}
+        assert made.args[1:] == (config.run_path, config.wandb, False, named, 4, 12)
+        start = {"last_step": 12, "ranks": 1, "device": "cpu", "host": socket.gethostname(), "launch": "torchrun-1"}
+        assert Launched.read(config.run_path) == Launched.model_validate(start)
+        session.evaluate({}, limited=True)
+        assert [(step, len(pictures)) for (step, pictures), _ in sinks.show.call_args_list] == [(4, 3)]
+        for is_best in (True, False):
+            session.save(is_best=is_best)
+    added = [(folder.name, how) for (folder,), how in sinks.add_checkpoint.call_args_list]
+    assert added == [("step_00000004", {"is_best": True}), ("step_00000004", {"is_best": False})]
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -252,8 +291,8 @@ def _closings(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     [
         (None, "stop", {}),
         (UserError("no data"), "rewind", {"failed": True, "at_most_s": 60.0}),
-        (BadStep(4, "bad", "good"), "stop", {"failed": True, "at_most_s": 60.0}),
-        (BadStep(4, "bad", "good"), "rewind", {"failed": False, "at_most_s": 60.0}),
+        (BadStep(4, "bad", "good"), "stop", {"failed": True, "at_most_s": 50.0}),
+        (BadStep(4, "bad", "good"), "rewind", {"failed": False, "at_most_s": 50.0}),
         (RuntimeError("a bug"), "stop", None),  # the launcher does not wait for the sinks of a failed rank
     ],
     ids=["in order", "a mistake", "a bad step", "a rewind", "a fault"],
@@ -262,6 +301,7 @@ def test_every_way_out_finishes_the_save_and_closes_the_sinks(
     open_session: Open, monkeypatch: pytest.MonkeyPatch, error: Exception | None, on_nonfinite: str, how: Any
 ) -> None:
     session = open_session(on_nonfinite=on_nonfinite)
+    session._world = replace(SINGLE, timeout=timedelta(seconds=100 if isinstance(error, BadStep) else 600))
     closed, expected = _closings(session, monkeypatch), [] if how is None else ["profiler", f"metrics {how}"]
     with suppress(UserError, RuntimeError), session:
         session.save(is_best=False)
