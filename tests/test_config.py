@@ -220,6 +220,7 @@ def test_the_defaults_are_published_values() -> None:
     assert compose("arch=hrm_v1") == compose(), "the published name of the arch"
 
 
+<<<<<<< ours
 # Keys of this project alone, where another default would change what a run or an answer is.
 OWN: dict[str, dict[str, object]] = {
     "pretrain": {"on_nonfinite": "stop", "on_save_error": "stop", "max_failed_saves": 3, "max_rewinds": 3}
@@ -233,6 +234,48 @@ OWN: dict[str, dict[str, object]] = {
 def test_the_defaults_of_this_project(program: str) -> None:
     values = read_config(program, [] if program == "pretrain" else ["checkpoint=x"])
     assert {key: values[key] for key in OWN[program]} == OWN[program]
+=======
+# What tells the other architectures from one another, by what is typed after `arch=`.
+OTHERS: dict[str, dict[str, object]] = {
+    "se_rrm": {
+        **{"hidden_size": 256, "num_heads": 4, "head_dim": 64, "num_heads_t": 2, "head_dim_t": 64, "L_layers": 2},
+        **{"H_cycles": 3, "L_cycles": 4, "backprop": "last_H_cycle", "pos_encodings": "rope_2d", "add_tokens": 0},
+        **{"halt_exploration_prob": 0.1, "halt_max_steps": 16, "equivariant_symbols": True, "dropout": 0.0},
+    },
+    "se_mixer": {"hidden_size": 16, "message_size": 16, "expansion": 3, "L_cycles": 6, "backprop": "all"},
+    "transformer": {"num_layers": 8, "L_cycles": 1, "halt_max_steps": 1, "no_ACT_continue": True},
+    "transformer arch.recurrent=true": {"num_layers": 4, "L_cycles": 6, "halt_max_steps": 16},
+    "hrm_text": {
+        **{"attention": "prefixlm", "norm_type": "pre", "norm_eps": 1e-6, "pos_encodings": "rope"},
+        **{"rope_theta": 10000, "init_type": "lecun_normal", "half_layers": True, "H_cycles": 2, "L_cycles": 3},
+        **{"bp_warmup_ratio": 0.2, "bp_min_steps": 2, "bp_max_steps": 5},
+    },
+    "trm_text": {"half_layers": False, "H_cycles": 2, "L_cycles": 1, "H_bp_steps": 1, "L_bp_steps": 1},
+    "ut_text": {"cycles": 4, "bp_cycles": 2},
+    "rins_text": {"half_layers": True, "L_cycles": 7, "L_bp_cycles": 4},
+    "gpt": {"attention": "causal", "init_type": "megatron", "init_std": 0.02, "norm_eps": 1e-5, "num_kv_heads": 12},
+}
+# Heads, and millions of parameters with a vocabulary of 32,000.
+SIZES = {
+    **{"gpt_small": (12, 110), "gpt_medium": (16, 341), "gpt_large": (20, 772), "gpt_xl": (25, 1546)},
+    **{"llama2_7b": (32, 6738), "llama2_13b": (40, 13016), "llama2_70b": (64, 68977), "seed_1024": (16, 220)},
+    **{"seed_2048": (32, 1364), "seed_4096": (64, 6738), "hrm_text_b": (8, 232), "hrm_text_l": (10, 609)},
+    **{"hrm_text_xl": (12, 1080), "hrm_text_xxl": (14, 3153), "hrm_text_xxl_wide": (20, 2911)},
+}
+
+
+@pytest.mark.parametrize("typed", OTHERS)
+def test_the_other_architectures_have_their_published_values(typed: str) -> None:
+    values = compose(*f"arch={typed}".split()).arch.model_dump()
+    assert {key: values[key] for key in OTHERS[typed]} == OTHERS[typed]
+
+
+def test_every_size_of_a_text_model_is_that_of_its_name() -> None:
+    for name, (num_heads, millions) in SIZES.items():
+        arch = compose(f"arch={name}", "arch.forward_dtype=float32").text_arch
+        num = sum(weight.numel() for weight in shapes_of(arch, vocab_size=32000).parameters())
+        assert (arch.num_heads, round(num / 1e6)) == (num_heads, millions), name
+>>>>>>> theirs
 
 
 # The commands are those of the READMEs of the HRM and TRM repositories, with all their words.

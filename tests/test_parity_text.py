@@ -142,9 +142,6 @@ def test_every_architecture_and_option_can_be_replayed(folder: Path, capsys: pyt
         (of_json(lambda d: d["train"][0]["metrics"].update(accuracy=[9, 9])), "train[0].accuracy[0] "),
         (of_json(lambda d: d["generate"]["ema"]["tokens"][0].append(1)), "generate.ema.tokens "),
         (of_json(lambda d: d["optim"].update(ema=0.8)), "ema.lm_head.weight "),
-        (of_json(lambda d: d["optim"].update(weight_decay=0.1)), "final.lm_head.weight "),
-        (of_json(lambda d: d["model"].update(attn_type="causal")), "train.00.logits "),
-        (of_json(lambda d: d["model"].update(bp_min_steps=5)), "train[0].grad_norm "),
         (of_tensor("trajectory", "train.03.logits", lambda x: x * 1.001), "train.03.logits "),
         (of_tensor("trajectory", "generate.final.logits", lambda x: x * 1.001), "generate.final.logits "),
         (of_tensor("final", "lm_head.weight", lambda x: x * 1.001), "final.lm_head.weight "),
@@ -158,23 +155,3 @@ def test_a_changed_recording_fails_by_name(
     assert parity.main([str(folder)]) == 1
     out = capsys.readouterr().out
     assert any(line.startswith(f"  FAILED: {named}") for line in out.splitlines()), out
-
-
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (of_json(lambda d: d.update(arch="gpt")), "arch is 'gpt'"),
-        (of_json(lambda d: d["model"].update(dropout=0.1)), "dropout"),
-        (of_json(lambda d: d["model"].update(n_layers=4)), "L_level.layers.1"),
-        (of_json(lambda d: d["optim"].pop("ema")), "ema"),
-        (of_json(lambda d: d["train"][0].update(sequences=[[9, 999]])), "train[0].sequences"),
-        (lambda folder: (folder / "ema.safetensors").unlink(), "ema.safetensors"),
-    ],
-)
-def test_what_cannot_be_replayed_is_one_line_and_status_2(
-    folder: Path, damage: Callable[[Path], Any], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    damage(folder)
-    assert parity.main([str(folder)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1 and named in error

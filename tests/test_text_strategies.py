@@ -3,6 +3,7 @@
 # N = tokens of a row, V = vocabulary
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from torch import Tensor
 from dataset.schema import IGNORE_LABEL
 from models.parallel import ParallelConfig, parallelize
 from models.parallel.layout import Layout
+from models.parallel.pipeline_text import TextPipelineLayout
 from models.text.config import GPTConfig, TextConfig, TransformerTextConfig
 from models.text.generation import Decoder
 from models.text.model import TextModel
-from models.text.objective import TextBatch, TextRow, TextSettings
+from models.text.objective import TextBatch, TextObjective, TextRow, TextSettings
 from models.text.packing import Packing
 from models.text.stack_config import Sequences
 from tests.models.parallel.helpers import DIST, close, config_of, whole, whole_weights
@@ -137,6 +139,18 @@ def _check(world: World, config: ParallelConfig, num_parts: int, arch: type[Text
     _compare_evaluation(plain, layout, world)
     if arch is GPTConfig:
         _compare_step(plain, layout, world, is_pipeline=config.name == "pipeline")
+
+
+def test_the_loss_of_a_row_of_a_pipeline_has_its_scale_and_adds_its_sums() -> None:
+    model = make_model(make_config(GPTConfig))
+    row, settings = _rows(NUM_ROWS)[0], TextSettings(model.config.num_calls, IGNORE_LABEL)
+    batch, objective = TextBatch([row], 100), TextObjective(model)
+    expected = objective.run(None, batch, settings)
+    rank: Any = SimpleNamespace(model=model, objective=objective, _in_schedule=batch, _settings=settings)
+    rank._loss_scale, rank._sums = 4.0, torch.ones_like(expected.sums)
+    y_ND = model.hidden(row.inputs_N, row.positions_N, row.packing, settings.grad_calls)
+    torch.testing.assert_close(TextPipelineLayout._loss(rank, y_ND, torch.tensor([0])), 4 * expected.loss)
+    torch.testing.assert_close(rank._sums, 1 + expected.sums)
 
 
 def _check_pipelines(world: World) -> None:

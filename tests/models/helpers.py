@@ -200,14 +200,6 @@ def gradients_of(model: RecursiveModel, output: SegmentOutput) -> dict[str, Tens
     return gradients
 
 
-def assert_same_gradients(ours: dict[str, Tensor], theirs: dict[str, Tensor], *, tolerance: float = 1e-5) -> None:
-    """Assert that gradients agree up to a share of their largest components."""
-    assert ours.keys() == theirs.keys()
-    for name, gradient in theirs.items():
-        scale = gradient.abs().max().item()
-        torch.testing.assert_close(ours[name], gradient, rtol=0, atol=tolerance * scale, msg=f"gradient of {name}")
-
-
 def naive_rms(x: Tensor) -> Tensor:
     x = x.double()
     return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()

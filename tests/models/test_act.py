@@ -11,7 +11,7 @@ from torch import Tensor
 from models.act import draw_min_halt_steps, initial_carry, segment, wants_to_halt
 from models.carry import Carry, Outputs
 from models.tokens import TokenModel
-from tests.models.helpers import ARCH_NAMES, fresh_state, random_batch, run, seed_with, small_model
+from tests.models.helpers import random_batch, seed_with, small_model
 from utils.batch import Batch
 
 BATCH = 4
@@ -134,18 +134,6 @@ def test_a_segment_and_its_target_have_the_requested_depth() -> None:
         assert ours.target_q_continue_B is not None and theirs.target_q_continue_B is not None
         assert torch.equal(ours.target_q_continue_B, theirs.target_q_continue_B)
     assert not torch.equal(untold.logits_BSV, told_first.logits_BSV)
-
-
-def test_a_segment_starts_from_the_state_of_the_segment_before() -> None:
-    """Three segments equal three forward passes in a row, in every architecture."""
-    batch = random_batch(BATCH)
-    for name in ARCH_NAMES:
-        model = small_model(name)
-        carry, state = initial_carry(model, batch), fresh_state(model, BATCH)
-        for step in range(1, 4):
-            carry, outputs = segment(model, carry, batch, training=False)
-            state, logits_BSV, *_ = run(model, batch, state=state)
-            assert torch.equal(outputs.logits_BSV, logits_BSV), f"{name}, segment {step}"
 
 
 def test_exploration_has_its_frequency_and_bounds_and_follows_from_seed_and_step() -> None:

@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 
-from models import build_arch
+from models import ArchConfig, build_arch, build_on_meta
+from models.base import CommonConfig
 from models.block import Level
 from models.tokens import TokenModel
 from tests.models.helpers import (
@@ -29,7 +30,10 @@ from tests.models.helpers import (
     run,
     small_config,
     small_model,
+    small_options,
 )
+from tests.models.parallel.helpers import config_of
+from utils.errors import UserError
 
 BATCH = 3
 
@@ -206,6 +210,37 @@ def test_freezing_removes_gradients_and_leaves_the_others_unchanged(
     else:
         assert rows_BE.grad is not None and free_rows_BE.grad is not None
         assert torch.equal(rows_BE.grad, free_rows_BE.grad)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "fits"),
+    [
+        ("trm_mlp", {"hidden_size": 30, "num_heads": 4}, (False, False)),  # it has no heads
+        ("trm_conv", {}, (True, False)),
+        ("trm_conv", {"pos_encodings": "learned"}, (False, False)),
+        ("se_rrm", {}, (True, True)),
+        ("se_rrm", {"puzzle_emb_ndim": 1}, (False, False)),
+        ("se_rrm", {"equivariant_symbols": False}, (False, False)),
+        ("se_mixer", {"cells": "mlp"}, (False, False)),
+        ("se_mixer", {"puzzle_emb_ndim": 1}, (False, False)),
+    ],
+)
+def test_weights_fit_boards_of_another_size_with_the_same_or_other_symbols(
+    name: str, changes: dict[str, Any], fits: tuple[bool, bool]
+) -> None:
+    config = TypeAdapter[ArchConfig](ArchConfig).validate_python(small_options(name, **changes))
+    assert isinstance(config, CommonConfig)
+    assert (config.weights_fit(same_vocabulary=True), config.weights_fit(same_vocabulary=False)) == fits
+
+
+def test_a_rank_needs_memory_for_its_part_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, sizes = small_config(), {"seq_len": SEQ_LEN, "vocab_size": VOCAB_SIZE, "num_puzzle_identifiers": 10**6}
+    room = {"SC_PHYS_PAGES": 10**6, "SC_PAGE_SIZE": 32 * 4 * 2 // 3}  # two thirds of the puzzle table
+    monkeypatch.setattr("models.os.sysconf", room.get)
+    build_on_meta(config, num_parts=config_of("fsdp").num_parts(2), **sizes)
+    for num_parts in (config_of("ddp").num_parts(2), config_of("fsdp").num_parts(1)):
+        with pytest.raises(UserError, match="but this machine has"):
+            build_on_meta(config, num_parts=num_parts, **sizes)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ class Alone:
         carry = initial_carry(model, one)
         self.answers: list[list[int]] = []
         self.q_halt: list[float] = []
+        self.settled: list[bool] = []
         self.halts_at = self.settled_at = STEPS
         with torch.no_grad():
             for step in range(1, STEPS + 1):
@@ -48,10 +49,12 @@ class Alone:
                 carry.halted_B = torch.tensor([False])
                 self.answers.append(outputs.logits_BSV.argmax(-1)[0].tolist())
                 self.q_halt.append(float(outputs.q_halt_B))
-                if outputs.q_halt_B > outputs.q_continue_B:
+                halts = bool(outputs.q_halt_B > outputs.q_continue_B)
+                self.settled.append(halts and self.answers[-2:-1] == self.answers[-1:])
+                if halts:
                     self.halts_at = min(self.halts_at, step)
-                    if step > 1 and self.answers[-1] == self.answers[-2]:
-                        self.settled_at = min(self.settled_at, step)
+                if self.settled[-1]:
+                    self.settled_at = min(self.settled_at, step)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +80,7 @@ def _run(slots: Slots) -> tuple[list[Finished], list[int]]:
         said = slots.advance()
         sizes.append(len(said.steps_B))
         assert len(said.labels_BS) == len(said.halted_before_B) == len(said.outputs.q_halt_B) == sizes[-1]
+        assert said.deltas_B is None or len(said.deltas_B) == sizes[-1]
         if said.finished is not None:
             finished.append(said.finished)
     return finished, sizes
@@ -101,6 +105,7 @@ def test_every_sequence_is_answered_as_if_it_were_alone(
         for i, n in enumerate((done.rows_N - 100).tolist()):
             steps = alone[n].settled_at if adaptive else STEPS
             assert int(done.steps_N[i]) == steps
+            assert bool(done.settled_N[i]) == alone[n].settled[steps - 1]
             assert answers[i] == alone[n].answers[steps - 1]
             assert done.batch["inputs"][i].tolist() == batch["inputs"][n].tolist()
             assert int(done.batch["puzzle_identifiers"][i]) == int(batch["puzzle_identifiers"][n])
@@ -121,7 +126,8 @@ def test_a_compiled_model_always_sees_the_same_number_of_slots(
     hook = model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[1])))
 
     def run() -> tuple[list[Finished], list[int]]:
-        return _run(Slots(model, _pieces(batch, [4] * 4 + [1]), num_steps=STEPS, adaptive=adaptive, keep_steps=True))
+        pieces = _pieces(batch, [4] * 4 + [1])
+        return _run(Slots(model, pieces, num_steps=STEPS, adaptive=adaptive, keep_steps=True, keep_deltas=True))
 
     expected, expected_sizes = run()
     seen.clear()
@@ -149,4 +155,5 @@ def test_a_trace_has_the_answers_of_every_segment(model: HRM, batch: Batch, alon
         assert said.predictions_TNS[:, n].tolist() == one.answers
         assert said.confidence_TN[:, n].tolist() == pytest.approx(torch.tensor(one.q_halt).sigmoid().tolist(), abs=1e-4)
         assert int(said.settled_at_N[n]) == one.settled_at
+        assert bool(said.settled_N[n]) == one.settled[-1]
     assert trace(model, batch).predictions_TNS.shape == (3, NUM, SEQ_LEN)  # 3 is the default, halt_max_steps

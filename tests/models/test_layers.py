@@ -114,10 +114,12 @@ def test_weights_of_text_are_a_normal_distribution_reduced_modulo_3() -> None:
 
 
 def test_weights_and_bias_of_a_convolution_are_uniform_as_in_the_published_code() -> None:
-    layer, limit = ConvSwiGLU(512, 5632), 1 / math.sqrt(2)
-    fill(layer.initial_values(_generator()))
+    layer, over_board = ConvSwiGLU(512, 5632), BoardConv(512, 0)
+    for each in (layer, over_board):
+        fill(each.initial_values(_generator()))
     assert layer.conv_bias_W is not None
-    for values in (layer.conv_weight_W12, layer.conv_bias_W):
+    each_with_limit = [(values, 1 / math.sqrt(2)) for values in (layer.conv_weight_W12, layer.conv_bias_W)]
+    for values, limit in (*each_with_limit, (over_board.weight_D33, 1 / 3)):
         assert values.abs().max().item() == pytest.approx(limit, rel=0.01)
         assert values.std().item() == pytest.approx(limit / math.sqrt(3), rel=0.03)
         assert values.mean().item() == pytest.approx(0, abs=0.03)

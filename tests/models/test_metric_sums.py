@@ -219,7 +219,7 @@ def _evaluates(world: World, num_examples: int) -> dict[str, float]:
         of_batch = EvalSums(NUM_SEGMENTS, CHECKS, world)
         _count(of_batch, mine[first : first + 3])
         sums.add(of_batch)
-    return sums.reduce()
+    return sums.reduce(calibration=True)
 
 
 @pytest.mark.parametrize(("num_ranks", "num_examples"), [(1, NUM_EXAMPLES), (2, NUM_EXAMPLES), (3, 2)])
@@ -228,6 +228,8 @@ def test_an_evaluation_counts_every_example_once(num_ranks: int, num_examples: i
     expected = _expected(_examples()[:num_examples])
     for found in run_ranks(_evaluates, num_ranks, num_examples):
         assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-6)
+        counts = [value for name, value in found.items() if name.endswith("/count")]
+        assert sum(counts) == expected["num_examples"], "an answer without labels has a confidence that may be right"
 
 
 def test_an_evaluation_without_labels_has_only_losses_and_one_without_examples_nothing() -> None:

@@ -141,7 +141,7 @@ def _check_all(world: World, cases: list[Case]) -> list[str]:
             if is_collective and not layout.lockstep:
                 wrong.append(f"{case}: ranks with fewer batches would leave the others waiting")
             first = start(layout.model, its_world)
-            _, found = train(layout, its_world, first, range(NUM_STEPS), clip=options.get("clip"))
+            _, found = train(layout, its_world, first, range(NUM_STEPS), clip=options.get("clip"), loss_scale=4.0)
         shares = world.gather_objects(sorted(found.gradients[0]))
         copies = its_world.data_size if name == "pipeline" else world.size
         try:
@@ -214,6 +214,16 @@ OF_TWO: list[Case] = [
 )
 def test_evaluation_sees_weights_that_were_changed_in_place(num_ranks: int, cases: list[Case]) -> None:
     run_ranks(_check_evaluation, num_ranks, cases)
+
+
+def _compiled_blocks(world: World) -> tuple[list[int], bool]:
+    with patch("models.parallel.pipeline.compile_each") as compile_each:
+        layout, _ = layout_of(world, "pipeline", "transformer", compile=True, num_layers=3, microbatches=4)
+    return [len(level.layers) for level in compile_each.call_args.args[0]], layout.model.is_compiled
+
+
+def test_each_rank_of_a_pipeline_compiles_its_own_blocks() -> None:
+    assert run_ranks(_compiled_blocks, 2) == [([2], True), ([1], True)]
 
 
 def _memory_that_is_kept(world: World, names: list[str]) -> list[str]:

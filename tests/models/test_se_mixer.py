@@ -14,6 +14,7 @@ from torch import Tensor
 from dataset.augment import Box
 from dataset.sudoku import unit_ids
 from models.act import initial_carry, segment
+from models.attention import rotary_tables_2d
 from models.carry import Outputs
 from models.se_mixer import SEMixer, SEMixerBlock, SEMixerConfig, box_of, units_of_board
 from tests.models.helpers import small_options
@@ -72,6 +73,7 @@ def test_renaming_symbols_renames_the_answer(cells: str, side: int) -> None:
         torch.testing.assert_close(renamed_BSV[..., new_name_V], logits_BSV, rtol=1e-5, atol=1e-5)
         same_BS = renamed_BSV.argmax(-1) == new_name_V[logits_BSV.argmax(-1)]
         assert same_BS.all(), "an answer differs by more than its names"
+    assert _logits(_mixer(side, cells=cells, forward_dtype="bfloat16"), inputs_BS).dtype == torch.bfloat16
 
 
 def test_symmetries_of_the_board_move_the_answer() -> None:
@@ -177,6 +179,15 @@ def test_puzzle_rows_speak_to_symbols() -> None:
     model.puzzle_embedding.weight[0, 8] = 3.0  # of the first symbol alone
     change_BSV = (_logits(model, _boards(4)) - before_BSV).abs()
     assert (change_BSV[..., 2] > 1e-4).all()
+    model.puzzle_embedding.weight[0] = 0.0
+    model.puzzle_embedding.weight[0, :8] = 1.0  # of all symbols
+    assert ((_logits(model, _boards(4)) - before_BSV).abs() > 1e-5).all()
+
+
+def test_the_positions_of_attention_turn_fast_enough_for_small_boards() -> None:
+    model = _mixer(4, cells="attention")
+    for ours, expected in zip((model.rotary_cos, model.rotary_sin), rotary_tables_2d(0, 16, 8, 100.0), strict=True):
+        assert torch.equal(ours, expected)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from torch import Tensor
 from dataset.schema import IGNORE_LABEL
 from models import ArchConfig, build_puzzle_arch
 from models.act import ActObjective, ActSettings, draw_random_halts, draw_seeds, initial_carry, segment
+from models.attention import rotary_tables
 from models.dropout import Dropout, attend_with_dropout, kept
 from models.losses import mean_token_loss
 from models.se_rrm import SERRM, SERRMBlock
@@ -74,7 +75,7 @@ def _naive_turn(x_H: Tensor, place: tuple[int, int] | None) -> Tensor:
         return x_H
     out_4Q = x_H.view(4, -1).clone()
     for position, quarters in zip(place, ([0, 2], [1, 3]), strict=True):
-        out_4Q[quarters] = naive_rotate(out_4Q[quarters].flatten(), position, 10000.0).view(2, -1)
+        out_4Q[quarters] = naive_rotate(out_4Q[quarters].flatten(), position, 100.0).view(2, -1)
     return out_4Q.flatten()
 
 
@@ -90,7 +91,8 @@ def _naive_block(block: SERRMBlock, x_VTD: Tensor, places_T: list[Any]) -> Tenso
 
 def test_a_segment_equals_loops_over_symbols_and_cells() -> None:
     """The reference is in float64. Rows and columns count from 0; added tokens do not rotate."""
-    model, batch = _model(add_tokens=2, H_cycles=1, L_cycles=2, width_multiple=8), random_batch(1)
+    model = _model(add_tokens=2, H_cycles=1, L_cycles=2, width_multiple=8, rope_theta=100.0)
+    batch = random_batch(1)
     z_BVTD, logits_BSV, q_halt_B = _run(model, batch)
     places_T = [*((s // 3, s % 3) for s in range(SEQ_LEN)), None, None]
     x_VTD = model.embed(batch["inputs"], None)[0].detach()
@@ -105,6 +107,13 @@ def test_a_segment_equals_loops_over_symbols_and_cells() -> None:
     torch.testing.assert_close(logits_BSV[0].double(), logits_SV, rtol=1e-4, atol=1e-4)
     confidence = logits_SV.softmax(-1).amax(-1).amin()
     torch.testing.assert_close(q_halt_B[0].double().sigmoid(), confidence, rtol=1e-4, atol=1e-4)
+
+
+def test_positions_of_one_dimension_turn_cells_and_leave_added_tokens() -> None:
+    cos_TH, sin_TH = rotary_tables(SEQ_LEN, SMALL["head_dim"], 100.0)
+    model = _model(pos_encodings="rope", rope_theta=100.0, add_tokens=2)
+    assert torch.equal(model.rotary_cos[:SEQ_LEN], cos_TH) and torch.equal(model.rotary_sin[:SEQ_LEN], sin_TH)
+    assert (model.rotary_cos[SEQ_LEN:] == 1).all() and (model.rotary_sin[SEQ_LEN:] == 0).all()
 
 
 def test_a_cell_has_its_symbol_and_zeros_elsewhere() -> None:
@@ -157,7 +166,8 @@ def test_a_puzzle_row_is_renamed_with_its_symbols() -> None:
 
 
 def test_symbols_with_embeddings_of_their_own_are_not_alike() -> None:
-    model, batch = _model(equivariant_symbols=False), random_batch(BATCH)
+    model, batch = _model(equivariant_symbols=False, hidden_size=64), random_batch(BATCH)
+    assert model.get_parameter("embed_symbols").std().item() == pytest.approx(1, abs=0.15)
     new_V = torch.tensor([0, 1, 3, 2, 4, 5, 6])
     logits, renamed = (
         _run(model, batch | {"inputs": of})[1] for of in (batch["inputs"], new_V[batch["inputs"].long()])
@@ -200,6 +210,9 @@ def test_halts_are_drawn_as_often_as_asked() -> None:
     draws = torch.stack([draw_random_halts(7, step, 200, 0.1, 16) for step in range(200)])
     assert set(draws.unique().tolist()) == {0, 16}
     assert 0.09 < (draws == 0).float().mean() < 0.11
+    # From one stream, a halt would be drawn from the same 64 bits as two seeds.
+    halts_B = draw_random_halts(7, 5, 200, 0.1, 16) == 0
+    assert not torch.equal(draw_seeds(7, 5, 400)[1::2] < 0.1 * 2**32, halts_B)
 
 
 @pytest.mark.parametrize(

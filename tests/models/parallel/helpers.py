@@ -80,7 +80,13 @@ def start(model: Model, world: World) -> Carry:
 
 
 def train(
-    layout: Layout, world: World, carry: Carry, steps: range, *, clip: float | None = None
+    layout: Layout,
+    world: World,
+    carry: Carry,
+    steps: range,
+    *,
+    clip: float | None = None,
+    loss_scale: float = 1.0,
 ) -> tuple[Carry, Found]:
     """Train some steps by plain SGD as pretrain.py does. Return the last carry and the results."""
     model, mine, found = layout.model, world.slice_of(BATCH), Found()
@@ -92,10 +98,14 @@ def train(
             carry,
             {name: tensor[mine] for name, tensor in batch_at(step).items()},
             ActSettings(config.depth, config.loss, ignore_label=0, global_batch_size=BATCH, min_halt_steps_B=minimum_B),
+            loss_scale=loss_scale,
         )
         assert new_carry is not None
         carry = new_carry
         layout.require_gradients()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= loss_scale
         found.norms.append(layout.grad_norm())
         if clip is not None:
             layout.clip_(clip, found.norms[-1])

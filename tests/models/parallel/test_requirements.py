@@ -82,6 +82,8 @@ def test_microbatches_must_divide_the_slots(name: str, fitting: int, num_parts: 
         ("hrm", {"mlp": "normalized_swiglu"}, 2, "normalized_swiglu, which normalises"),
         ("hrm", {"fp8_no_grad": True}, 2, "arch.fp8_no_grad .* set it to false, or take fsdp"),
         ("se_rrm", {"dropout": 0.2}, 2, "arch.dropout drops"),
+        ("se_rrm", {"num_heads_t": 1}, 2, "divide arch.num_heads_t 1; take one of 1 for"),
+        ("trm_mlp", {"expansion": 0.28, "width_multiple": 1}, 4, "divide the width of the MLP on"),
         ("se_mixer", {}, 2, "nothing that tp splits"),
     ],
 )
@@ -95,6 +97,19 @@ def test_a_model_whose_tensors_ranks_cannot_split_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"num_heads": 4, "num_kv_heads": 2}, "divide arch.num_kv_heads 2; take one of 1, 2 for tp"),
+        ({"mlp": "gelu", "expansion": 0.375}, "divide the width of the MLP on 16 6; take one of 1, 2 for tp"),
+    ],
+)
+def test_text_that_ranks_cannot_split_is_refused(options: dict[str, Any], advice: str) -> None:
+    sizes = {"num_heads": 4, "num_kv_heads": 4, "expansion": 0.75, "width_multiple": 1}
+    with pytest.raises(UserError, match=advice):
+        config_of("tp").require_support(make_model(make_config(GPTConfig, **(sizes | options))), World(size=4))
+
+
+@pytest.mark.parametrize(
     ("num_layers", "schedule", "num_ranks", "advice"),
     [
         (3, "gpipe", 4, "take 4 layers or more, or parallel.stages=2"),
@@ -104,6 +119,7 @@ def test_a_model_whose_tensors_ranks_cannot_split_is_refused(
 )
 def test_too_few_blocks_for_a_pipeline_are_refused(num_layers: int, schedule: str, num_ranks: int, advice: str) -> None:
     config, model = config_of("pipeline", schedule=schedule), model_of("transformer", num_layers=num_layers)
+    assert config_of("pipeline", schedule="interleaved", stages_per_rank=3).num_stages(num_ranks) == 3 * num_ranks
     with pytest.raises(UserError, match=f"arch.num_layers is {num_layers}, .*{advice}"):
         config.require_support(model, World(size=num_ranks))
 

@@ -47,6 +47,12 @@ def test_the_calls_with_gradient_grow_over_the_warm_up() -> None:
     assert config.grad_calls_at(1, 12) == CallCounts(H=1, L=1)
 
 
+def test_a_gelu_is_as_wide_as_its_expansion_says_and_a_gpt_scales_no_embedding() -> None:
+    config = make_config(GPTConfig, mlp="gelu", expansion=4.0, hidden_size=16)
+    (shape,) = config.stacks.values()
+    assert (shape.width, shape.stds.mlp_output, config.embedding_scale) == (64, 1 / 8, 1.0)
+
+
 @pytest.mark.parametrize(
     ("arch", "options", "message"),
     [
@@ -55,6 +61,7 @@ def test_the_calls_with_gradient_grow_over_the_warm_up() -> None:
         (HRMTextConfig, {"init_std": 0.1}, r"init_std 0\.1 is for init_type fixed_normal and megatron; set it"),
         (HRMTextConfig, {"num_layers": 3}, "even number of layers"),
         (HRMTextConfig, {"bp_min_steps": 6}, "bp_min_steps 6 is more than bp_max_steps 5"),
+        (HRMTextConfig, {"bp_min_steps": 1}, "bp_min_steps\n.*greater than or equal to 2"),
         (HRMTextConfig, {"H_override": {"hidden_size": 32}}, "H_override has hidden_size"),
         (RINSTextConfig, {"H_override": {"num_heads": 5}}, "H_override: .*num_heads 5"),
         (GPTConfig, {"num_heads": 4, "num_kv_heads": 3}, "not divisible by num_kv_heads 3"),

@@ -1,6 +1,7 @@
 """Every text model computes what its equations say, forward and backward."""
 
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 import torch
@@ -49,13 +50,22 @@ def _loss(model: TextModel, grad_calls: CallCounts, sequences: Sequences = SEQUE
 
 
 @pytest.mark.parametrize(("arch", "options"), CASES, ids=str)
-def test_loss_and_gradients_are_those_of_the_equations(arch: type[TextConfig], options: dict[str, Any]) -> None:
+def test_loss_and_gradients_are_those_of_the_equations(
+    arch: type[TextConfig], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = MagicMock()
+    monkeypatch.setattr("models.text.model.record_function", recorded)
     model = make_model(make_config(arch, **options))
     inputs_N, labels_N, positions_N = make_row()
     grad_calls = model.config.grad_calls_at(1, 10)
     loss = _loss(model, grad_calls)
     loss.backward()
+    calls = model.config.num_calls
+    num_without = max(0, calls.H - grad_calls.H) + max(0, calls.L - grad_calls.L)
+    assert recorded.call_args_list == [call("forward without gradient")] * num_without
     ours = {name: weight.grad for name, weight in model.named_parameters()}
+    if model.lm_head is not None:  # otherwise the head gives the embedding a gradient
+        assert (ours["embed_tokens.weight"] is not None) == model.config.embedding_has_gradient(grad_calls)
     model.zero_grad()
     logits_NV = plain_logits(model, inputs_N, positions_N, SEQUENCES, grad_calls)
     expected = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORE_LABEL, reduction="sum")
@@ -84,6 +94,7 @@ def test_the_embedding_has_a_gradient_only_where_a_call_with_gradient_sees_it(
     model = make_model(make_config(HRMTextConfig))
     _loss(model, grad_calls).backward()
     assert (model.embed_tokens.weight.grad is not None) == has_gradient
+    assert model.config.embedding_has_gradient(grad_calls) == has_gradient
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from models.text.objective import TextBatch, TextRow
 from models.text.packing import Packing, _Batches
 from models.text.stack_config import Kernel, Mask, Sequences
 from tests.models.text.helpers import sees, varlen_attention
@@ -85,6 +86,9 @@ def test_a_copy_of_the_packing_attends_alike(kernel: Kernel) -> None:
     q, k, v = torch.randn(3, 9, 2, 4)
     expected = Packing([(3, 2), (2, 0)], 9, kernel=kernel).attend(q, k, v, "prefixlm")
     assert torch.equal(copied.attend(q, k, v, "prefixlm"), expected)
+    parts = torch.arange(27).view(3, 9)
+    (row,) = TextBatch([TextRow(parts[0], parts[1], parts[2], packing)], 5).apply(lambda tensor: tensor + 1).rows
+    assert torch.equal(torch.stack([row.inputs_N, row.labels_N, row.positions_N]), parts + 1)
 
 
 @pytest.mark.parametrize("mask", ["prefixlm", "causal"])
