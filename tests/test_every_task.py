@@ -32,8 +32,6 @@ def _num_faulty(task: BoardTask, inputs_NS: np.ndarray, labels_NS: np.ndarray) -
 
 def test_the_class_says_all_that_messages_need(sample: tuple[BoardTask, Split]) -> None:
     task, split = sample
-    for word in ("kind", "plural", "shapes", "checked", "name", "title"):
-        assert getattr(task, word, ""), f"{type(task).__name__} has no {word}"
     assert task.rows * task.columns == split.metadata.seq_len
     assert {len(task.tokens), len(task.symbols)} <= {0, split.metadata.vocab_size}, "of every token, or of none"
     found = task_of_shape(split.metadata.seq_len, split.metadata.vocab_size)
@@ -46,6 +44,7 @@ def test_correct_examples_are_right_and_without_faults(sample: tuple[BoardTask, 
     task, split = sample
     inputs_NS, labels_NS = _arrays(split)
     assert _num_faulty(task, inputs_NS, labels_NS) == 0
+    assert _num_faulty(task, inputs_NS, 0 * labels_NS) == 0, "an unknown label cannot be wrong"
     for question_S, label_S in zip(inputs_NS, labels_NS, strict=True):
         verdict = task.verdict(question_S, label_S, label_S)
         assert verdict.valid and verdict.solved and verdict.reason
@@ -53,6 +52,7 @@ def test_correct_examples_are_right_and_without_faults(sample: tuple[BoardTask, 
         judged = task.judge(torch.from_numpy(inputs_NS).long(), torch.from_numpy(labels_NS).long())
         assert {name: values.all().item() for name, values in judged.items()} == dict.fromkeys(task.metrics, True)
         assert all(values.dtype == torch.bool for values in judged.values())
+        assert _num_faulty(task, inputs_NS, labels_NS * (np.arange(labels_NS.shape[1]) > 0).astype(np.uint8)) == 0
         fitting = fitting_evaluators(split)
         assert build_evaluators(fitting, split).metrics == (task.metrics if fitting else ())
 

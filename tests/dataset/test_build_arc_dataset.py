@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataset import build_arc_dataset
-from dataset.arc import SIDE, crop, grid_key, parse_name, to_tokens, undo
+from dataset import build_arc_dataset, builder
+from dataset.arc import SIDE, crop, grid_key, parse_name
 from dataset.arc_votes import ArcVotes
 from dataset.build_arc_dataset import main
 from dataset.schema import PuzzleSet
@@ -111,31 +111,18 @@ def test_format(tmp_path: Path, tasks_dir: Path) -> None:
     assert json.loads((tmp_path / "data" / "test_puzzles.json").read_text()) == EVALUATION
 
 
-def test_every_example_can_be_undone(tmp_path: Path, tasks_dir: Path) -> None:
-    """Undoing a version, as its name says, restores the pair. Pairs are in order."""
-    splits = _build(tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 20)
-    names = _names(tmp_path / "data")
-    expected = {
-        "train": {name: task["train"] + task["test"] for name, task in TRAINING.items()}
-        | {name: task["train"] for name, task in EVALUATION.items()},
-        "test": {name: task["test"] for name, task in EVALUATION.items()},
-    }
-    for split, tasks in expected.items():
-        seen = []
-        for identifier, inputs_ES, labels_ES in _puzzles(splits[split].sets["all"]):  # type: ignore[index]
-            task, number, permutation_C = parse_name(names[identifier])
-            seen.append(task)
-            num_at_start = 0
-            for pair, input_S, label_S in zip(tasks[task], inputs_ES, labels_ES, strict=True):
-                top, left = _start(input_S)
-                num_at_start += (top, left) == (0, 0)
-                for grid, tokens_S in ((pair["input"], input_S), (pair["output"], label_S)):
-                    assert _start(tokens_S) == (top, left), "input and output must be moved alike"
-                    found_hw = _grid_at(tokens_S, top, left)
-                    assert undo(found_hw, number, permutation_C).tolist() == grid
-                    np.testing.assert_array_equal(tokens_S, to_tokens(found_hw, top, left))
-            assert num_at_start >= 1 if split == "train" else num_at_start == len(inputs_ES)
-        assert set(seen) == set(tasks) and len(seen) == 21 * len(tasks)
+def test_kept_colours_give_the_eight_transforms_or_fewer_with_a_note(
+    tmp_path: Path, tasks_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    black = [{"input": [[0]], "output": [[0, 0]]}]
+    (tasks_dir / "training" / "a.json").write_text(json.dumps({"train": black, "test": black}))
+    _build(tmp_path / "data", "--dataset-dirs", tasks_dir, "--keep-colours")
+    versions = [parse_name(name) for name in _names(tmp_path / "data")[1:]]
+    numbers = [number for _, number, permutation_C in versions if (permutation_C == np.arange(10)).all()]
+    assert numbers == [*[*range(8)] * 2, 0, 1, *range(8)]
+    assert "fewer than 7 different versions were found of a\n" in capsys.readouterr().err
+    _build(tmp_path / "data", "--dataset-dirs", tasks_dir, "--num-aug", 2)
+    assert "fewer than 2 different versions were found of a\n" in capsys.readouterr().err
 
 
 def test_combined_files_and_folders_give_the_dataset_of_the_seed(
@@ -172,6 +159,7 @@ def test_a_test_set_without_outputs_is_built(tmp_path: Path, capsys: pytest.Capt
     splits = _build(tmp_path / "data", "--input-file-prefix", prefix, *options)
     assert "note: test pairs of training tasks without output are left out: 3" in capsys.readouterr().err
     assert np.diff(splits["train"].sets["all"].puzzle_indices)[::3].tolist() == [2, 3, 3, 2]
+    assert main_of_validate([str(tmp_path / "data")]) == 0, "labels that nobody knows are no fault"
     assert (splits["test"].sets["all"].labels == 0).all() and (splits["test"].sets["all"].inputs != 0).any(1).all()
     test_puzzles = json.loads((tmp_path / "data" / "test_puzzles.json").read_text())
     assert test_puzzles["d"]["test"] == [{"input": pair["input"]} for pair in EVALUATION["d"]["test"]]
@@ -208,9 +196,10 @@ def test_a_task_that_occurs_twice_is_built_once(tmp_path: Path, capsys: pytest.C
     assert splits["train"].metadata.total_groups == 4
     assert sorted(_names(tmp_path / "data")[1::2]) == ["a", "b", "c", "d"]
 
-    (tasks / "copy" / "b.json").write_text(json.dumps(_task(77)))
-    message = _error(capsys, tmp_path / "other", "--dataset-dirs", tasks, "--num-aug", 1)
-    assert "training and " in message and "copy hold different ARC tasks called b; rename one" in message
+    for part in ("train", "test"):
+        (tasks / "copy" / "b.json").write_text(json.dumps(TRAINING["b"] | {part: _task(77)[part]}))
+        message = _error(capsys, tmp_path / "other", "--dataset-dirs", tasks, "--allow-leak")
+        assert "training and " in message and "copy hold different ARC tasks called b; rename one" in message
 
 
 def test_a_task_both_trained_on_and_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,16 +229,29 @@ def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         "--dataset-dirs and --input-file-prefix exclude": ["--dataset-dirs", "x", "--input-file-prefix", "y"],
         "there is no folder missing": ["--dataset-dirs", "missing"],
         "--side is 10, but a canvas has a side from 5 to 30, and not 10": ["--side", 10],
+        "--subsets a a must name each subset once": [
+            "--input-file-prefix",
+            "x",
+            "--subsets",
+            *"aa",
+            "--test-set-name",
+            "a",
+        ],
+        "--num-aug and --keep-colours exclude each other": ["--num-aug", 7, "--keep-colours"],
         "--side is 31, but a canvas has a side from 5 to 30": ["--side", 31],
     }
     for expected, typed in options.items():
         assert expected in _error(capsys, tmp_path / "data", *typed)
 
 
-def test_wrong_tasks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_tasks_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "MAX_ROWS", 15)
     for number, (evaluation, options, expected) in enumerate(
         (
             ({}, [], "so there is no test set"),
+            ({"c": _task(5)}, ["--num-aug", 1], "20 examples are more than a dataset can index"),
             ({"a|||b": _task(5)}, [], "a task is called 'a|||b'"),
             ({"e": _task(5)}, ["--side", 5], "no ARC task of the test set has only"),
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dataset import boards
-from dataset.build_maze_dataset import main
+from dataset.build_maze_dataset import BUILDER, main
 from dataset.schema import Split, check_contents
 from tests.dataset.builders import HEADER, build, refused, write_source
 from tests.dataset.mazes import random_maze, to_text, turned_row
@@ -67,6 +67,8 @@ def test_malformed_rows_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     ):
         (tmp_path / "train.csv").write_text(f"{HEADER}\nx,{question},{answer},4\n")
         assert f"train.csv:2: {expected}" in _error(capsys, tmp_path / "data", "--source-dir", tmp_path)
+    assert "--size is 5; it must be 6 to 40" in _error(capsys, tmp_path / "data", "--generate", 3, "--size", 5)
+    assert BUILDER.parse([]).source_repo == "sapientinc/maze-30x30-hard-1k"
 
 
 def test_any_shortest_path_is_accepted(tmp_path: Path) -> None:

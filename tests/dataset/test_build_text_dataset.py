@@ -47,15 +47,20 @@ def _mistake(capsys: pytest.CaptureFixture[str], *options: object) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
-def test_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_format(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same input gives the same bytes, which replace the dataset."""
     source = write_lines(tmp_path / "a.jsonl", *_problems(200), *_texts(100), {"text": ""})
     splits = _build(tmp_path / "data", "--source", source, "--max-len", 30)
-    assert "\n  left out 1 documents without a text or a response\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "\n  left out 1 documents without a text or a response\n" in said
+    for name, split in splits.items():
+        numbers = [len(_documents(split)), len(split.epochs[0]), len(split.tokens)]
+        assert "{:<6} {:,} documents, {:,} samples, {:,} tokens\n".format(name, *numbers) in said
     documents = [document for split in splits.values() for document in _documents(split)]
     expected = [f"{n} + 1|{n + 1}" for n in range(200)] + [each["text"] for each in _texts(100)]  # type: ignore[index]
     assert sorted(documents) == sorted(expected)
     assert splits["train"].metadata.tasks == ["sums", "text"]
+    monkeypatch.setattr(build_text_dataset, "BATCH_BYTES", 900)
     again = _build(tmp_path / "data", "--source", source, "--max-len", 30)
     record = json.loads((tmp_path / "data" / "fingerprint.json").read_text())
     for name, split in splits.items():
@@ -130,11 +135,14 @@ def test_a_trained_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert message in _mistake(capsys, "--output-dir", tmp_path / "x", "--source", file, *options)
 
 
-def test_test_sources(tmp_path: Path) -> None:
-    train, test = write_lines(tmp_path / "a.jsonl", *_problems(50)), write_lines(tmp_path / "b.jsonl", *_problems(10))
+def test_test_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = write_lines(tmp_path / "a.jsonl", *_problems(50))
+    test = write_lines(tmp_path / "b.jsonl", *_problems(10), {"text": ""})
     splits = _build(tmp_path / "data", "--source", train, "--test-source", test)
     expected = [f"{n} + 1|{n + 1}" for n in range(50)]
     assert [_documents(splits[name]) for name in ("test", "train")] == [expected[:10], expected[10:]]
+    said = capsys.readouterr().out
+    assert "max_len 10\n" in said and "left out 1 documents without a text" in said
 
 
 def test_a_large_file_needs_little_memory(tmp_path: Path) -> None:
@@ -149,11 +157,12 @@ def test_a_large_file_needs_little_memory(tmp_path: Path) -> None:
     assert peak < 10_000_000, f"building took {peak:,} bytes"
 
 
-def test_long_problems_can_be_left_out(tmp_path: Path) -> None:
+def test_long_problems_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_lines(tmp_path / "a.jsonl", *_problems(100))
     splits = _build(tmp_path / "data", "--source", source, "--max-len", 9, "--skip-long", "--test-share", 0.5)
     left = [document for split in splits.values() for document in _documents(split)]
     assert sorted(left) == sorted(f"{n} + 1|{n + 1}" for n in range(10) if len(f"{n}{n + 1}") < 4)
+    assert f"left out {100 - len(left)} documents longer than --max-len" in capsys.readouterr().out
 
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,9 +174,12 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--source", source, "--test-share", 1.5], "--test-share is 1.5"),
         (["--source", one], "no document is for testing"),
         (["--source", source, "--test-source", source], "no document is for training (100 for training"),
-        (["--source", source, "--separator", "<none>"], "no plain text in --source has the separator '<none>'"),
+        (["--source", source, "--separator", " + 1"], "no plain text in --source has the separator ' + 1'"),
         (["--source", source, "--seed", 10**80], "; give a number below 2^64"),
         (["--source", source, "--train-bpe", 5], "--train-bpe is 5; it must be at least 260"),
+        (["--source", source, "--test-source", source, "--test-share", 0.1], "exclude each other"),
+        (["--source", source, "--train-bpe", 300, "--tokenizer", source], "exclude each other"),
+        (["--source", source, "--generate-num", 5], "--generate-num needs --generate"),
         ([], "there is nothing to read"),
     ):
         found = _mistake(capsys, "--output-dir", data, *options)
@@ -183,7 +195,9 @@ def test_a_separator_divides_documents(tmp_path: Path) -> None:
     divided = _build(tmp_path / "data", "--source", stories.parent, other, "--separator", "<|endoftext|>")
     found = {each for split in divided.values() for each in _documents(split)}
     assert {"One story.", "Two stories.", "Three stories.\n"} < found
+    _build(tmp_path / "test", "--source", other, "--test-source", stories.parent, "--separator", "<|endoftext|>")
     record = json.loads((tmp_path / "data" / "fingerprint.json").read_text())["builder"]
+    assert record["program"] == "build_text_dataset" and "output_dir" not in record
     assert (record["separator"], record["source"][0]) == ("<|endoftext|>", str(stories.parent))
 
 

@@ -56,12 +56,6 @@ def test_a_stream_writes_the_same_bytes_as_numpy(tmp_path: Path, cuts: list[int]
     check_contents(open_split(tmp_path, "train"))
 
 
-def test_a_split_that_was_not_finished_is_none(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), SplitWriter(tmp_path / "a", seq_len=4, vocab_size=7, num_puzzle_identifiers=1):
-        raise RuntimeError
-    assert (tmp_path / "a").is_dir() and not (tmp_path / "a" / "dataset.json").exists()
-
-
 @pytest.mark.parametrize("error", [ValueError("bad"), OSError("No space\nleft"), KeyboardInterrupt()])
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(ValueError if isinstance(error, OSError) else type(error)) as caught:  # noqa: SIM117

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dataset.augment import BOXES
+from dataset.canvas import common_side
 from dataset.evaluators import build_evaluators, fitting_evaluators
 from dataset.loader import EvalLoader, TrainLoader
 from dataset.sampler import Sampler
@@ -116,7 +117,7 @@ def test_variations_of_a_smaller_set_are_undone_and_cropped() -> None:
             assert not torch.equal(batch["inputs"][0], batch["inputs"][1])
         # What a model answers outside of the board, or as another digit, must not count.
         if puzzle_set.corner is not None:
-            wild_NC = torch.full((count, 81), 10)
+            wild_NC = torch.full((count, 81), puzzle_set.corner.shape[1])
             assert (variations.undo(np.arange(count), wild_NC) == 0).all()
 
 
@@ -150,5 +151,6 @@ def test_opened_datasets_share_a_canvas_only_if_asked(boards: dict[str, Path]) -
     assert small.metadata.shape == (36, 8) and small.shape_of("s2x2.all") == (16, 6)
     alone = open_datasets(paths[:1], "test", numbered_by=paths[:1], any_size=True)
     assert alone.metadata.shape == (16, 6) and list(alone.sets) == ["all"]
+    assert common_side([(16, 6), (36, 8), (36, 6)]) is None, "mazes share no canvas"
     after_large = open_datasets(paths[:1], "test", numbered_by=paths[1:], any_size=True)
     assert after_large.metadata.shape == (36, 8) and list(after_large.sets) == ["s2x2.all"]

@@ -122,7 +122,9 @@ def test_each_set_of_a_canvas_numbers_its_own_examples(monkeypatch: pytest.Monke
         return symmetries(self, uniform_BU, examples_B)
 
     monkeypatch.setattr(sudoku.SudokuSymmetries, "choose", choose)
-    augmentation = OnlineAugmentation(split, seed=0, global_batch_size=6, slots=slice(0, 6))
+    augmentation = OnlineAugmentation(split, seed=0, global_batch_size=6, slots=slice(0, 6), most_clues=0.5)
+    sizes_and_clues = "Sudoku 2x2, symmetries of Sudoku 2x3 and symmetries of Sudoku 3x3 with up to 50% of the blanks"
+    assert sizes_and_clues in augmentation.description
     sizes = [len(each.inputs) for each in split.sets.values()]
     ends = np.cumsum(sizes)
     augmentation.draw(1, np.sort(np.concatenate([ends - sizes, ends - 1])))

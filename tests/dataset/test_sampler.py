@@ -140,14 +140,6 @@ def test_seeds_and_epochs_give_other_orders_and_groups_draw_evenly() -> None:
     assert all(900 <= count <= 1100 for count in counts.values())  # expected: 1000, with a standard deviation of 26
 
 
-def test_the_steps_of_the_published_run_are_counted() -> None:
-    """It has 20,000 epochs of 1,000 groups. It drops a partial batch at every evaluation."""
-    sampler = _sampler([[[1] * 1001] * 1000], epochs=20_000, global_batch_size=768)
-    assert (sampler.num_draws, sampler.last_step) == (20_000_000, 26_041)
-    assert sampler.examples(26_041, slice(0, 768)).max() < 1_001_000
-    assert sampler.epochs_done(26_041) == 19_999
-
-
 @given(data=DATA, seed=SEEDS, old=st.integers(1, 5), new=st.integers(1, 5), share=st.floats(0, 1))
 @settings(max_examples=40, deadline=None)
 def test_a_resumed_run_with_another_batch_size_continues_at_the_same_draw(

@@ -1,6 +1,7 @@
 """Folders in the published format open unchanged."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataset import schema
-from dataset.schema import check_contents, merge_splits, open_split
+from dataset.schema import check_contents, merge_splits, open_datasets, open_split
 
 NUM_GROUPS, GROUP_SIZE, EXAMPLES, SEQ_LEN, VOCAB = 3, 2, 2, 5, 7
 METADATA: dict[str, Any] = {
@@ -99,6 +100,16 @@ def test_merged_datasets_share_arrays_and_number_puzzles_anew(tmp_path: Path) ->
         merge_splits([splits[0], other], [0, 4])
 
 
+def test_a_part_of_the_trained_datasets_keeps_its_place_in_the_puzzle_table(tmp_path: Path) -> None:
+    """Only the part that is opened needs a test split."""
+    paths = [str(_write(tmp_path / name)) for name in ("one", "two")]
+    shutil.copytree(tmp_path / "two" / "train", tmp_path / "two" / "test")
+    part = open_datasets(paths[1:], "test", numbered_by=paths)
+    identifiers = np.load(tmp_path / "two/test/all__puzzle_identifiers.npy") + 4
+    assert part.sets["two.all"].puzzle_identifiers.tolist() == identifiers.tolist()
+    assert (part.metadata.blank_identifier_id, part.metadata.num_puzzle_identifiers) == (4, 8)
+
+
 def test_merged_datasets_are_checked_one_by_one_and_have_a_fingerprint(tmp_path: Path) -> None:
     """It depends on contents, order and offsets."""
     one, two = (open_split(_write(tmp_path / folder), "train") for folder in ("one", "two"))
@@ -130,14 +141,16 @@ def test_the_fingerprint_depends_on_the_contents_alone(tmp_path: Path, monkeypat
         _edit(tmp_path, name, lambda a: np.where(a == a.flat[0], (a + 1) % 4, a).astype(a.dtype))
         found.append(fingerprint())
     assert len(set(found)) == 4
-    _edit(tmp_path, "inputs", _set((11, 2), VOCAB))
-    assert "row 11 has token 7" in _error(tmp_path)
+    for row in (3, 11):
+        _edit(tmp_path, "inputs", _set((row, 2), VOCAB))
+    assert "row 3 has token 7, but 0 to 6 are possible (2 rows of 12 in all)" in _error(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"vocab_size": "drop"}, "vocab_size: Field required"),
+        ({"pad_id": 7}, "pad_id is 7, but vocab_size is 7"),
         ({"seq_len": 6}, "rows have 5 tokens, but seq_len is 6"),
         ({"total_groups": 4}, "total_groups is 4, but the sets hold 3"),
         ({"blank_identifier_id": 4}, "blank_identifier_id is 4, but num_puzzle_identifiers is 4"),
@@ -208,18 +221,3 @@ def test_no_code_runs_from_a_dataset(tmp_path: Path, name: str) -> None:
     file.write_bytes(b"\x80\x04]." + b"\x00" * 100)  # a bare pickle
     assert f"{file}: cannot be mapped as a plain array" in _error(tmp_path / "data")
     assert not trace.exists()
-
-
-def test_what_is_no_dataset_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    _write(tmp_path / "data" / "sudoku-x")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").touch()
-    for path, said in (
-        ("data/arc-2", "build one: python dataset/build_arc_dataset.py --output-dir data/arc-2"),
-        ("data", "data/train/dataset.json is missing; give data/sudoku-x, or build one"),
-        ("data/addition", "data/addition/train/dataset.json is missing; build one"),
-        ("data/sudoku-x/train", "it is one split of a dataset; give the folder above it, data/sudoku-x"),
-        ("run", "it is a run; resume=run goes on with it"),
-    ):
-        assert said in _error(Path(path))

@@ -58,7 +58,8 @@ def test_many_puzzles_are_counted_as_one_is(box: str) -> None:
 
 
 @pytest.mark.parametrize(("box", "num"), [("2x2", 300), ("2x3", 60), ("3x3", 25)])
-def test_generated_puzzles_have_one_solution_and_differ(box: str, num: int) -> None:
+def test_generated_puzzles_have_one_solution_and_differ(monkeypatch: pytest.MonkeyPatch, box: str, num: int) -> None:
+    monkeypatch.setattr(sudoku, "MAX_DUPLICATES", 10)  # in a row, not in all
     shape = BOXES[box]
     pairs = list(generate(num, shape, np.random.default_rng(0)))
     assert len(pairs) == num
@@ -91,6 +92,7 @@ def test_other_puzzles_have_other_keys(box: Box) -> None:
     """Moving one clue to a blank nearly always changes the symmetry class."""
     num = 20 if box.side <= 9 else 10
     puzzles = [puzzle_S for puzzle_S, _ in generate(num, box, np.random.default_rng(3))]
+    assert len({np.count_nonzero(puzzle_S) for puzzle_S in puzzles}) > 2, "puzzles are easy and hard"
     rng = np.random.default_rng(4)
     changed = 0
     for puzzle_S in puzzles:

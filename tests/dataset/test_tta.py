@@ -10,6 +10,9 @@ from tests.dataset.shapes import split_of
 
 
 def test_tasks_without_variations_are_refused() -> None:
+    assert Variations.of(split_of(900, 6), 8).count == 8
+    one, other = Variations.of(split_of(81, 11), 2)._task.variations(np.array([1, 3]), 2)["cells"]
+    assert (one != other).any(), "each Sudoku must draw its own variations"
     for sizes, count, expected in (
         ((900, 6), 9, "tta=9, but mazes have 8 symmetries"),
         ((900, 12), 4, "augmentations of ARC need evaluators="),
@@ -26,6 +29,7 @@ def _answer(*tokens: int) -> np.ndarray:
 def test_votes_count_before_confidence() -> None:
     few, many = _answer(1, 2), _answer(1, 3)
     assert winner([(few, 0.99), (many, 0.1), (many, 0.2)]).tolist() == [1, 3]
+    assert winner([(few, 0.3), (many, 0.05), (few, 0.3), (many, 0.45)]).tolist() == [1, 2]  # 0.3 beats a mean of 0.25
     assert winner([(few, 0.2), (many, 0.1), (few, 0.2), (many, 0.4)]).tolist() == [1, 3]  # a mean of 0.25 beats 0.2
     # In a tie the first answer wins, which is the answer to the puzzle itself.
     assert winner([(few, 0.3), (many, 0.3)]).tolist() == [1, 2]

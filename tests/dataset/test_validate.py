@@ -2,6 +2,7 @@
 # N = examples, S = tokens of an example, L = side of a grid
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,10 +135,12 @@ def test_one_error_hides_no_other_of_its_kind(data: Path, capsys: pytest.Capture
 
     for file, content in contents.items():
         file.write_bytes(content)
-    _edit_json(data / "test/dataset.json", num_puzzle_identifiers=2)
+    _edit_json(data / "test/dataset.json", num_puzzle_identifiers=2, blank_identifier_id=1, pad_id=3)
     (data / "identifiers.json").write_text('["<blank>", "a", "b"]')
     of_values = (
         "test/dataset.json: num_puzzle_identifiers is 2, but 1 in train",
+        "test/dataset.json: blank_identifier_id is 1, but 0 in train",
+        "test/dataset.json: pad_id is 3, but 0 in train",
         "identifiers.json: holds 3 names, but num_puzzle_identifiers is 1",
         "test/all__inputs.npy: row 1 has token 99, but 0 to 8 are possible",
     )
@@ -147,7 +150,7 @@ def test_one_error_hides_no_other_of_its_kind(data: Path, capsys: pytest.Capture
     )
     report = _Report(capsys, data)
     _assert_errors(report, *of_values, *wrong)
-    assert report.summary[-1] == "wrong: 5 errors, 0 warnings"
+    assert report.summary[-1] == "wrong: 7 errors, 0 warnings"
 
     _edit(data / "train/all__puzzle_identifiers.npy", _put(5, 0))
     _edit(data / "train/all__inputs.npy", _put((slice(3, 6), 0), 7))  # type: ignore[arg-type]
@@ -187,6 +190,8 @@ def test_names_and_unseen_identifiers(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_one_group_for_all_puzzles_is_a_warning(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _edit(data / "train/all__group_indices.npy", lambda array: np.array([0, 400]))
     _edit_json(data / "train/dataset.json", total_groups=1, mean_puzzle_examples=3.5)
+    _edit(data / "test/all__group_indices.npy", lambda array: np.array([0, 200]))
+    _edit_json(data / "test/dataset.json", total_groups=1)
     mean, group = _Report(capsys, data).warnings
     assert "mean_puzzle_examples is 3.5, but 400 examples of 400 puzzles are 1" in mean
     assert "one group holds all 400 puzzles" in group
@@ -246,7 +251,18 @@ def test_an_input_with_two_labels_is_a_fault_and_a_leak_unless_identifiers_diffe
         )
 
 
-def test_labels_disagree_only_where_both_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokens_above_255_are_told_apart(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of_train_NS = np.load(data / "train/all__inputs.npy")
+    for split in ("train", "test"):
+        _edit_json(data / split / "dataset.json", vocab_size=300)
+    _edit(data / "test/all__inputs.npy", lambda array: np.concatenate([of_train_NS[:9] + np.uint16(256), array[9:]]))
+    assert _Report(capsys, data).summary[-1] == "ok: 0 errors, 0 warnings"
+
+
+def test_labels_disagree_only_where_both_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validate, "_ANSWERS_AT_ONCE", 3)
     arrays = _random()
     inputs_NS, labels_NS = arrays["train"]
     inputs_NS[[3, 4, 7]] = inputs_NS[3]
@@ -258,6 +274,8 @@ def test_labels_disagree_only_where_both_count(tmp_path: Path, capsys: pytest.Ca
     _edit(path / "train/all__labels.npy", _put((7, 0), labels_NS[3, 0] % 8 + 1))
     (error,) = _Report(capsys, path).errors
     assert "row 7 of " in error and ("row 3 of " in error or "row 4 of " in error)
+    shutil.rmtree(path / "test")
+    assert _Report(capsys, path).errors == [error]
 
 
 def test_symmetric_sudokus_with_two_answers_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -302,6 +320,7 @@ def test_mazes_with_two_answers_are_named(tmp_path: Path, capsys: pytest.Capture
 
     assert errors(turned_row(maze_S, 4), turned_row(label_S, 4)) == []
     assert errors(flipped_S, flipped_label_S) == []
+    assert errors(flipped_S, second_S * (np.arange(25) > 0)) == [], "a label with a gap is no other answer"
     for row, what in (
         ((flipped_S, second_S), "are symmetries"),
         ((maze_S, turned_row(second_S, 2)), "have the same input"),
@@ -390,12 +409,13 @@ def test_a_correct_text_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str
     status, lines = _report(capsys, tmp_path / "data")
     assert (status, lines[-1]) == (0, "ok: 0 errors, 0 warnings"), "texts that begin or end alike are no leak"
     assert "samples of 8 to 20 tokens (mean" in lines[0]
-    assert lines[1].split()[-1] in built, "the fingerprint must be that of the builder"
+    for name, line in (("train", lines[1]), ("test", lines[3])):
+        assert f"sha256 {line.split()[-1]} ({name})\n" in built, "the fingerprint must be that of the builder"
 
 
-def _problems(first: int, num: int) -> tuple[np.ndarray, np.ndarray]:
+def _problems(first: int, num: int, answer: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens and samples of problems whose instructions are numbers."""
-    tokens = np.array([[256, number, 257, 1, 258] for number in range(first, first + num)], np.uint16)
+    tokens = np.array([[256, number, 257, answer, 258] for number in range(first, first + num)], np.uint16)
     table = np.array([[5 * number, 3, 2, 0] for number in range(num)])
     return tokens.reshape(-1), table
 
@@ -407,9 +427,18 @@ def _texts(first: int) -> tuple[np.ndarray, np.ndarray]:
     return tokens.reshape(-1), table
 
 
-def test_a_leak_of_texts_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_leak_of_texts_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validate, "CHUNK_BYTES", 40 * 7)
     for name, train, test, first, message in (
-        ("problems", _problems(0, 50), _problems(40, 20), 40, "samples.npy (10 of 20 test examples are, 50.00%)"),
+        (
+            "problems",
+            _problems(0, 50),
+            _problems(40, 20, answer=2),
+            40,
+            "samples.npy (10 of 20 test examples are, 50.00%)",
+        ),
         ("texts", _texts(0), _texts(18), 36, "samples.npy (2 of 20 test examples"),
     ):
         write_split(tmp_path / name / "train", *train)

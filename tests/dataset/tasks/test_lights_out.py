@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dataset.evaluators import build_evaluators
+from dataset.tasks import lights_out
 from dataset.tasks.lights_out import DARK, LEAVE, LIT, PRESS, LightsOutTask, solve, toggled
 from tests.dataset.mazes import turned_row
 from tests.dataset.shapes import split_of, tensors
@@ -47,7 +48,7 @@ def test_presses_toggle_a_plus(side: int) -> None:
 
 
 @pytest.mark.parametrize("side", [3, 4])
-def test_labels_are_the_first_of_the_fewest_presses(side: int) -> None:
+def test_labels_are_the_first_of_the_fewest_presses(monkeypatch: pytest.MonkeyPatch, side: int) -> None:
     """A search of all sets of presses finds the expected labels.
 
     Smaller sets come first. Among equally large sets, the set with the earliest pressed cell comes
@@ -58,6 +59,7 @@ def test_labels_are_the_first_of_the_fewest_presses(side: int) -> None:
     expected: dict[bytes, np.ndarray] = {}
     for lit_S, presses_S in zip(toggled(every_NS), every_NS, strict=True):
         expected.setdefault(lit_S.tobytes(), presses_S)
+    monkeypatch.setattr(lights_out, "_SOLVED_AT_ONCE", 1100)
     rng = np.random.default_rng(0)
     lit_NS = rng.random((3000, side * side)) < rng.random((3000, 1))
     presses_NS, is_solved_N = solve(lit_NS)
@@ -157,7 +159,8 @@ def test_faults() -> None:
     labels_NS[2, 0] = PRESS + LEAVE - labels_NS[2, 0]
     idle_S = _tokens(IDLE_5) == PRESS
     labels_NS[3] = np.where((labels_NS[3] == PRESS) ^ idle_S, PRESS, LEAVE)
-    labels_NS[4, 0], labelled_NS[4] = 0, False  # row 4 has no label
+    labels_NS[4], labelled_NS[4] = 0, False  # row 4 has no label, and row 5 only one
+    labels_NS[5, 1:], labelled_NS[5, 1:] = 0, False
     faults = task.faults(inputs_NS, labels_NS, labelled_NS)
     found = {what: np.flatnonzero(rows_N).tolist() for (_, what), rows_N in faults.items()}
     assert found.pop("leaves a lamp on")[-1] == 2

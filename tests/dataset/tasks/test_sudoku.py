@@ -1,6 +1,8 @@
 """Sudoku as a task: text and tokens, boards as text, verdicts and symmetries."""
 # B = boards, S = cells of a board
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -62,6 +64,9 @@ def test_a_sudoku_as_text() -> None:
         "│ 2! 3  │ 4' 2× │",
         "└───────┴───────┘",
     ]
+    colored = SUDOKU.show(answer_S, question_S=question_S, previous_S=before_S, color=True)
+    styles = [code for code, _ in re.findall(r"\x1b\[([\d;]+)m(\d)", colored)]
+    assert styles[:8] == ["1", "36", "36", "1", "36", "36", "31", "31;7"]
     solution_S = _sudoku(SOLUTION)
     shown = SUDOKU.show(answer_S, question_S=question_S, solution_S=solution_S, color=False).splitlines()
     assert [shown[row] for row in (2, 4, 5)] == ["│ 3' 4' │ 1' 1! │", "│ 4  3! │ 2' 2! │", "│ 2' 3  │ 4' 2! │"]

@@ -34,6 +34,9 @@ def test_problems_of_neighbouring_seeds_differ(monkeypatch: pytest.MonkeyPatch) 
             assert each.text == str(int(each.instruction.split()[0]) + 1).encode()
             seen.add(each.instruction)
     assert len(seen) == 4 * 100
+    unanswered = list(generate(["open"], 100, 0))
+    assert {each.text for each in unanswered} == {b""}
+    assert not {each.instruction for each in unanswered} & seen, "each task must draw for itself"
 
 
 def test_what_cannot_be_generated_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,7 @@ def test_a_resumed_run_goes_on_with_the_same_steps(split: TextSplit) -> None:
     expected = np.concatenate([whole.places(step, slice(0, 4)) for step in (11, 12)])
     assert (larger.places(11, slice(0, 8)) == expected).all()
     assert larger.last_step == 10 + (3 * whole._shapes.num_rows - 40) // 8
+    assert _shuffled(split, first_step=30, first_row=10**6).last_step == 29, "a run that has drawn more is at its end"
 
 
 def test_an_epoch_visits_every_sample_once_in_an_order_of_its_own(split: TextSplit) -> None:
@@ -119,6 +120,7 @@ def test_the_published_order_of_a_split(split: TextSplit) -> None:
     per_epoch = sampler.last_step // 2
     assert _sequences(sampler, 1, 1) == _sequences(sampler, 1 + per_epoch, 4)
     assert sampler.epoch(per_epoch) == 1.0 and sampler.epoch(per_epoch + 1) == 1 + 1 / per_epoch
+    assert (sampler.epoch(0), sampler.draws_before(1), sampler.draws_before(1 + per_epoch)) == (0, 0, 4 * per_epoch)
     seen = np.sort(np.concatenate([sampler.places(step, slice(0, 4))[:, 0] for step in range(1, per_epoch + 1)]))
     assert (seen == split.epochs[0].instruction_start[: len(seen)]).all(), "samples come in the order of the file"
 
@@ -126,11 +128,15 @@ def test_the_published_order_of_a_split(split: TextSplit) -> None:
 def test_each_epoch_of_a_split_is_packed_by_its_own_lengths(split: TextSplit) -> None:
     (epoch,) = split.epochs
     arrays = ("instruction_start", "instruction_len", "response_len", "task")
-    turned = replace(epoch, **{name: getattr(epoch, name)[::-1] for name in arrays})
+    turned = replace(epoch, **{name: getattr(epoch, name)[:200:-1] for name in arrays})
     two = replace(split, epochs=(epoch, turned))
-    sampler = FileOrderSampler(two, epochs=2, capacity=64, rows_per_step=1, drop_last_batch=True)
+    sampler = FileOrderSampler(two, epochs=3, capacity=64, rows_per_step=1, drop_last_batch=True)
+    assert sampler.last_step == sum(len(sampler._steps(number)) for number in (0, 1, 0))
     rows = [sampler.places(step, slice(0, 1)) for step in range(1, sampler.last_step + 1)]
     assert max(int((row[:, 1] + row[:, 3] - 1).sum()) for row in rows) <= 64
+    longer = replace(split, epochs=(epoch, replace(epoch, response_len=epoch.response_len + 40)))
+    with pytest.raises(UserError, match="tokens, but a row holds 64"):
+        FileOrderSampler(longer, epochs=2, capacity=64, rows_per_step=1, drop_last_batch=True)
 
 
 @recorded

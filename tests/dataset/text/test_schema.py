@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from dataset.schema import unchanged
+from dataset.text import schema
 from dataset.text.schema import TextSplit, check_text_contents, kind_of_data, open_text_split, require_same_tokens
 from tests.dataset.text.samples import random_split, write_hrm_text
 from utils.errors import UserError
@@ -44,6 +46,11 @@ def test_a_split_is_opened_as_it_was_written(tmp_path: Path) -> None:
     assert places[:, [0, 1, 3, 4]].tolist() == table[[3, 1]].tolist()
     assert places[:, 2].tolist() == (table[[3, 1], 0] + table[[3, 1], 1]).tolist()
     assert split.samples(0).lengths().tolist() == (table[:, 1] + table[:, 2] - 1).tolist()
+    for num_texts, form in ((20, "text"), (11, "text"), (10, "instruction")):
+        lens_N = np.where(np.arange(20) < num_texts, 1, 2)
+        assert replace(split, epochs=(replace(split.epochs[0], instruction_len=lens_N),)).form == form
+    with pytest.raises(UserError, match=r"samples.npy was written to or replaced"), unchanged([split]):
+        os.utime(tmp_path / "train" / "samples.npy", ns=(0, 0))  # while it is read
     os.truncate(tmp_path / "train" / "tokens.npy", 200)
     with pytest.raises(UserError, match=r"tokens.npy was written to or replaced"), unchanged([split]):
         pytest.fail("the change is noticed before the file is read")
@@ -79,7 +86,7 @@ def test_the_fingerprint_depends_on_every_file(tmp_path: Path) -> None:
         ),
         *(
             (partial(_edit, array="samples.npy", edit=_put(place, value)), "samples.npy: sample 3 is empty, longer")
-            for place, value in (((3, 1), 0), ((3, 0), -1), ((3, 2), 10**6), ((3, 1), 40), ((3, 3), 2))
+            for place, value in (((3, 1), 0), ((3, 0), -1), ((3, 2), 10**6), ((3, 2), 0), ((3, 1), 40), ((3, 3), 2))
         ),
         (lambda path: os.truncate(path / "train" / "tokens.npy", 200), "tokens.npy: cannot be mapped .*rebuild"),
         (lambda path: (path / "train" / "samples.npy").unlink(), "samples.npy is missing; rebuild"),
@@ -92,7 +99,10 @@ def test_the_fingerprint_depends_on_every_file(tmp_path: Path) -> None:
         (lambda path: np.save(path / "train" / "samples.npy", np.ones((20, 3), int)), "rows have 3 numbers, not 4"),
     ],
 )
-def test_a_damaged_split_is_refused(tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
+def test_a_damaged_split_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], object], message: str
+) -> None:
+    monkeypatch.setattr(schema, "CHUNK_BYTES", 80)
     random_split(tmp_path, num=20, longest=30)
     damage(tmp_path)
     with pytest.raises(UserError, match=message):
@@ -111,6 +121,9 @@ def test_a_changed_tokenizer_is_refused(tmp_path: Path) -> None:
     other = random_split(tmp_path / "other", num=20, longest=30)
     with pytest.raises(UserError, match=r"has tokenizer bytes, but .* has .*; build both with one tokenizer"):
         require_same_tokens(other, split)
+    other = replace(split, metadata=split.metadata.model_copy(update={"special_tokens": None}))
+    with pytest.raises(UserError, match=r"has special_tokens start=256 .*, but .* has None"):
+        require_same_tokens(split, other)
     require_same_tokens(split, split)
 
 
@@ -142,10 +155,18 @@ def test_a_folder_of_hrm_text_is_opened_unchanged(tmp_path: Path, dtype: type[np
         places = samples.take(slice(None))
         assert sorted(samples.lengths().tolist()) == [4, 5, 9]
         assert sorted(places[:, 2].tolist()) == [3, 20, 35] and (places[:, 4] == 0).all()
+    assert {file.path.parent.name for file in split.files} == {"data", "epoch_0", "epoch_1"}
     first = check_text_contents(split)
     assert first == check_text_contents(open_text_split(tmp_path / "data", "train"))
     with pytest.raises(UserError, match=r"is HRM-Text's training data without a test split; put one in .*test"):
         open_text_split(tmp_path / "data", "test")
+    for place, value in (("resp_start", 39), ("inst_start", 39)):
+        file = tmp_path / "data" / "epoch_1" / f"{place}.npy"
+        array = np.load(file)
+        np.save(file, np.where(np.load(file.with_name("inst_len.npy")) == 4, value, array).astype(dtype))
+        with pytest.raises(UserError, match=rf"epoch_1.*sample \d is empty, longer than .*{value}"):
+            check_text_contents(open_text_split(tmp_path / "data", "train"))
+        np.save(file, array)
     (tmp_path / "data").rename(tmp_path / "test")  # a split may be such a folder
     assert open_text_split(tmp_path, "test").is_published_form
 

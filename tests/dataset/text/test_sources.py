@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dataset import tables
-from dataset.text.sources import PASSAGE_BYTES, files_of, read_documents
+from dataset.text.sources import PASSAGE_BYTES, files_of, read_documents, require_separator
 from utils.errors import UserError
 
 
@@ -51,6 +51,7 @@ def test_a_separator_divides_plain_text_wherever_it_stands(
     file = tmp_path / "stories.txt"
     file.write_bytes(between.join(documents) + between)
     assert [each.text for each in read_documents(file, separator)] == documents
+    require_separator([_written(file, b"x" * (PASSAGE_BYTES - 2) + separator)], separator)
 
 
 def test_every_file_of_a_folder_is_read_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +84,8 @@ def test_every_file_of_a_folder_is_read_or_named(tmp_path: Path, capsys: pytest.
     ):
         assert left_out in note
     with pytest.raises(UserError, match=r"b.txt is named twice, itself or by its folder"):
-        files_of([tmp_path, tmp_path / "b.txt"])
+        os.symlink(tmp_path / "b.txt", tmp_path.with_suffix(".txt"))
+        files_of([tmp_path, tmp_path.with_suffix(".txt")])
     with pytest.raises(UserError, match=r"\.git holds no file of text.*1 empty \(HEAD\)"):
         (tmp_path / ".git/HEAD").write_bytes(b"")
         files_of([tmp_path / ".git"])
@@ -92,7 +94,7 @@ def test_every_file_of_a_folder_is_read_or_named(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize("name", ["a", "a.md.gz"])
 def test_plain_text_is_cut_at_blank_lines_and_nothing_is_lost(tmp_path: Path, name: str) -> None:
     text = b"".join(b"word %d\n" % number + b"\n" * (number % 50 == 0) for number in range(9000))
-    found = [each.text for each in read_documents(_written(tmp_path / name, text))]
+    found = [each.text for each in read_documents(_written(tmp_path / name, b"\xef\xbb\xbf" + text))]
     assert b"".join(found) == text and len(found) > 5
     assert all(len(each) <= PASSAGE_BYTES for each in found) and all(each.endswith(b"\n\n") for each in found[:-1])
 

@@ -71,6 +71,7 @@ def test_the_bytes_of_tokens_add_up_to_the_text(tmp_path: Path, make: Callable[[
     else:
         made = make(tokenizers)
         made.add_special_tokens(["<end>"])
+        made.add_tokens(["dög"])
         made.save(str(tmp_path / "tokenizer.json"))
     tokenizer = FileTokenizer(tmp_path / "tokenizer.json")
     (tokens,) = tokenizer.encode([text.encode()])
@@ -78,6 +79,9 @@ def test_the_bytes_of_tokens_add_up_to_the_text(tmp_path: Path, make: Callable[[
     num_bytes = tokenizer.bytes_of_tokens()
     # The space before the first word is not in the text.
     assert num_bytes[tokens].sum() == len(text.encode()) + (make is not None)
+    assert make is None or num_bytes[-4] == len("dög".encode()), (
+        "the last token before the special ones of this project"
+    )
     assert num_bytes[-3:].tolist() == [0, 0, 0] and len(num_bytes) == tokenizer.vocab_size
 
 
@@ -89,6 +93,10 @@ def test_the_tokenizer_of_a_model_is_known_by_its_digest(tmp_path: Path) -> None
     of_b = FileTokenizer(tmp_path / "b" / "tokenizer.json")
     folders = [tmp_path / "a", tmp_path / "b"]
     assert find_tokenizer(of_b.name, of_b.special_tokens, folders, "run").name == of_b.name
+    own = SpecialTokens(start=7, end_of_instruction=8, end=9)
+    assert find_tokenizer(of_b.name, own, folders, "run").special_tokens == own
+    with pytest.raises(UserError, match="run does not say which tokenizer made its tokens"):
+        find_tokenizer(of_b.name, None, folders, "run")
     with pytest.raises(UserError, match=rf"run reads tokens of the tokenizer.json {of_b.name[:12]}"):
         find_tokenizer(of_b.name, of_b.special_tokens, folders[:1], "run")
     for contents in (b"", b"{}", b'{"model": {"type": "BPE"}}'):
@@ -105,11 +113,14 @@ def test_what_a_tokenizer_does_not_know_is_named(tmp_path: Path) -> None:
     words.save(str(tmp_path / "words.json"))
     letters = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
     letters.save(str(tmp_path / "letters.json"))
+    pieces = tokenizers.Tokenizer(tokenizers.models.Unigram([("?", 0.0), ("a", -1.0)], 0))
+    pieces.save(str(tmp_path / "pieces.json"))
     for name, text, unknown in (
         ("bytes", "東京 \n\0", None),
         ("words", "the cat", None),
         ("words", "the dog", "dog"),
         ("letters", "ab \naßb", "ß"),
+        ("pieces", "aab", "b"),
     ):
         assert FileTokenizer(tmp_path / f"{name}.json").first_unknown(text.encode()) == unknown
     with pytest.raises(UnicodeDecodeError):
@@ -123,6 +134,7 @@ def test_a_text_that_spells_out_a_special_token_has_its_characters(tmp_path: Pat
     library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     library.add_special_tokens(["<|start|>", "<|middle|>", "<|end|>"])
     library.enable_truncation(2)
+    library.enable_padding(length=50)
     library.save(str(tmp_path / "tokenizer.json"))
     numbers = [library.token_to_id(name) for name in ("<|start|>", "<|middle|>", "<|end|>")]
     text = b"some <|end|> text"
