@@ -151,7 +151,7 @@ def test_a_model_goes_to_transformers_and_back_without_losing_a_bit(
     _export(folder / "run", "--format", "transformers", "-o", theirs)
     assert {file.name for file in theirs.iterdir()} == {"config.json", "model.safetensors"}
     config = json.loads((theirs / "config.json").read_text())
-    assert config["eos_token_id"] == END and config["num_hidden_layers"] == 1
+    assert (config["bos_token_id"], config["eos_token_id"], config["num_hidden_layers"]) == (START, END, 1)
     _export(theirs, "-o", back)
     _same(read_weights(str(back)), model.state_dict())
     typed = (f"prompt={PROMPT}", "--json", "prompt_form=instruction", f"data_path={folder / 'problems'}")
@@ -180,7 +180,8 @@ def test_published_weights_start_a_run(folder: Path, tmp_path: Path, model: Text
 def test_weights_of_another_tokenizer_start_no_run(folder: Path, tmp_path: Path, model: TextModel) -> None:
     sizes = TextSizes.of(open_text_split(folder / "book", "train"))
     write_run(tmp_path / "run", folder / "problems", "arch=hrm_text", sizes={"tokenizer": SHA})
-    _export(tmp_path / "run", "-o", tmp_path / "other.safetensors")
+    printed = _export(tmp_path / "run", "-o", tmp_path / "other.safetensors")
+    assert f"data_path={folder / 'problems'} prompt=..." in printed, "its tokenizer is beside the data"
     _export(folder / "run", "--format", "transformers", "-o", tmp_path / "hf")
     for source in (tmp_path / "run", tmp_path / "other.safetensors"):
         with pytest.raises(UserError, match=r"reads tokens of abababababab, but those of the data are of bytes"):
@@ -191,11 +192,14 @@ def test_weights_of_another_tokenizer_start_no_run(folder: Path, tmp_path: Path,
 
 @pytest.mark.parametrize("same", ["num_layers: 1", "init_type: fixed_normal, init_std: 0.5"])
 def test_an_override_of_the_h_stack_that_computes_the_same_is_written(folder: Path, tmp_path: Path, same: str) -> None:
-    model = write_run(tmp_path / "run", folder / "book", "arch=hrm_text", f"arch.H_override={{{same}}}")
+    options = {"attention": "causal", "norm_eps": 1e-5, "rope_theta": 500.0, "H_cycles": 3, "L_cycles": 2}
+    typed = ["arch=hrm_text", f"arch.H_override={{{same}}}", *(f"arch.{key}={value}" for key, value in options.items())]
+    model = write_run(tmp_path / "run", folder / "book", *typed)
     _export(tmp_path / "run", "--format", "transformers", "-o", tmp_path / "hf")
     described = open_model(str(tmp_path / "hf")).described
-    assert described is not None and isinstance(described.arch, HRMTextConfig)
-    assert described.arch.embedding_scale == model.config.embedding_scale
+    assert isinstance(described, ExportedText) and isinstance(described.arch, HRMTextConfig)
+    assert described.arch.embedding_scale == model.config.embedding_scale and described.max_len == MAX_LEN
+    assert {key: getattr(described.arch, key) for key in options} == options
 
 
 @pytest.mark.parametrize(

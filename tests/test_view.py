@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import matplotlib.image
 import numpy as np
@@ -55,7 +56,9 @@ from viewer.run_page import data_folders
 def test_a_dataset_is_shown_in_one_file_that_treats_names_as_text(tmp_path: Path) -> None:
     data = write_sudoku(tmp_path / os.fsdecode(b"<b>@@DATA@@&caf\xe9"), ["<blank>", EVIL], group_size=3)
     page = page_of(data, tmp_path / "view.html")
-    assert page["board"] == SUDOKU_BOARD and page["facts"]["task"] == "Sudoku 2x2"
+    assert page["board"] == SUDOKU_BOARD and page["facts"].pop("size").endswith("kB")
+    of_sets = {name: "6 examples in 2 groups" for name in ("train/all", "test/all")}
+    assert page["facts"] == {"task": "Sudoku 2x2", **of_sets, "tokens": "16 of 6 kinds", "identifiers": "2"}
     assert page["sets"] == {"train/all": 6, "test/all": 6}
     rows = [(one["set"], one["row"], one["group"], one["puzzle"], one["name"]) for one in page["examples"]]
     of_set = [(n, n // 3, n % 3, ["<blank>", EVIL][n % 2]) for n in range(6)]
@@ -90,12 +93,14 @@ def test_a_run_of_text_is_shown_with_its_answers(
     run = write_text_run(tmp_path / "run")
     (run / "step_00000200").mkdir()
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("evaluate.py saves no answers to text"))
+    monkeypatch.setattr(view, "draw_png", draw := Mock())
     page = page_of(run, tmp_path / "view.html", "--png")
     assert [(text["set"], text["row"]) for text in page["texts"]] == [
         *[("step 200", 0), ("step 200", 7), ("step 100", 0), ("step 100", 7)]
     ]
     assert [one["metric"] for one in page["curves"]] == ["exact_accuracy", "loss", "perplexity", "bits_per_byte"]
-    assert (run / "curve.png").stat().st_size and not (run / "puzzle.png").exists()
+    assert [panel.metric for panel in draw.call_args.args[0]] == ["exact_accuracy", "loss"]
+    assert draw.call_args.args[1] == run / "curve.png" and not (run / "puzzle.png").exists()
     assert len(page_of(run, tmp_path / "view.html", "--step", "100")["texts"]) == 2
     assert "has no answers of step 5, but of: 100, 200; choose one of them" in mistake(capsys, run, "--step", "5")
     (run / "samples" / "step_00000200.json").write_text('[{"row": 1}]')
@@ -120,6 +125,9 @@ def test_a_run_is_shown_with_answers_confidence_and_curves(tmp_path: Path) -> No
     values = [0.1, 0.2, 0.3, 0.4, 0.5]
     of_set = series["exact_accuracy", "eval all"]
     assert (of_set["x"], of_set["values"], of_set["low"]) == ([100, 200, 300, 400, 500], values, None)
+    facts = {"architecture": "trm", "hidden size": "64", "optimizer": "muon", "learning rate": "0.001", "batch": "32"}
+    facts |= {"seed": "0", "task": "Sudoku 2x2", "data": "data", "outputs": "step_00000500"}
+    assert page["facts"] == facts | {"all/exact_accuracy": "0.5000"} and page["project"] == tmp_path.name
     last = page["over_steps"][-1]
     assert last == {"set": "all", "step": 500, "counts": [1, 2, 3, 4], "values": [0.125, 0.25, 0.375, 0.5]}
 
@@ -180,15 +188,20 @@ def test_a_run_without_predictions_names_the_command(tmp_path: Path) -> None:
 def test_runs_of_a_folder_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "save_missing_answers", None)  # no run of a folder is asked
     runs = write_runs(tmp_path / "runs", write_sudoku(tmp_path / "data"))
+    with (runs / "hrm" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 510, "time_s": 64, "eval/all/exact_accuracy": 0.25, "eval/all/lm_loss": 9}\n')
     page = page_of(runs, tmp_path / "view.html")
+    assert page["facts"]["batch"] == "32" and "architecture" not in page["facts"] and page["opens"] == 3
     assert page["kind"] == "runs" and [run["name"] for run in page["runs"]] == ["hrm", "trm-0", "trm-1"]
     assert [run["values_going_on"] for run in page["runs"]] == [True, False, False]
     differences = dict(page["differences"])
     assert differences["arch.name"] == ["hrm", "trm", "trm"] and differences["lr"] == ["0.0002", "0.001", "0.001"]
     assert differences["seed"] == ["0", "0", "1"], "a reader must see which seed a run has"
-    (accuracy,) = [one for one in page["numbers"] if one["metric"] == "eval/all/exact_accuracy"]
-    number = {"last": 0.5, "step": 500, "best": 0.5, "best_step": 500}
-    assert accuracy == {"metric": "eval/all/exact_accuracy", "better": "max", "runs": [number] * 3}
+    for metric, better, best, newest in (("exact_accuracy", "max", 0.5, 0.25), ("lm_loss", "min", 0.006, 9)):
+        (found,) = [one for one in page["numbers"] if one["metric"] == f"eval/all/{metric}"]
+        number = {"last": best, "step": 500, "best": best, "best_step": 500}
+        numbers = [number | {"last": newest, "step": 510}, number, number]
+        assert found == {"metric": f"eval/all/{metric}", "better": better, "runs": numbers}
     curve = page["curves"][0]
     assert curve["metric"] == "eval/all/exact_accuracy" and set(curve["over"]) == {"step", "seconds"}
     assert [(one["name"], one["low"] is not None) for one in curve["over"]["step"]] == [
@@ -268,6 +281,7 @@ def test_a_run_without_answers_gets_them_from_evaluate(
     """
     run = write_run(tmp_path / "my run", None)
     saved, output = tmp_path / "answers", tmp_path / "view.html"
+    shutil.copytree(run / OUTPUTS, run / f"{OUTPUTS}_other")
     (run / OUTPUTS).rename(saved)
     (saved / "arc_votes.json").write_text("{}")
     (run / OUTPUTS).mkdir(parents=True)
@@ -368,10 +382,10 @@ def test_the_picture_shows_the_solved_puzzle_with_the_most_changes(
         figures.append((title, boards))
 
     monkeypatch.setattr("dataset.pictures.draw_boards", record)
-    run = write_run(tmp_path / "run", None)
+    run = write_run(tmp_path / "run", write_sudoku(tmp_path / "data", [f"puzzle {n}" for n in range(6)]))
     page_of(run, tmp_path / "view.html", "--png")
     title, boards = figures.pop()
-    assert title == "run: row 4 of all"
+    assert title == "run: row 4 of all, puzzle 4"
     assert [board.title.split("\n")[0] for board in boards] == [
         "puzzle",
         *(f"step {t + 1}: {16 - num_wrong} of 16 right" for t, num_wrong in enumerate(NUM_WRONG_NT[4])),
@@ -391,12 +405,17 @@ def test_the_picture_shows_the_solved_puzzle_with_the_most_changes(
     assert titles == ["puzzle", "step 1: 12 of 16 right", "step 4: 12 of 16 right", "solution"]
 
 
-def test_the_picture_of_a_dataset_is_written_beside_the_page(tmp_path: Path) -> None:
+def test_the_picture_of_a_dataset_is_written_beside_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A picture in the dataset folder would keep a builder from replacing the folder."""
-    data = write_sudoku(tmp_path / "$data", ["<blank>"], group_size=3)
+    monkeypatch.setattr(view, "draw_boards", draw := Mock(wraps=pictures.draw_boards))
+    data = write_sudoku(tmp_path / "$data")
     before = sorted(data.rglob("*"))
     said = view.view([str(data), "-o", str(tmp_path / "page.html"), "--png"])
     assert said.startswith(f"drew {tmp_path / 'page.png'}\n")
+    _, boards, *_ = draw.call_args.args
+    rows = ("train/all, row 0", "train/all, row 4", "test/all, row 1", "test/all, row 5")
+    assert [board.title for board in boards] == [title for row in rows for title in (row, "solution")]
+    assert "".join(cell.text for cell in boards[1].cells_RC.flat) == "1234341221434321"
     colours = colours_of(tmp_path / "page.png")
     assert BLACK in colours and pictures._WRONG_GROUND not in colours
     assert sorted(data.rglob("*")) == before
@@ -448,6 +467,7 @@ def test_paths_and_options_that_fit_neither_a_run_nor_a_dataset_are_refused(
     assert "data is no run, and only runs are compared" in mistake(capsys, run, data)
     assert "--plot curves.png" in mistake(capsys, run, write_run(tmp_path / "other", None), "--png")
     assert "--png draws one run or puzzles" in mistake(capsys, write_text(tmp_path / "text"), "--png")
+    assert page_of(tmp_path / "text", tmp_path / "view.html", "--set", "test")["sets"] == {"test": 1}
 
 
 def test_a_damaged_run_is_refused_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,6 @@ from tests.viewer.samples import shown
 from utils.command_line import read_config
 from utils.errors import UserError
 from utils.shell import run_command
-from viewer.curve_pictures import draw_png
 from viewer.curves import LoggedRun, choose_metrics, groups_of, panels_of
 from viewer.live import COLUMNS, Watched, curve, find_runs, in_order, screen
 
@@ -46,7 +45,8 @@ Row = dict[str, Any]
 def make_run(folder: Path, rows: list[Row], *, last_step: int = 100, **config: Any) -> Path:
     """Write the folder of a run, as pretrain.py would leave it."""
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump({"seed": 0, "run_name": folder.name, **config}))
+    names = {"run_name": folder.name, "checkpoint_path": str(folder), "started_in": f"/home/{folder.name}"}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"seed": 0, **names, **config}))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     launched = Launched(last_step=last_step, ranks=2, device="cuda", host="host-a")
     (folder / "launch.json").write_text(launched.model_dump_json())  # Launched.write waits for the disk
@@ -59,6 +59,7 @@ def rows_of(num: int, *, pace: float = 1.0, offset: float = 0.0) -> list[Row]:
         {
             "step": step,
             "time_s": pace * step,
+            "epoch": step / 5,
             "train/lm_loss": 1 / step + offset,
             "train/exact_accuracy": step / (10 * num),
             "eval/all/exact_accuracy": step / (20 * num) + offset,
@@ -86,7 +87,7 @@ def test_the_state_of_real_runs(data: Path, tmp_path: Path) -> None:
     done = runs.command(f"python {runs.REPOSITORY / 'watch.py'} {project}", project)
     assert done.status == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].split()[:5] == ["run", "state", "step", "of", "loss"]
+    assert lines[0].split() == [*COLUMNS], "a pipe has room for all columns"
     assert {tuple(line.split()[:2]) for line in lines[1:4]} == {(name, name) for name in ("finished", *strikes)}
     assert lines[4] == "3 runs  1 finished  1 stopped  1 dead" and "\x1b" not in done.stdout
     assert contents(project) == before
@@ -148,6 +149,7 @@ def test_running_runs_come_first_and_then_the_newest(tmp_path: Path) -> None:
     for index, name in enumerate(("old", "bad", "new", "running")):
         run = make_run(tmp_path / name, rows_of(9))
         os.utime(run / "config.yaml", (1000 - 1000 * (name == "running") + index,) * 2)
+        (run / "best").write_text("step_00000008\n")
     (tmp_path / "bad" / "metrics.jsonl").write_text("[1]\n")
     with RunLock() as lock:
         lock.take(tmp_path / "running", print)
@@ -159,6 +161,7 @@ def test_running_runs_come_first_and_then_the_newest(tmp_path: Path) -> None:
     assert "metrics.jsonl:1: is no JSON" in text
     for part in ("step 90 of 100", "loss 0.01111", "exact 1.000", "test 0.500", "1,234 examples/s"):
         assert text.count(part) == 3, part
+    assert text.count("saved -, best 8") == 4 and text.count("on host-a") == 2 and "90%" in text
     assert text.count("2 x cuda") == 4
 
 
@@ -212,6 +215,8 @@ def test_the_terminal_is_left_as_it_was(tmp_path: Path, way: bytes) -> None:
         time.sleep(0.2)
         make_run(tmp_path / "project" / "latecomer", rows_of(3))
         until(lambda: "latecomer" in output)
+        (tmp_path / "project/one/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(7)))
+        until(lambda: "step 70" in output)
         os.write(ours, way)
         until(lambda: not process.is_alive())
         until(lambda: not select.select([ours], [], [], 0.05)[0])
@@ -236,6 +241,7 @@ def test_only_q_quits(monkeypatch: pytest.MonkeyPatch, keys: bytes, quits: bool)
     monkeypatch.setattr(sys, "stdin", os.fdopen(theirs))
     monkeypatch.setattr(os, "read", lambda *_: keys)
     with program.until_quit() as wait:
+        assert all(callable(signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))
         os.write(ours, b"x")
         assert wait(0.1) is quits
     os.close(ours)
@@ -349,6 +355,7 @@ def test_a_run_that_ended_early_is_left_out(tmp_path: Path) -> None:
     assert len(series.x) == 5
     done = program.plot(paths, tmp_path / "a.png", ["train/lm_loss"], "steps")
     assert "1 of 3 runs never logged train/lm_loss" in done
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     (paths[0] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(20)))
     assert "the mean ends at 50 steps" in program.plot(paths, tmp_path / "a.html", ["train/lm_loss"], "steps")
 
@@ -373,20 +380,18 @@ def test_metrics_by_their_short_names(tmp_path: Path) -> None:
 # ---- pictures ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("x", "first", "last"), [("steps", 10, 50), ("examples", 80, 400), ("seconds", 20, 100)])
+@pytest.mark.parametrize(
+    ("x", "first", "last"), [("steps", 10, 50), ("examples", 80, 400), ("epochs", 2, 10), ("seconds", 20, 100)]
+)
 def test_a_picture_over_each_axis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: str, first: float, last: float
 ) -> None:
     """A run that has logged nothing is left out."""
     drawn: list[Any] = []
-
-    def draw(panels: list[Any], path: Path) -> None:
-        drawn.extend(panels)
-        draw_png(panels, path)
-
-    monkeypatch.setattr(program, "draw_png", draw)
+    monkeypatch.setattr(program, "draw_png", lambda panels, _: drawn.extend(panels))
     nothing = make_run(tmp_path / "nothing", [], global_batch_size=8)
-    typed = [str(nothing), "--plot", str(tmp_path / "c.png"), "--x", x]
+    (nothing / "step_00000020").mkdir()
+    typed = [str(nothing / "step_00000020"), "--plot", str(tmp_path / "c.png"), "--x", x]
     with pytest.raises(UserError, match="none of these runs has logged anything yet"):
         program.watch(typed)
     for group, lr in (("a", 1e-3), ("b", 1e-4)):
@@ -397,8 +402,6 @@ def test_a_picture_over_each_axis(
         f"over {x}; runs: 6, groups: 2",
     ]
     assert {(series.x[0], series.x[-1]) for panel in drawn for series in panel.series} == {(first, last)}
-    picture = (tmp_path / "c.png").read_bytes()
-    assert picture.startswith(b"\x89PNG\r\n\x1a\n") and len(picture) > 10_000
 
 
 def test_a_page_with_a_band_and_a_line_for_each_group(tmp_path: Path) -> None:

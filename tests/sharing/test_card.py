@@ -44,12 +44,14 @@ def _save(run: Path, *typed: str) -> Weights:
 
 
 def _results(run: Path, name: str, data: str, exact: float) -> None:
-    metrics = {"exact_accuracy": exact, "lm_loss": 0.5, "q_halt_accuracy": 0.9, "trajectories/exact_accuracy": 0.97}
+    metrics = {"exact_accuracy": exact, "lm_loss": 0.5, "q_halt_accuracy": 0.9}
+    metrics |= {"trajectories/exact_accuracy": 0.97, "tta/exact_accuracy": 0.98}
+    settings = {"num_steps": 16, "vote_with": ["/home/me/a", "b"], "trajectories": 2, "noise": 0.3}
     results = {
         "checkpoint": str(run),
         "data": f"/home/me/{data}/test",
         "num_examples": {"all": 500},
-        "settings": {"num_steps": 16, "trajectories": 2, "noise": 0.3, "tta": None, "checkpoint": "/home/me/run"},
+        "settings": settings | {"tta": 8, "checkpoint": "/home/me/run"},
         "metrics": {f"eval/all/{key}": value for key, value in metrics.items()},
         "intervals": {
             f"eval/all/{key}": [value - 0.01, value + 0.01] for key, value in metrics.items() if "accuracy" in key
@@ -67,9 +69,10 @@ def _card(folder: Path) -> tuple[dict[str, Any], str]:
     return yaml.safe_load(metadata), text
 
 
-def test_a_folder_is_a_checkpoint_and_has_the_recipe_of_the_run(tmp_path: Path) -> None:
-    secret = ["wandb.entity=somebody", "init_from=/home/me/other", "freeze=blocks", "puzzle_table=mean"]
-    secret += ["data_paths_test=[/home/me/test]"]
+@pytest.mark.parametrize("begin", ["init_from", "load_checkpoint"])
+def test_a_folder_is_a_checkpoint_and_has_the_recipe_of_the_run(tmp_path: Path, begin: str) -> None:
+    secret = ["wandb.entity=somebody", f"{begin}=/home/me/other", "freeze=blocks", "puzzle_table=mean"]
+    secret += ["started_in=/home/me", "data_paths=[/home/me/a]", "data_paths_test=[/home/me/b]"]
     weights = _save(tmp_path / "run", "parallel=fsdp", "dist.num_threads=3", *secret)
     folder = tmp_path / "shared"
     assert main([str(tmp_path / "run"), "-o", str(folder)]) == 0
@@ -82,18 +85,19 @@ def test_a_folder_is_a_checkpoint_and_has_the_recipe_of_the_run(tmp_path: Path) 
     expected = dict(flatten(read_config("pretrain", _TRAINING)))
     differing = {key for key, value in flatten(again) if expected.get(key) != value}
     # The recipe leaves out the demo's project name and its mode of Weights & Biases.
-    assert differing == {"data_paths_test", "project_name", "wandb.mode"}
+    assert differing == {"data_path", "data_paths", "data_paths_test", "project_name", "wandb.mode"}
     written = b"".join(file.read_bytes() for file in folder.iterdir()).decode(errors="replace")
     for private in ("/home", "somebody", "secret", "me/other", str(tmp_path), "run:", "/run"):
         assert private not in written, f"the folder tells {private}"
+    assert "\nData: a.\n" in written
     assert "It started from other weights." in written and "which this recipe" in recipe.read_text()
 
 
 def test_the_card_has_every_evaluation_of_this_step(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    _save(run)
+    _save(run, "init_from=hf://me/base")
     _results(run, "step_00000007", "sudoku-6x6", 0.9)
-    _results(run, "step_00000007_sudoku-9x9", "sudoku-9x9", 0.25)
+    _results(run, "step_00000007_other", "a/test + /b/sudoku-9x9", 0.25)
     _results(run, "step_00000003", "sudoku-6x6", 0.1)
     assert main([str(run), "-o", str(tmp_path / "shared")]) == 0
     metadata, text = _card(tmp_path / "shared")
@@ -104,28 +108,36 @@ def test_the_card_has_every_evaluation_of_this_step(tmp_path: Path) -> None:
         for each in entry["results"]
         for metric in each["metrics"]
     ]
-    typed = "num_steps=16 trajectories=2 noise=0.3"
+    typed = "num_steps=16 vote_with=2 other checkpoints"
     assert found == [
-        ("sudoku-6x6", "all/exact_accuracy num_steps=16", 0.9),
-        ("sudoku-6x6", f"all/trajectories/exact_accuracy {typed}", 0.97),
-        ("sudoku-9x9", "all/exact_accuracy num_steps=16", 0.25),
-        ("sudoku-9x9", f"all/trajectories/exact_accuracy {typed}", 0.97),
+        (data, f"all/{metric}", value)
+        for data, exact in (("sudoku-6x6", 0.9), ("a, sudoku-9x9", 0.25))
+        for metric, value in (
+            (f"exact_accuracy {typed}", exact),
+            (f"trajectories/exact_accuracy {typed} trajectories=2 noise=0.3", 0.97),
+            (f"tta/exact_accuracy {typed} tta=8", 0.98),
+        )
     ]
-    assert "| sudoku-6x6 | 500 | num_steps=16 | all/exact_accuracy | 0.9000 | 0.8900 to 0.9100 |" in text
-    assert f"| sudoku-6x6 | 500 | {typed} | all/trajectories/exact_accuracy | 0.9700 | 0.9600 to 0.9800 |" in text
-    assert "| sudoku-9x9 | 500 | num_steps=16 | all/exact_accuracy | 0.2500 | 0.2400 to 0.2600 |" in text
+    assert f"| sudoku-6x6 | 500 | {typed} | all/exact_accuracy | 0.9000 | 0.8900 to 0.9100 |" in text
+    assert f"| sudoku-6x6 | 500 | {typed} tta=8 | all/tta/exact_accuracy | 0.9800 | 0.9700 to 0.9900 |" in text
+    assert f"| a, sudoku-9x9 | 500 | {typed} | all/exact_accuracy | 0.2500 | 0.2400 to 0.2600 |" in text
     assert "0.1000" not in text and "q_halt" not in text and "lm_loss" not in text
-    assert "It has 3,440 parameters." in text
+    assert "It has 3,440 parameters." in text and "- train: SHA-256 f" in text
+    assert "\ninit_from: hf://me/base\n" in (tmp_path / "shared/recipe.yaml").read_text()
 
 
 def test_the_card_of_a_model_of_text_has_its_loss(tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_data(tmp_path / "book", "text")
+    (tmp_path / "book/tokenizer.json").write_text("{}")
     write_run(run, tmp_path / "book", "arch=hrm_text")
     _results(run, "step_00000001", "book", 0.5)
-    assert main([str(run), "-o", str(tmp_path / "shared")]) == 0
-    _, text = _card(tmp_path / "shared")
-    assert "| book |  | num_steps=16 | all/lm_loss | 0.5000 |  |" in text
+    for folder, form in (("shared", "native"), ("hf", "transformers")):
+        assert main([str(run), "-o", str(tmp_path / folder), "--format", form]) == 0
+        assert (tmp_path / folder / "tokenizer.json").exists(), form
+    metadata, text = _card(tmp_path / "shared")
+    assert metadata["model-index"][0]["results"][0]["task"]["type"] == "text-generation"
+    assert "| book |  | num_steps=16 vote_with=2 other checkpoints | all/lm_loss | 0.5000 |  |" in text
     assert "checkpoint=shared prompt=..." in text and "1 steps of 768 tokens" in text
 
 
@@ -160,6 +172,9 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("-o", tmp_path / "x" / "y"): "can't write .*No such file",
         ("-o", tmp_path / "x", "--private"): "--private contradicts",
         ("-o", tmp_path / "x", "--raw"): "--raw contradicts",
+        ("-o", tmp_path / "x", "--compiled"): "--compiled contradicts",
+        ("-o", tmp_path / "x.safetensors", "--push", "me/six"): "--push contradicts",
+        ("-o", tmp_path / "x.pt"): "has to end in .safetensors",
         ("--push", "it"): "it names no repository",
     }.items():
         assert re.search(expected, mistake(capsys, run, *typed)), typed

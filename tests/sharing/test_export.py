@@ -123,12 +123,14 @@ def test_a_run_of_urm_is_written_as_its_program_needs_it(tmp_path: Path, capsys:
         name: tensor.detach().clone() for name, tensor in build("urm", "forward_dtype=bfloat16").state_dict().items()
     }
     arch = {"name": "urm", "hidden_size": 32, "num_heads": 2, "puzzle_emb_ndim": 32, "halt_max_steps": 8}
-    arch |= {"rope_theta": 5e4, "conv_bias": True}
+    arch |= {"rope_theta": 5e4, "conv_bias": True, "loss": {"loss_type": "softmax_cross_entropy"}}
     save_step(tmp_path / "run", 7, arch, model=weights)
     assert _export(tmp_path / "run", "-o", tmp_path / "out.pt", to="urm") == 0
-    typed = "arch=urm loops=8 H_cycles=2 L_cycles=6 num_layers=4 hidden_size=32 puzzle_emb_ndim=32 num_heads=2"
-    expected = f"{typed} rope_theta=50000.0".replace(" ", " ++arch.")
-    assert capsys.readouterr().out.endswith(f"++load_checkpoint={tmp_path}/out.pt {expected}\n")
+    typed = "arch=urm loops=8 H_cycles=2 L_cycles=6 num_layers=4 hidden_size=32 puzzle_emb_ndim=32"
+    expected = f"{typed} loss.loss_type=softmax_cross_entropy num_heads=2 rope_theta=50000.0".replace(" ", " ++arch.")
+    assert capsys.readouterr().out.endswith(
+        f"code: DISABLE_COMPILE=1 python pretrain.py ++load_checkpoint={tmp_path}/out.pt {expected}\n"
+    )
     written = torch.load(tmp_path / "out.pt", weights_only=True)
     assert written["step"] == 7
     for name, tensor in to_ours(written["model_state_dict"]).items():
@@ -146,7 +148,7 @@ def test_a_run_or_a_step_can_be_exported(tmp_path: Path, capsys: pytest.CaptureF
     average = {name: tensor + 1 for name, tensor in weights.items() if tensor.dtype == torch.float32}
     zeros = {name: tensor * 0 for name, tensor in weights.items()}
     first = save_step(run, 1, {"name": "hrm"}, model=zeros)
-    newest = save_step(run, 2, {"name": "hrm"}, model=weights, ema=average)
+    newest = save_step(run, 2, {"name": "hrm", "rope_theta": 5e4}, model=weights, ema=average)
     for checkpoint, flags, expected in (
         (run, [], weights | average),
         (run, ["--raw"], weights),
@@ -155,7 +157,8 @@ def test_a_run_or_a_step_can_be_exported(tmp_path: Path, capsys: pytest.CaptureF
     ):
         assert _export(checkpoint, "-o", tmp_path / "out", *flags) == 0
         assert_same(to_ours(read_weights(str(tmp_path / "out"))), expected)
-    assert capsys.readouterr().err == ""
+    printed = capsys.readouterr()
+    assert printed.err == "" and "beside it: arch=hrm_v1 arch.rope_theta=50000.0\n" in printed.out
     (newest / "model.safetensors").write_bytes(b"")
     assert _export(run, "-o", tmp_path / "out") == 0
     assert "warning: " in (said := capsys.readouterr().err) and "going back to step_00000001" in said
@@ -169,6 +172,8 @@ def test_a_run_or_a_step_can_be_exported(tmp_path: Path, capsys: pytest.CaptureF
         ({"name": "urm", "num_registers": 2}, "arch.num_registers=2"),
         ({"conv_2d": True, "puzzle_emb_ndim": 0}, "arch.conv_2d=True"),
         ({"name": "hrm", "puzzle_emb_len": 4}, "arch.puzzle_emb_len=4"),
+        ({"name": "hrm", "width_multiple": 64}, "arch.width_multiple=64"),
+        ({"name": "urm", "mlp_t": True}, "arch.mlp_t=True"),
     ],
 )
 def test_models_that_the_published_code_lacks_are_refused(
@@ -187,7 +192,9 @@ def test_a_file_describes_its_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     weights = _generated("hrm")
     run = tmp_path / "demo" / "happy otter"
     run.parent.mkdir()
-    save_step(run, 7, {"name": "hrm", "mlp": "normalized_swiglu", "hidden_size": 32, "num_heads": 2}, model=weights)
+    (data := tmp_path / "sudoku").mkdir()
+    arch = {"name": "hrm", "mlp": "normalized_swiglu", "hidden_size": 32, "num_heads": 2}
+    save_step(run, 7, arch, model=weights, config={"started_in": str(tmp_path), "data_path": "sudoku"})
     file, again = tmp_path / "a, model.safetensors", tmp_path / "again.safetensors"
     assert main([str(run), "-o", str(file)]) == 0
     assert_same(read_weights(str(file)), weights)
@@ -198,14 +205,15 @@ def test_a_file_describes_its_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert described.sizes == {"seq_len": 6, "vocab_size": 7, "num_puzzle_identifiers": 5}
     printed = [shlex.split(line)[1:] for line in capsys.readouterr().out.splitlines()[1:]]
     assert printed == [
-        ["evaluate.py", f"checkpoint='{file}'", "data_path=/a/sudoku"],
+        ["evaluate.py", f"checkpoint='{file}'", f"data_path={data}"],
         ["solve.py", f"checkpoint='{file}'", "puzzle=..."],
-        ["pretrain.py", f"init_from='{file}'", "data_path=/a/sudoku"],
+        ["pretrain.py", f"init_from='{file}'", f"data_path={data}"],
     ]
     assert main([str(file), "-o", str(again)]) == 0
     assert again.read_bytes() == file.read_bytes()
     capsys.readouterr()
     assert "arch.mlp=normalized_swiglu" in mistake(capsys, "--format", "hrm", file, "-o", tmp_path / "out")
+    assert "export the run that wrote it" in mistake(capsys, file, "-o", tmp_path / "folder"), "it has no recipe"
 
 
 def test_a_file_without_its_architecture_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

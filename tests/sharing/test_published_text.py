@@ -126,12 +126,13 @@ def test_options_that_a_config_leaves_out_are_the_published_ones(tmp_path: Path)
     _write_training(tmp_path / "run", make_model(_config(HRMTextConfig, half_layers=False)))
     file = tmp_path / "run/all_config.yaml"
     config = yaml.safe_load(file.read_text())
-    for key in ("half_layers", "attn_type", "bp_min_steps"):
+    for key in ("half_layers", "attn_type", "bp_min_steps", "bp_max_steps"):
         del config["arch"][key]
     config["arch"] |= {"pos_emb_type": "none", "rope_theta": None, "H_override": {"n_layers": 3}}
     file.write_text(yaml.dump(config))
     arch = _found(tmp_path / "run").arch
-    assert arch["half_layers"] is False and arch["attention"] == "prefixlm" and arch["bp_min_steps"] == 2
+    assert arch["half_layers"] is False and arch["attention"] == "prefixlm"
+    assert (arch["bp_min_steps"], arch["bp_max_steps"]) == (2, 5)
     assert arch["H_override"] == {"num_layers": 3} and "rope_theta" not in arch
 
 
@@ -177,6 +178,7 @@ def test_an_export_in_several_files(tmp_path: Path) -> None:
     ("ours", "options"),
     [
         ({}, {"num_hidden_layers": 16, "num_layers_per_stack": 2}),
+        ({"expansion": 48.0}, {"intermediate_size": 512}),
         ({}, {"num_hidden_layers": 2, "rope_theta": None, "rope_parameters": {"rope_theta": 100.0}}),
         ({}, {"embedding_scale": None, "head_dim": None, "num_key_value_heads": None, "hidden_act": "silu"}),
         (
@@ -208,6 +210,7 @@ def test_an_export_that_no_model_here_computes_is_refused(tmp_path: Path) -> Non
     whole = json.loads(file.read_text())
     for key, value, message in (
         ("hidden_act", "gelu", "hidden_act"),
+        *((key, True, key) for key in ("tie_word_embeddings", "attention_bias", "mlp_bias")),
         ("num_key_value_heads", 1, "num_key_value_heads"),
         ("embedding_scale", 1.0, "embedding_scale is not 1 / initializer_range"),
         ("H_cycles", "2", "H_cycles"),

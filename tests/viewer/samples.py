@@ -121,6 +121,7 @@ def write_run(run: Path, data: Path | None) -> Path:
     outputs = run / "eval_outputs" / "step_00000500"
     outputs.mkdir(parents=True)
     config = {"data_path": str(data), "arch": {"name": "trm", "hidden_size": 64}, "lr": 0.001, "seed": 0}
+    config |= {"optim": {"name": "muon"}, "global_batch_size": 32}
     (run / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
     write_metrics(run)
     q_halt_NT = np.tile(np.linspace(-3, 3, NUM_STEPS, dtype=np.float32), (6, 1))
@@ -153,7 +154,7 @@ def write_run(run: Path, data: Path | None) -> Path:
 def write_arc(folder: Path) -> tuple[Path, Path]:
     """Write a dataset of two tasks, and a run that voted on them.
 
-    The right answer of the first task is in the first place. The candidates of the second task are
+    The right answer of the first task is in the second place. The candidates of the second task are
     all wrong.
     """
     grids = [np.array([[1, 2], [3, 4]]), np.array([[5, 0, 5], [0, 5, 0]])]
@@ -185,7 +186,7 @@ def write_arc(folder: Path) -> tuple[Path, Path]:
         return {"grid": grid, "count": count, "confidence": count / 10, "right": right}
 
     votes = {
-        "aaaa0000": [candidate([[2, 1]], 7, True), candidate([[9, 9]], 2, False)],
+        "aaaa0000": [candidate([[9, 9]], 7, False), candidate([[2, 1]], 2, True)],
         "aaaa0001": [candidate([[3, 3]], 8, False)],
     }
     report = {

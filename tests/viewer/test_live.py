@@ -18,7 +18,7 @@ from records.folder import Launched
 from records.lock import RunLock
 from tests.runs import contents
 from viewer.curves import LOSSES
-from viewer.live import Watched, panel, runs_in, table
+from viewer.live import COLUMNS, Watched, panel, runs_in, table
 
 Row = dict[str, Any]
 
@@ -113,6 +113,8 @@ def test_the_newest_value_of_each_metric(run: Path) -> None:
     assert (status.step, status.last_step, status.checkpoint, status.best) == (30, 100, 20, 10)
     assert status.speed == (6.0, "examples")
     assert status.launched is not None and status.launched.ranks == 2
+    cells = [text_of("x", status) for _, text_of in COLUMNS.values()]
+    assert cells == ["x", "dead", "30", "100", "0.7", "0.400", "0.500", "6", "-", "20", "10", "2 x cpu", ""]
 
 
 def test_values_follow_the_rows(run: Path) -> None:
@@ -146,11 +148,14 @@ def test_the_time_left_follows_from_the_speed(run: Path) -> None:
         for seconds_ago in (0, 10):
             _set_age(run, seconds_ago)
             assert Watched(run).eta_s == pytest.approx(70 * 2.0 - seconds_ago, abs=2)
+            assert COLUMNS["ETA"][1]("x", Watched(run)) == "2 min"
         _log(run, [_row(1), _row(10), _row(20), _row(60)])  # the longest wait takes 80 seconds
         _set_age(run, 230)
         assert Watched(run).note == ""
         _set_age(run, 250)
         assert (Watched(run).note, Watched(run).eta_s) == ("silent 4 min", None)
+        (run / "launch.json").touch()
+        assert Watched(run).note == "", "it was resumed a moment ago"
 
 
 def _set_age(run: Path, seconds: float) -> None:

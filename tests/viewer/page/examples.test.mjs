@@ -13,6 +13,7 @@ test("reasoning can be stepped through", async () => {
   assert.match(text("#verdict"), /solved from step 4 on/);
   assert.match(text("#said"), /step 1 of 4 · 3 wrong/);
   find("#items").find("button")[1].click();
+  assert.equal(text("#errors-title"), "Wrong cells");
   assert.equal(text("#heading"), "Row 1");
   assert.match(text("#verdict"), /1 wrong cell in the end/);
   // The model is confident at step 3 too, but its answer has just changed.
@@ -63,6 +64,7 @@ test("reasoning plays to its end, and can be paused", async () => {
 test("filters, orders and the search change the list", async () => {
   await open("run");
   assert.deepEqual(rows(), [0, 1, 2, 3, 4, 5]);
+  assert.match(text("#items"), /row 0 ✓ solved settled at step 1 .*row 1 ✗ 1 wrong settled at step 3 .*4 ✓ solved not/);
   click("#filter [data-value=solved]");
   assert.deepEqual(rows(), [0, 2, 4]);
   choose("#sort", "slowest");
@@ -188,6 +190,7 @@ test("ARC boards are cropped, and an augmentation is described", async () => {
   assert.match(text("#verdict"), /1 wrong cell/);
   assert.ok(find("#controls").hidden, "a run with only final answers must have no player");
   assert.match(text("#hint"), /python evaluate.py checkpoint=/);
+  assert.ok(find("#confidence-card").hidden, "one answer has no curve");
   press("j");
   assert.match(text("#verdict"), /aaaa0001, turned by 90°, colours 0–9 become 0213456789/);
   const { width, height } = find("#board");
@@ -205,6 +208,7 @@ test("runs are compared by their answers to a puzzle", async () => {
   tally[3].click();
   assert.deepEqual(rows(), [3]);
   assert.equal(text("#heading"), "Row 3 · hrm");
+  assert.match(text("#items"), /runs: ✓ ✗/);
   assert.doesNotMatch(text("#confidence-card"), /alts at step/, "the page cannot know when an HRM halts");
   click("#last");
   const [hrm, trm] = find("#rivals").find("button");

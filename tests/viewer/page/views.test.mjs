@@ -75,6 +75,7 @@ test("configs and numbers of runs are compared", async () => {
   assert.match(text("#panel-compare"), /arch\. name hrm trm trm/);
   assert.match(text("#panel-compare"), /No saved answers: trm-1\..*python view.py/);
   assert.match(text("#panel-compare"), /exact_accuracy 0.5 best 0.5 at 500/);
+  assert.match(text("#panel-compare"), /trm-1 arch=trm lr=0.001, seed 1.* 0.5 0.1876 to 0.8124/);
 });
 
 test("only evaluations of the same examples have a winner", async () => {
@@ -114,6 +115,7 @@ test("text is browsed", async () => {
 test("answers of a run of text are read, the newest first", async () => {
   await open("text_run");
   assert.match(text("#text-stage"), /^step 200, sample 0 adding ✓ right/);
+  assert.match(text("#text-items"), /^✓ step 200, sample 0 .* step 200, sample 7 In the ✗ step 100, sample 0/);
   press("j", "j");
   assert.match(text("#text-stage"), /^step 100, sample 0 adding ✗ wrong/);
   click("#tab-curves");
@@ -125,8 +127,9 @@ test("answers of a run of text are read, the newest first", async () => {
 test("ARC votes are ranked", async () => {
   await open("arc_run");
   click("#tab-votes");
-  assert.match(text("#vote-stage"), /aaaa0000, test 1 of 1 ✓ right answer in place 1/);
-  assert.equal(text("#vote-stage .is-right"), "✓ right 7 votes confidence 0.7");
+  assert.match(text("#vote-stage"), /aaaa0000, test 1 of 1 ✓ right answer in place 2/);
+  assert.equal(text("#vote-stage .is-right"), "✓ right 2 votes confidence 0.2");
+  assert.equal(text("#vote-filter"), "All 2 Solved 1 Failed 1");
   assert.match(text("#vote-stage"), /9 votes, 1 prediction without a grid/);
   assert.match(text("#vote-stage"), /Training pairs of the task/);
   click("#vote-filter [data-value=unsolved]");
