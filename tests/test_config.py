@@ -220,7 +220,6 @@ def test_the_defaults_are_published_values() -> None:
     assert compose("arch=hrm_v1") == compose(), "the published name of the arch"
 
 
-<<<<<<< ours
 # Keys of this project alone, where another default would change what a run or an answer is.
 OWN: dict[str, dict[str, object]] = {
     "pretrain": {"on_nonfinite": "stop", "on_save_error": "stop", "max_failed_saves": 3, "max_rewinds": 3}
@@ -234,7 +233,8 @@ OWN: dict[str, dict[str, object]] = {
 def test_the_defaults_of_this_project(program: str) -> None:
     values = read_config(program, [] if program == "pretrain" else ["checkpoint=x"])
     assert {key: values[key] for key in OWN[program]} == OWN[program]
-=======
+
+
 # What tells the other architectures from one another, by what is typed after `arch=`.
 OTHERS: dict[str, dict[str, object]] = {
     "se_rrm": {
@@ -275,7 +275,6 @@ def test_every_size_of_a_text_model_is_that_of_its_name() -> None:
         arch = compose(f"arch={name}", "arch.forward_dtype=float32").text_arch
         num = sum(weight.numel() for weight in shapes_of(arch, vocab_size=32000).parameters())
         assert (arch.num_heads, round(num / 1e6)) == (num_heads, millions), name
->>>>>>> theirs
 
 
 # The commands are those of the READMEs of the HRM and TRM repositories, with all their words.

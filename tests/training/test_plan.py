@@ -150,8 +150,9 @@ def test_of_equal_best_evaluations_the_first_counts(logged: list[float | None], 
     for n, value in enumerate(values):
         earlier = [known for known in values[:n] if known is not None]
         expected = value is not None and all(value > old if mode == "max" else value < old for old in earlier)
-        metrics = {"eval/all/lm_loss": 9.0} | ({} if logged[n] is None else {plan.best_metric: logged[n]})
-        assert plan.update_best(metrics, progress) == expected
+        metrics = {"eval/all/lm_loss": 9.0, plan.best_metric: logged[n]}
+        of_evaluation = {name: number for name, number in metrics.items() if number is not None}
+        assert plan.update_best(of_evaluation, progress) == expected
         known = [each for each in values[: n + 1] if each is not None]
         assert progress.best == (None if not known else max(known) if mode == "max" else min(known))
         first_of_best = values.index(progress.best) if known else -1

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from models.parallel import parallelize
+from models.parallel.pipeline import PipelineConfig
 from models.text.config import GPTConfig, HRMTextConfig, RINSTextConfig
 from tests.models.helpers import ARCH_NAMES, RECURRENT, small_symbol_model
 from tests.models.parallel.helpers import DIST, NUM_STEPS, config_of, model_of, start, train
@@ -119,7 +120,8 @@ def test_text_that_ranks_cannot_split_is_refused(options: dict[str, Any], advice
 )
 def test_too_few_blocks_for_a_pipeline_are_refused(num_layers: int, schedule: str, num_ranks: int, advice: str) -> None:
     config, model = config_of("pipeline", schedule=schedule), model_of("transformer", num_layers=num_layers)
-    assert config_of("pipeline", schedule="interleaved", stages_per_rank=3).num_stages(num_ranks) == 3 * num_ranks
+    three_each = config_of("pipeline", schedule="interleaved", stages_per_rank=3)
+    assert isinstance(three_each, PipelineConfig) and three_each.num_stages(num_ranks) == 3 * num_ranks
     with pytest.raises(UserError, match=f"arch.num_layers is {num_layers}, .*{advice}"):
         config.require_support(model, World(size=num_ranks))
 
