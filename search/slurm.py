@@ -175,7 +175,7 @@ class SlurmJob:
             return int(self._job.result())
         except (FailedJobError, UncompletedJobError) as error:
             lines = [line for line in str(error).splitlines() if line.strip(" -")]
-            return self._failed(f"failed: {lines[-3] if len(lines) > 2 else error}")
+            return self._failed(f"failed: {lines[-4] if len(lines) > 3 else error}")
 
     def _failed(self, reason: str) -> int:
         """Write into the log of the run why it ended, where the sweep looks for a reason."""

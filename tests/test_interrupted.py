@@ -162,6 +162,8 @@ def test_a_second_signal_in_the_first_step(data: Path, tmp_path: Path, log: Path
     until(lambda: "again to end now" in running.output, running, timeout_s=5)
     assert "stopping after the first step" in running.output
     time.sleep(1.1)
+    running.signal(signal.SIGTERM)  # not from the user
+    time.sleep(0.2)
     assert running.alive and not list((tmp_path / "run").glob("step_*"))
     running.signal(signal.SIGINT)
     ended = running.wait(5)

@@ -80,18 +80,20 @@ def test_srun_gets_the_overrides_as_they_were_typed(folder: Path) -> None:
     assert told.startswith("error: there is no pretrain.py in ") and told.count("\n") == 1
 
 
-def test_torchrun_starts_once_on_each_node(folder: Path) -> None:
-    started = _start(
-        folder, '"${@:4}"', "checkpoint_path=run", LAUNCHER="torchrun", SLURM_GPUS_ON_NODE="4", SLURM_CPUS_PER_TASK="8",
-        SLURM_NODEID="1", PYTHON="echo",
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [({"SLURM_GPUS_ON_NODE": "4"}, 2), ({"SLURM_GPUS_ON_NODE": "8", "RANKS_PER_NODE": "4", "OMP_NUM_THREADS": "5"}, 5)],
+)
+def test_torchrun_starts_once_on_each_node(folder: Path, variables: dict[str, str], threads: int) -> None:
+    variables |= {"LAUNCHER": "torchrun", "SLURM_CPUS_PER_TASK": "8", "SLURM_NODEID": "1", "PYTHON": "echo"}
+    started = _start(folder, '"${@:4}"', "checkpoint_path=run", **variables)
     told, _ = started.communicate(timeout=60)
     assert _lines(folder, "arguments")[:3] == ["--kill-on-bad-exit=1", "--ntasks=2", "--ntasks-per-node=1"]
     expected = (
         "-m torch.distributed.run --node-rank=1 --nnodes=2 --nproc-per-node=4 --master-addr=n1 --master-port=21017"
     )
     assert f"{expected} pretrain.py checkpoint_path=run resume=auto\n" in told
-    assert "OMP_NUM_THREADS=2" in _lines(folder, "environment")
+    assert f"OMP_NUM_THREADS={threads}" in _lines(folder, "environment")
 
 
 def test_a_run_that_began_elsewhere_goes_on_from_its_own_checkpoint(folder: Path) -> None:

@@ -8,18 +8,19 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+from optuna.trial import TrialState
 
 import sweep as program
-from search.study import open_study
+from search.study import Study, open_study
 from search.sweep import Sweep
 from tests import runs
 from tests.forked_runs import fork_runs
 from tests.runs import REPOSITORY
-from utils.command_line import CommandLine, read_config
 from utils.errors import UserError
 
 COMMON = [
@@ -129,12 +130,7 @@ def test_a_sweep_survives_kills_of_itself_and_of_its_runs(
     for number in range(8):
         steps = [row["step"] for row in _rows(folder / f"trial_{number:04d}")]
         assert steps == [1, *range(2, 13, 2)], f"trial {number} has logged {steps}"
-
-    # The run that was killed has the bits of the same command line, typed by hand.
-    arguments = found.arguments(0, points[0], 0)
-    runs.train([*arguments, f"checkpoint_path={tmp_path / 'alone'}"], tmp_path / "alone.log").ok()
-    runs.assert_same_run(folder / "trial_0000", tmp_path / "alone")
-    assert values[0] == _rows(tmp_path / "alone")[-1]["eval/all/exact_accuracy"]
+    assert values[0] == _rows(folder / "trial_0000")[-1]["eval/all/exact_accuracy"]
 
 
 @pytest.mark.faults
@@ -149,7 +145,7 @@ def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(
     sweep.process.send_signal(signal.SIGINT)
     sweep.process.send_signal(signal.SIGINT)  # an impatient user
     text = sweep.wait()
-    assert "2 trials" in text.splitlines()[0]
+    assert "2 trials" in text.splitlines()[0] and " by a step of " in text
     assert "SIGINT: stopping 2 runs; the same command goes on with them" in text and "Traceback" not in text
     assert not any(process.is_running() for process in processes)
     steps = [runs.latest(tmp_path / f"s/trial_000{n}") for n in range(2)]
@@ -194,6 +190,24 @@ def test_a_dry_run_prints_command_lines_that_run_and_writes_nothing(here: Path) 
     ended = runs.command(lines[-1].replace("pretrain.py", str(REPOSITORY / "pretrain.py")), here)
     assert ended.status == 0, ended.stderr
     assert (here / "checkpoints/sweeps/lr+arch/trial_0003_seed_2/latest").exists()
+    search = ["lr=interval(1e-4,1e-2)", "sweep.trials=5", "sweep.sampler.startup_trials=3", "wandb.group=mine"]
+    *lines, last = _page("--dry-run", *search, *common).splitlines()
+    assert [re.findall(r"wandb\.group=\S+", line) for line in lines] == [["wandb.group=mine"]] * 3
+    assert last.startswith("# 2 more trials ")
+
+
+def test_a_sweep_without_a_value_fails_once_it_is_done(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail_one(study: Study, _: object) -> SimpleNamespace:
+        study.optuna.tell(study.draw().optuna, state=TrialState.FAIL)
+        return SimpleNamespace(run=lambda: len(study.trials()) == 2)
+
+    monkeypatch.setattr(program, "Driver", fail_one)
+    typed = ["lr=1e-3,2e-3", "debug=tiny", "data_path=data/4"]
+    assert _page("--dry-run", *typed).count("\n") == 1
+    assert [program.sweep(typed)[1] for _ in range(2)] == [0, 1]
+    assert re.findall(r"to do: (\d) trial", capsys.readouterr().err) == ["2", "2", "1"]
 
 
 SWEEP_FILE = """
@@ -211,6 +225,7 @@ MISTAKES = [
     (["lr=1,2", "eval_every_n_steps=null"], "the runs never evaluate"),
     (["lr=1,2", "data_path=data/no"], "no dataset at data/no: "),
     (["lr=1,2", "run_name=x"], "sweep.py gives every run its own run_name"),
+    (["lr=shuffle(1,2)"], "is no list of values"),
     (["lr=1,[2"], "'lr=1,[2' can't be read"),
     (["status", "nope"], "there is no sweep at nope"),
 ]
@@ -229,10 +244,11 @@ def test_a_mistake_is_one_line_before_the_first_trial(here: Path, typed: list[st
 
 
 def test_again_runs_the_best_points_with_other_seeds(here: Path) -> None:
-    found = Sweep.read(["lr=1e-3,2e-3,3e-3", "arch=hrm,trm", "debug=tiny", "data_path=data/4", "sweep.name=old"])
+    typed = ["lr=1e-3,2e-3,3e-3", "arch=hrm,trm", "debug=tiny", "data_path=data/4", "sweep.name=old"]
+    found = Sweep.read([*typed, "sweep.metric=train/lm_loss", "sweep.direction=minimize"])
     with open_study(found, create=True) as study:
         found.write()
-        for value in (0.1, 0.6, 0.3, 0.2, 0.5, 0.4):
+        for value in (0.6, 0.1, 0.4, 0.5, 0.2, 0.3):
             claim = study.claim()
             assert claim is not None
             study.optuna.tell(claim.optuna, value)
@@ -248,8 +264,12 @@ def test_again_runs_the_best_points_with_other_seeds(here: Path) -> None:
     Path("my/arch/mine.yaml").write_text((REPOSITORY / "config/arch/hrm.yaml").read_text())
     (line,) = _page("again", "--config-dir", "my", "old", "--best=1", "--dry-run", "arch=mine").splitlines()
     assert " arch=my/arch/mine.yaml " in line
-    with pytest.raises(UserError, match="--cfg"):
-        _page("again", "old", "--cfg=job")
+    config = program.read_again(["old", "sweep.name=other"])[0].config
+    assert (config.name, config.metric, config.direction) == ("other", "train/lm_loss", "minimize")
+    assert len(config.points) == 5
+    for mistake in ("--cfg=job", "--best=0"):
+        with pytest.raises(UserError, match=mistake[:5]):
+            _page("again", "old", mistake)
 
 
 @pytest.mark.parametrize(
@@ -273,18 +293,6 @@ def test_without_its_extra_a_program_shows_its_help(
         assert ended.value.code == status
         out, err = capsys.readouterr()
         assert (shown in out and err == "") if status == 0 else f" needs {package}; pip install" in err
-
-
-@pytest.mark.slow  # imports what an agent imports
-def test_pretrain_reads_what_an_agent_of_wandb_types() -> None:
-    from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
-
-    values = {"lr": 1e-05, "arch": "trm", "arch.L_cycles": 2, "ema": True, "grad_clip": None, "wandb.tags": ["a", "b"]}
-    arguments = create_sweep_command_args({"args": {key: {"value": value} for key, value in values.items()}})["args"]
-    assert "--ema=True" in arguments
-    typed = CommandLine.parse(["experiment=demo", *arguments], "pretrain", "")
-    equal = ["experiment=demo", "lr=1e-5", "arch=trm", "arch.L_cycles=2", "ema=true", "grad_clip=null"]
-    assert read_config("pretrain", typed.overrides) == read_config("pretrain", [*equal, "wandb.tags=[a,b]"])
 
 
 YAML_OF_THE_PAGE = re.findall(r"```yaml\n(.*?)```", (REPOSITORY / "docs/sweeps.md").read_text(), flags=re.DOTALL)

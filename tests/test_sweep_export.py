@@ -18,7 +18,8 @@ from utils.errors import UserError
 
 def _exported(study: Study, file: Path) -> tuple[Container, dict[str, Any]]:
     """Return the config of the exported file, and its own values."""
-    assert write_experiment(study, file).splitlines()[0] == str(file)
+    path, command = write_experiment(study, file).splitlines()
+    assert path == str(file) and command.endswith(f" experiment={file}")
     return read_config("pretrain", [f"experiment={file}"]), yaml.safe_load(file.read_text()) or {}
 
 
@@ -41,11 +42,14 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_the_command_line_of_the_best(tmp_path: Path, case: str) -> None:
     overrides, point = CASES[case]
-    sweep = read_sweep(tmp_path, overrides=overrides, parameters={key: [value] for key, value in point.items()})
+    parameters = {key: [value] for key, value in point.items()}
+    sweep = read_sweep(tmp_path, overrides=overrides, parameters=parameters, seeds=[3])
     study = finished(sweep, [Ended(point, (0.5,))])
     config, own = _exported(study, tmp_path / "best.yaml")
     run = [each for each in sweep.overrides(point, 0) if not each.startswith("wandb.group=")]
-    assert config == read_config("pretrain", run)
+    assert config == read_config("pretrain", run), "the seed is that of any run"
+    trained_on = ", ".join(config["data_paths"] or [config["data_path"]])
+    assert f"# The data are {trained_on}. " in (tmp_path / "best.yaml").read_text()
     groups = [pair for entry in own.pop("defaults", []) for pair in entry.items()]
     defaults = [f"{key.removeprefix('override /')}={choice}" for key, choice in groups]
     base = OmegaConf.create(read_config("pretrain", defaults))
@@ -81,6 +85,7 @@ def test_mistakes(tmp_path: Path) -> None:
     for path, message in (
         (file, "there.yaml exists; remove it, or name another file with -o"),
         (tmp_path / "link.yaml", "link.yaml exists; remove it"),
+        (tmp_path / "_x.yaml", "_x.yaml can't be chosen as experiment="),
         (tmp_path / "x.txt", "x.txt can't be chosen as experiment="),
     ):
         with pytest.raises(UserError, match=message):
@@ -92,19 +97,19 @@ def test_mistakes(tmp_path: Path) -> None:
 
 def test_the_commands(tmp_path: Path) -> None:
     """They open the study from its folder."""
-    sweep = read_sweep(tmp_path, parameters={"lr": [1e-3, 1e-2]})
+    sweep = read_sweep(tmp_path, parameters={"lr": [1e-3, 1e-2]}, seeds=[0, 1])
     with open_study(sweep, create=True) as study:
         sweep.write()
-        add_trials(study.optuna, sweep, [Ended({"lr": 1e-2}, (0.5,)), Ended({"lr": 1e-3}, (0.7,))])
+        add_trials(study.optuna, sweep, [Ended({"lr": 1e-2}, (0.5, 0.5)), Ended({"lr": 1e-3}, (0.7, 0.8))])
     file = tmp_path / "best.yaml"
     for typed, shown in (
         (["export", str(sweep.path), "-o", str(file)], str(file)),
         (["plot", str(sweep.path), "-o", str(tmp_path)], str(tmp_path / "plots.html")),
-        (["status", str(sweep.path)], "0.7000"),
+        (["status", str(sweep.path)], "0.7500"),
         (["best", str(sweep.path)], "pretrain.py lr=0.001 seed=0"),
     ):
         page = main(typed)
         assert isinstance(page, str) and shown in page
-    assert "lr: 0.001" in file.read_text()
+    assert "lr: 0.001" in file.read_text() and "over 2 seeds (0.7000, 0.8000)" in file.read_text()
     with pytest.raises(UserError, match="unrecognized arguments: --dry-run"):
         main(["status", str(sweep.path), "--dry-run"])

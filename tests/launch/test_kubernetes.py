@@ -62,22 +62,28 @@ def _container(manifest: Manifest) -> Manifest:
 @pytest.mark.parametrize(
     ("typed", "ranks", "amounts"),
     [
-        ("--nodes 4 --gpus 8", 8, {"cpu": "32", "memory": "128Gi", "nvidia.com/gpu": "8"}),
+        ("--nodes 4 --gpus 8 --cpus 24", 8, {"cpu": "24", "memory": "128Gi", "nvidia.com/gpu": "8"}),
         ("--nodes 2 --gpus 0 --cpus 16 --memory 32Gi", 1, {"cpu": "16", "memory": "32Gi"}),
-        ("--name a-run --namespace team --image host.example:5000/a:1 --volume-claim c", 1, None),
     ],
 )
-def test_the_manifests_fit_the_schemas(kind: str, typed: str, ranks: int, amounts: dict[str, str] | None) -> None:
-    job = _rendered(typed, kind=kind)[-1]
-    container = _container(job)
+def test_the_manifests_hold_what_is_typed(kind: str, typed: str, ranks: int, amounts: dict[str, str]) -> None:
+    job = _rendered(f"{typed} --name a-run --namespace team --volume-claim c", kind=kind)[-1]
+    container, metadata, nodes = _container(job), job["metadata"], int(typed.split()[1])
+    own = [f"backoffLimit: {3 * nodes}", "restartPolicy: Never"]
     if kind == "job":
         assert f"--nproc-per-node={ranks}" in container["args"]
     else:
         assert job["spec"]["trainer"]["numProcPerNode"] == ranks
-    if amounts is not None:
-        resources = container["resources" if kind == "job" else "resourcesPerNode"]
-        assert resources == {"requests": amounts, "limits": amounts}
-        assert container["image"] == ("trainer:cuda" if "nvidia.com/gpu" in amounts else "trainer:cpu")
+        own = [f"numNodes: {nodes}"]
+    resources = container["resources" if kind == "job" else "resourcesPerNode"]
+    assert resources == {"requests": amounts, "limits": amounts}
+    assert container["image"] == ("trainer:cuda" if "nvidia.com/gpu" in amounts else "trainer:cpu")
+    variables = {"OMP_NUM_THREADS": str(int(amounts["cpu"]) // ranks), "RUN": f"{VOLUME}/checkpoints/a-run"}
+    assert container["env"] == [{"name": name, "value": value} for name, value in variables.items()]
+    assert f"checkpoint_path={variables['RUN']}" in container["args"]
+    assert (metadata["name"], metadata["namespace"]) == ("a-run", "team")
+    for line in ("claimName: c", f"sizeLimit: {ranks}Gi", f"mountPath: {VOLUME}", *own):
+        assert f"{line}\n" in yaml.safe_dump(job)
 
 
 def test_pods_meet_at_the_stable_name_of_the_first() -> None:
@@ -89,6 +95,8 @@ def test_pods_meet_at_the_stable_name_of_the_first() -> None:
     assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
     assert service["spec"]["ports"][0]["port"] == container["ports"][0]["containerPort"] == PORT
     assert "--master-addr=a-run-0.a-run" in container["args"] and "--nnodes=4" in container["args"]
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    assert [rule.get("onExitCodes", {}).get("values") for rule in rules] == [None, [STOPPED], [MISTAKE]]
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == 4
     for typed, seconds in (("", 1800), ("dist.start_timeout_s=4000.5", 4001)):
         assert f"--rdzv-conf=timeout={seconds}" in _container(_rendered(typed)[-1])["args"]
@@ -98,9 +106,10 @@ def test_pods_meet_at_the_stable_name_of_the_first() -> None:
 def test_kubernetes_leaves_words_as_they_are_typed(kind: str) -> None:
     """Kubernetes replaces $(NAME) by a variable, and makes $ of $$."""
     typed = """--env NCCL_DEBUG=INFO --env OMP_NUM_THREADS=3 --env 'A=b=$(C)' "run_name='a$(HOSTNAME) b'" """
-    container = _container(_rendered(typed, kind=kind)[-1])
+    container = _container(_rendered(f"--image host:5000/a:1 {typed}", kind=kind)[-1])
     found = {variable["name"]: variable["value"] for variable in container["env"]}
     assert {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "3", "A": "b=$$(C)"}.items() <= found.items()
+    assert container["image"] == "host:5000/a:1"
     assert "run_name='a$$(HOSTNAME) b'" in container["args"] and "resume=auto" in container["args"]
 
 
@@ -119,6 +128,9 @@ def test_a_secret_is_not_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         ("data_path=data/sudoku", "data_path is data/sudoku"),
         ("data_path=/mnt/run/../data", "/mnt/run/../data"),
         ("load_checkpoint=/a", "load_checkpoint is /a"),
+        ("init_from=/a", "init_from is /a"),
+        ("checkpoint_path=/a", "checkpoint_path is /a"),
+        ("data_path=null data_paths=[/mnt/run/a,data/4]", "data_paths is data/4"),
         ("data_paths_test=[data/4]", "data_paths_test is data/4"),
         ("experiment=my/own.yaml", "experiment=my/own.yaml"),
         ("--nodes 3 parallel=pipeline parallel.stages=2", "3 ranks"),

@@ -113,6 +113,7 @@ def test_another_run_goes_on_from_a_state(ranks: int, data: Path, tmp_path: Path
         {name: of for name, of in row.items() if not name.startswith("eval/")} for row in runs.rows(expected[ranks])
     ]
     assert rows == quiet[3:]
+    assert [row["step"] for row in runs.rows(tmp_path / "other")] == [1, 4, 5], "a step is logged when it is left"
 
 
 def test_a_state_of_another_run_is_refused(data: Path, tmp_path: Path) -> None:
@@ -160,6 +161,10 @@ def test_the_end_and_a_run_without_evaluations_are_mistakes(data: Path, tmp_path
     run.train_step()
     with pytest.raises(UserError, match="has done all 1 steps"):
         run.train_step()
-    silent = _settings(data, tmp_path / "silent", eval_every_n_steps=None, eval_interval=None)
+    settings = _settings(data, tmp_path / "silent", eval_every_n_steps=None, eval_interval=None)
+    silent = SteppedRun(settings, World.single())
     with pytest.raises(UserError, match="never evaluates"):
-        SteppedRun(silent, World.single()).evaluate()
+        silent.evaluate()
+    silent.train_step()
+    silent.close()
+    assert [row["step"] for row in runs.rows(tmp_path / "silent")] == [1]

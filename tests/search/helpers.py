@@ -8,8 +8,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from records.folder import Launched
-from records.lock import is_locked
-from search.launchers import SeedRun
+from search.launchers import ProcessLauncher, SeedRun
 from search.sweep import Sweep
 
 # What a run logs at a step; None: it fails there.
@@ -58,7 +57,7 @@ class FakeJob:
             self._end(1)
             return
         with open(self._file, "a") as file:
-            file.write(json.dumps({"step": self._step, launcher.metric: value}) + "\n")
+            file.write(json.dumps({"step": self._step, "time_s": 10.0 * self._step, launcher.metric: value}) + "\n")
 
     def terminate(self) -> None:
         if self._status is None:
@@ -70,10 +69,10 @@ class FakeJob:
 
     def _end(self, status: int) -> None:
         self._status = status
-        self._launcher.running.discard(self.folder)
+        self._launcher.running.pop(self.folder, None)
 
 
-class FakeLauncher:
+class FakeLauncher(ProcessLauncher):
     """Starts fake runs, and notes what was started."""
 
     def __init__(self, curve: Curve, *, last_step: int = 4) -> None:
@@ -81,18 +80,16 @@ class FakeLauncher:
         self.metric = "eval/all/exact_accuracy"
         self.last_words = "error: the ceiling fell down\n"  # of a run that fails
         self.started: list[str] = []
-        self.running: set[Path] = set()
+        self.running: dict[Path, int] = {}  # the place of each run
         self.most_running = self.ticks = 0
-
-    def may_start(self, run: SeedRun) -> bool:
-        return not is_locked(run.folder)
 
     def start(self, runs: list[SeedRun]) -> None:
         for run in runs:
             run.log.touch()
             run.job = job = FakeJob(self, run.arguments, run.log)
             self.started.append(job.folder.name)
-            self.running.add(job.folder)
+            assert run.place not in self.running.values(), "two runs have one place, and so one device"
+            self.running[job.folder] = run.place
             self.most_running = max(self.most_running, len(self.running))
 
 

@@ -13,7 +13,7 @@ from records.lock import RunLock
 from search import driver as driver_module
 from search.driver import Driver
 from search.report import best_first
-from search.study import open_study
+from search.study import Study, open_study
 from search.sweep import Sweep
 from tests.search.finished import Ended, add_trials, finished, read_sweep
 from tests.search.helpers import Curve, FakeLauncher, rising, sweep_of
@@ -48,24 +48,27 @@ COMPLETE, PRUNED, FAIL, RUNNING = TrialState.COMPLETE, TrialState.PRUNED, TrialS
 
 def test_every_point_of_a_grid_runs_once_and_the_best_is_found(data: Path, tmp_path: Path) -> None:
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-4,1e-3,1e-2", "arch=hrm,trm", "sweep.launcher.at_once=2")
-    launcher = FakeLauncher(rising)
+    launcher = FakeLauncher(lambda keys, step: rising(keys, step) - 0.2 * (step == 4))
     assert _run(sweep, launcher)
     assert sorted(launcher.started) == [f"trial_{number:04d}" for number in range(6)]
     assert launcher.most_running == 2
     best = best_first(sweep, _trials(sweep))[0]
-    assert sweep.space.point_of(best.params) == {"lr": 1e-3, "arch": "hrm"} and best.value == pytest.approx(0.4)
+    assert sweep.space.point_of(best.params) == {"lr": 1e-3, "arch": "hrm"} and best.value == pytest.approx(0.2)
     again = FakeLauncher(rising)
     assert _run(sweep, again) and again.started == [], "a finished sweep repeats nothing"
 
 
 def test_the_value_of_a_trial_is_the_mean_over_its_seeds(data: Path, tmp_path: Path) -> None:
+    """The curve is that of the first seed. It and the second fail once; the third goes ahead."""
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-2", "seed=range(3)", "sweep.launcher.at_once=4")
-    launcher = FakeLauncher(rising)
+    launcher = FakeLauncher(_fails(2))
     assert _run(sweep, launcher)
-    assert sorted(launcher.started)[:3] == ["trial_0000_seed_0", "trial_0000_seed_1", "trial_0000_seed_2"]
+    assert sorted(launcher.started)[:5] == [f"trial_0000_seed_{seed}" for seed in (0, 0, 1, 1, 2)]
     best = best_first(sweep, _trials(sweep))[0]
     assert best.value == pytest.approx(0.401)
     assert best.user_attrs["seeds"] == {"0": pytest.approx(0.4), "1": pytest.approx(0.401), "2": pytest.approx(0.402)}
+    assert best.intermediate_values == pytest.approx({step: step / 10 for step in (1, 2, 3, 4)})
+    assert best.user_attrs["seconds"] == {"0": 40.0, "1": 40.0, "2": 40.0}
 
 
 class _Stop(StopSignal):
@@ -82,16 +85,21 @@ class _Stop(StopSignal):
 
 
 def test_a_stopped_sweep_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-4,1e-3")
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-4,1e-3", "seed=0,1")
     first = FakeLauncher(rising)
-    assert not _run(sweep, first, _Stop(first, 6))
-    assert first.started == ["trial_0000", "trial_0001"] and not first.running
-    assert _states(sweep) == [COMPLETE, RUNNING] and (tmp_path / "s/trial_0001/stopped").exists()
+    assert not _run(sweep, first, _Stop(first, 14))
+    assert first.started[2:] == ["trial_0001_seed_0", "trial_0001_seed_1"] and not first.running
+    assert _states(sweep) == [COMPLETE, RUNNING] and (tmp_path / "s/trial_0001_seed_1/stopped").exists()
     assert not _run(sweep, first, _Stop(first, 0)), "a sweep that was stopped between two trials is not done"
-    second = FakeLauncher(rising)
+
+    def stopped_by_somebody_else(keys: dict[str, object], step: int) -> float:
+        (tmp_path / "s/trial_0001_seed_1/stopped").touch()
+        return rising(keys, step)
+
+    second = FakeLauncher(stopped_by_somebody_else)
     assert _run(sweep, second)
-    assert second.started == ["trial_0001"] and second.ticks == 2, "only the rest of the second trial is left"
-    assert _states(sweep) == [COMPLETE, COMPLETE]
+    assert second.started == ["trial_0001_seed_1"] * 2 and second.ticks == 2, "the rest of the last run is left"
+    assert [trial.value for trial in _trials(sweep)] == pytest.approx([0.3905, 0.4005])
 
 
 def _fails(times: int, at_step: int = 2) -> Curve:
@@ -108,19 +116,24 @@ def _fails(times: int, at_step: int = 2) -> Curve:
 
 
 @pytest.mark.parametrize(
-    ("times", "at_step", "starts", "state"),
-    [(1, 2, 2, COMPLETE), (5, 2, 2, FAIL), (5, 1, 1, FAIL)],
-    ids=["once", "twice", "before its first row, as it would again"],
+    ("times", "at_step", "kind", "starts", "state"),
+    [
+        (1, 2, "error: ", 2, COMPLETE),
+        (5, 2, "error: ", 2, FAIL),
+        (5, 1, "error: ", 1, FAIL),  # before its first row, as it would again
+        (5, 1, "fault on rank 1: ", 2, FAIL),
+    ],
 )
 def test_a_run_that_fails_is_started_once_more(
-    data: Path, tmp_path: Path, times: int, at_step: int, starts: int, state: TrialState
+    data: Path, tmp_path: Path, times: int, at_step: int, kind: str, starts: int, state: TrialState
 ) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4", "sweep.launcher.at_once=2")
+    sweep = sweep_of(data, tmp_path / "s", "lr=1e-4,1e-3", "sweep.launcher.at_once=2")
     launcher = FakeLauncher(_fails(times, at_step))
+    launcher.last_words = f"{kind}the ceiling fell down\n"
     assert _run(sweep, launcher) and not launcher.running
-    assert launcher.started.count("trial_0000") == starts and _states(sweep) == [state, COMPLETE]
+    assert launcher.started.count("trial_0001") == starts and _states(sweep) == [COMPLETE, state]
     if state == FAIL:
-        assert _trials(sweep)[0].user_attrs["error"] == "the ceiling fell down"
+        assert _trials(sweep)[1].user_attrs["error"] == f"{kind.removeprefix('error: ')}the ceiling fell down"
 
 
 def test_a_second_start_inherits_no_error_no_stop_and_no_reason(
@@ -142,22 +155,6 @@ def test_a_second_start_inherits_no_error_no_stop_and_no_reason(
     assert _trials(sweep)[1].user_attrs["error"].startswith("status 1, see ")
 
 
-def test_a_search_whose_points_are_refused_does_not_fall_silent(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> str:
-        raise UserError("no such point")
-
-    monkeypatch.setattr(driver_module, "check_point", refuse)
-    kept: list[int] = []
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-4,1e-3,1e-2")
-    with open_study(sweep, create=True) as study:
-        monkeypatch.setattr("search.study.HEARTBEAT_S", 0)
-        monkeypatch.setattr(study, "keep", lambda trials: kept.append(len(trials)))
-        assert Driver(study, StopSignal()).run()
-    assert max(kept) == 3, "the trials that wait for their end are in good hands"
-
-
 def test_trials_that_cannot_even_begin_end_the_sweep(data: Path, tmp_path: Path) -> None:
     """Their reason is a common one, such as data that are gone. It must not use up all points."""
     sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3,3e-3,4e-3,5e-3")
@@ -169,8 +166,8 @@ def test_trials_that_cannot_even_begin_end_the_sweep(data: Path, tmp_path: Path)
     again = sweep_of(data, tmp_path / "s", "lr=1e-3,2e-3,3e-3,4e-3,5e-3", "sweep.retry_failed=true")
     with pytest.raises(UserError):
         _run(again, FakeLauncher(lambda keys, step: None))
-    assert _run(again, FakeLauncher(rising))
-    assert _states(sweep) == [COMPLETE] * 5, "trials that were tried again do not count"
+    assert _run(again, FakeLauncher(lambda keys, step: rising(keys, step) if keys["lr"] in (2e-3, 4e-3) else None))
+    assert _states(sweep) == [FAIL, COMPLETE] * 2 + [FAIL], "trials that were tried again do not count"
 
 
 def test_a_value_that_is_no_number_is_a_failure_and_none_ends_the_sweep(data: Path, tmp_path: Path) -> None:
@@ -236,24 +233,26 @@ def test_a_trial_waits_until_no_other_process_trains_it(data: Path, tmp_path: Pa
     assert launcher.started == ["trial_0001", "trial_0000"] and _states(sweep) == [COMPLETE, COMPLETE]
 
 
-@pytest.mark.parametrize(("budget", "expected"), [("sweep.trials=2", 2), ("sweep.steps=5", 2), ("sweep.steps=4", 1)])
+@pytest.mark.parametrize(("budget", "expected"), [("sweep.trials=2", 2), ("sweep.steps=9", 2), ("sweep.steps=8", 1)])
 def test_the_budget_ends_a_sweep(data: Path, tmp_path: Path, budget: str, expected: int) -> None:
-    """A run has four steps. The steps are looked at before a trial begins. Hours end one start."""
-    typed = ["lr=1e-3,1e-4,1e-5", budget]
+    """A trial has eight steps. They are looked at before a trial begins. Hours end one start."""
+    typed = ["lr=1e-3,1e-4,1e-5", "seed=0,1", budget]
     assert not _run(sweep_of(data, tmp_path / "s", *typed, "sweep.hours=1e-9"), FakeLauncher(rising))
     sweep = sweep_of(data, tmp_path / "s", *typed, "sweep.hours=1")
     assert _states(sweep) == [] and _run(sweep, FakeLauncher(rising))
     assert _states(sweep) == [COMPLETE] * expected
 
 
-def test_a_point_that_the_config_refuses_fails_alone(data: Path, tmp_path: Path) -> None:
+def test_points_that_the_config_refuses_fail_alone(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No probe has both ends of two ranges, so that a combination may turn out wrong later."""
-    points = "[{global_batch_size:16,grad_accumulation:2},{global_batch_size:-1},{global_batch_size:16}]"
-    sweep = sweep_of(data, tmp_path / "s", f"sweep.points={points}")
-    launcher = FakeLauncher(rising)
+    points = "[{global_batch_size:16,grad_accumulation:2},{global_batch_size:-1},{lr:-1},{global_batch_size:16}]"
+    sweep, launcher, kept = sweep_of(data, tmp_path / "s", f"sweep.points={points}"), FakeLauncher(rising), list[int]()
+    monkeypatch.setattr("search.study.HEARTBEAT_S", 0)
+    monkeypatch.setattr(Study, "keep", lambda _, trials: kept.append(len(trials)))
     assert _run(sweep, launcher)
-    assert _states(sweep) == [COMPLETE, FAIL, COMPLETE] and len(launcher.started) == 2
+    assert _states(sweep) == [COMPLETE, FAIL, FAIL, COMPLETE] and len(launcher.started) == 2
     assert "the config refuses global_batch_size=-1: global_batch_size: " in _trials(sweep)[1].user_attrs["error"]
+    assert max(kept) > 1, "the trials that wait for their end are in good hands"
 
 
 def test_a_line_has_the_best_and_the_time_left_of_this_start(

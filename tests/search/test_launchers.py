@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from records.lock import RunLock
 from search import launchers
 from search.config import LauncherConfig
 from search.launchers import ProcessLauncher, SeedRun, command_line, environment_of, runs_at_once
@@ -17,7 +16,7 @@ import json, os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 seen = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE")}
 with open(sys.argv[1] + os.environ.get("RANK", "0"), "w") as file:
-    json.dump(seen | {"arguments": sys.argv[2:]}, file)
+    json.dump(seen | {"arguments": sys.argv[2:], "leads a session": os.getsid(0) == os.getpid()}, file)
 print("begun", flush=True)
 while True:
     signal.pause()
@@ -52,14 +51,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pretrain.py").write_text(PROGRAM)
     monkeypatch.setattr(launchers, "PRETRAIN", tmp_path / "pretrain.py")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "5")  # the sweep itself may run in a job
     return tmp_path
 
 
 def test_a_run_has_its_threads_and_the_devices_of_its_place(folder: Path) -> None:
+    (folder / "log").write_text("of an earlier start\n")
     (seen,), status = _run(folder, _config(threads=3, gpus=[3, 5]), place=1)
     assert status == 7, "the run gets SIGTERM, which lets it save"
+    assert seen.pop("leads a session"), "Ctrl-C reaches the sweep alone"
     assert seen == {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "5", "WORLD_SIZE": None, "arguments": ["lr=1e-3"]}
-    assert (folder / "log").read_text() == "begun\n"
+    assert (folder / "log").read_text() == "of an earlier start\nbegun\n"
 
 
 def test_a_run_of_two_ranks_is_started_by_torchrun(folder: Path) -> None:
@@ -71,18 +73,10 @@ def test_a_run_of_two_ranks_is_started_by_torchrun(folder: Path) -> None:
     assert command_line(config, ["lr=1e-3", "a='b c'"]) == command
 
 
-def test_a_run_whose_folder_is_in_use_may_not_start(folder: Path) -> None:
-    launcher, run = ProcessLauncher(_config()), SeedRun([], folder, folder / "log")
-    with RunLock() as lock:
-        lock.take(folder, print)
-        assert not launcher.may_start(run)
-    assert launcher.may_start(run)
-
-
 def test_runs_at_once_share_the_cores_and_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4))
-    options: tuple[dict[str, object], ...] = ({"threads": 2}, {"threads": 64}, {"at_once": 7})
-    assert [runs_at_once(_config(**each)) for each in options] == [2, 1, 7]
+    options: tuple[dict[str, object], ...] = ({"threads": 2}, {"threads": 64}, {"at_once": 7}, {"ranks": 2})
+    assert [runs_at_once(_config(**{"name": "torchrun"} | each)) for each in options] == [2, 1, 7, 2]
     for ranks, devices in ((1, ["3", "5", "6", "7"]), (2, ["3,5", "6,7"])):
         config = _config(name="torchrun", ranks=ranks, gpus=[3, 5, 6, 7])
         places = range(runs_at_once(config))

@@ -75,7 +75,7 @@ def test_the_step_of_a_running_trial_is_that_of_its_files(tmp_path: Path) -> Non
     for seed in (0, 1):
         study.sweep.run_folder(0, seed).mkdir(parents=True)
     for first, step in (('{"step": 7}\n', "9"), ("no row\n", "9")):
-        for seed, text in ((0, first), (1, '{"step": 9}\n')):
+        for seed, text in ((0, first), (1, '{"step": 8}\n{"step": 9}\n')):
             (study.sweep.run_folder(0, seed) / "metrics.jsonl").write_text(text)
         assert _rows(study)[0].split() == ["0", "begun", step, "0.1"]
 

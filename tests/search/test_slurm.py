@@ -1,5 +1,6 @@
 """The launcher for Slurm, with programs in the place of Slurm's that note what they were asked."""
 
+import os
 import re
 import signal
 import subprocess
@@ -75,14 +76,17 @@ def test_runs_that_start_together_are_one_array(folder: Path, monkeypatch: pytes
         *("array=0-2%3", "time=120", "partition=gpu", "gpus-per-node=2", "nodes=2", "exclusive"),
         *("ntasks-per-node=2", "cpus-per-task=2", "signal=USR2@120", "job-name=my_sweep", "open-mode=append"),
     }
+    assert " --kill-on-bad-exit=1 " in script
     assert "export OMP_NUM_THREADS=2 " in script and f"export PYTHONPATH={REPOSITORY}" in script
     environment = (folder / "environment").read_text().splitlines()
     assert "SLURM_CONF=here" in environment and "SLURM_RESTART_COUNT=3" not in environment
+    assert os.environ["SLURM_RESTART_COUNT"] == "3", "the sweep itself keeps its environment"
     notes = [(folder / f"my_sweep/logs/trial_{index}.job").read_text() for index in range(3)]
     assert notes == ["77_0\n", "77_1\n", "77_2\n"]
 
 
-def test_a_later_process_finds_the_jobs_that_have_not_ended(folder: Path) -> None:
+def test_a_later_process_finds_the_jobs_that_have_not_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "_ASK_EVERY_S", 60.0)
     runs = _runs(folder, 3)
     SlurmLauncher(_config()).start(runs)
     _queue(folder, "RUNNING", "COMPLETED", "PENDING")
@@ -91,6 +95,7 @@ def test_a_later_process_finds_the_jobs_that_have_not_ended(folder: Path) -> Non
     assert _num_submitted(folder) == 1 and [job.poll() for job in jobs] == [None, None]
     later.start([runs[1]])
     assert _num_submitted(folder) == 2
+    assert not later.has_ended("77"), "a job that was submitted since squeue was asked is pending"
 
 
 def test_a_run_in_use_starts_only_if_its_job_is_known(folder: Path) -> None:
@@ -108,11 +113,13 @@ def test_a_run_in_use_starts_only_if_its_job_is_known(folder: Path) -> None:
 def test_the_status_is_that_of_the_run_unless_slurm_ended_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "_RESULT_WITHIN_S", 0.1)
     _queue(folder, "RUNNING")
-    one, other = _jobs(SlurmLauncher(_config()), runs := _runs(folder, 2))
+    one, other, third = _jobs(SlurmLauncher(_config()), runs := _runs(folder, 3))
     assert one.poll() is None
     (folder / "my_sweep/logs/slurm/77_0_0_result.pkl").parent.mkdir(exist_ok=True)
     cloudpickle_dump(("success", -9), folder / "my_sweep/logs/slurm/77_0_0_result.pkl")
     assert one.poll() == -9
+    cloudpickle_dump(("error", "a traceback\nOSError: no space\n"), folder / "my_sweep/logs/slurm/77_2_0_result.pkl")
+    assert third.poll() == 1 and runs[2].log.read_text() == "error: job 77_2 of Slurm failed: OSError: no space\n"
     _queue(folder, "COMPLETED", "OUT_OF_MEMORY")
     assert other.poll() is None, "the result may still be on its way"
     time.sleep(0.2)
@@ -152,11 +159,11 @@ def test_a_refusing_or_silent_slurm_is_one_line_and_later_no_end(folder: Path) -
 
 def test_without_slurm_the_command_line_is_shown_all_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    config = _config(ranks=2)
+    config = _config(ranks=2, slurm={"time": 120, "partition": "gpu", "exclusive": True})
     assert runs_at_once(config) == 8
     assert command_line(config, ["a='b c'"]) == (
-        "OMP_NUM_THREADS=2 srun --nodes=1 --time=120 --partition=gpu --ntasks-per-node=2 --cpus-per-task=2 "
-        "python pretrain.py \"a='b c'\""
+        "OMP_NUM_THREADS=2 srun --nodes=1 --time=120 --partition=gpu --exclusive --ntasks-per-node=2 "
+        "--cpus-per-task=2 python pretrain.py \"a='b c'\""
     )
     launcher = SlurmLauncher(config)
     launcher.start([])  # nothing is left to do

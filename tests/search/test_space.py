@@ -36,6 +36,8 @@ def test_a_grid_has_every_combination_that_the_conditions_allow() -> None:
         {"arch": "hrm", "arch.H_layers": 2, "lr": 1.0},
         *({"arch": "trm", "arch.mlp_t": mlp_t, "lr": lr} for mlp_t in (True, False) for lr in (2.0, 3.0)),
     ]
+    points = _grid(space_of(CONDITIONAL | {"ema_rate": {"values": [0.9], "when": {"lr": 3.0}}}))
+    assert [point["lr"] for point in points if "ema_rate" in point] == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def test_a_grid_has_every_combination_that_the_conditions_allow() -> None:
         ({"int_range": [2, 7], "step": 2}, [2, 4, 6]),
         ({"range": [0.0, 1.0], "num": 3}, [0.0, 0.5, 1.0]),
         ({"log_range": [1e-4, 1e-2], "num": 3}, [1e-4, 1e-3, 1e-2]),
-        ([None, True, 3, 0.5, "a"], [None, True, 3, 0.5, "a"]),
+        ([None, True, 1, 0.5, "a"], [None, True, 1, 0.5, "a"]),
         ({"values": [[0.9, 0.95], [1, 2]]}, ["[0.9,0.95]", "[1,2]"]),
     ],
 )
@@ -86,6 +88,7 @@ def test_suggested_points_obey_the_conditions_and_the_ranges() -> None:
         study.tell(trial, 0.0)
         assert space.point_of(study.trials[-1].params) == point
     assert stepped == {2, 4, 6}
+    assert [name for name, of in trial.distributions.items() if getattr(of, "log", False)] == ["beta2"]
 
 
 def test_a_point_on_a_command_line() -> None:

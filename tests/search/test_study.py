@@ -12,6 +12,7 @@ import optuna
 import pytest
 
 from search.config import PrunerConfig
+from search.space import Point
 from search.study import RunningTrial, Study, build_pruner, dry_points, open_study
 from search.sweep import Sweep
 from tests.search.helpers import sweep_of
@@ -24,10 +25,10 @@ def _claim(study: Study) -> RunningTrial:
     return claim
 
 
-def _silence(folder: Path) -> None:
-    """Let the last heartbeats of all processes be an hour old."""
+def _silence(folder: Path, seconds: int) -> None:
+    """Let the last heartbeats of all processes be so old."""
     with closing(sqlite3.connect(folder / "study.db")) as database, database:
-        database.execute("UPDATE trial_heartbeats SET heartbeat = datetime('now', '-1 hour')")
+        database.execute(f"UPDATE trial_heartbeats SET heartbeat = datetime('now', '-{seconds} seconds')")
 
 
 def test_a_trial_is_taken_over_only_when_its_process_is_silent(data: Path, tmp_path: Path) -> None:
@@ -37,7 +38,9 @@ def test_a_trial_is_taken_over_only_when_its_process_is_silent(data: Path, tmp_p
         mine[1].optuna.report(0.5, 7)
         mine[1].optuna.set_user_attr("seeds", {"0": 0.25})
         assert _claim(second).optuna.number == 2 and second.claim() is None
-        _silence(tmp_path / "s")
+        _silence(tmp_path / "s", 90)
+        assert second.claim() is None, "a process that saves a checkpoint may be silent for a minute"
+        _silence(tmp_path / "s", 150)
         assert first.claim() is not None, "the third trial, whose process is silent, too"
         first.keep(mine[:1])
         taken = _claim(second)
@@ -76,16 +79,6 @@ def test_three_processes_share_a_grid_without_gaps_or_repeats(data: Path, tmp_pa
         assert sorted(study.sweep.space.point_of(trial.params)["lr"] for trial in study.trials()) == list(range(1, 13))  # type: ignore[type-var]
 
 
-def test_a_killed_process_leaves_no_hole_in_a_grid(data: Path, tmp_path: Path) -> None:
-    """An earlier version was killed while it put the points of the grid into the study."""
-    sweep = sweep_of(data, tmp_path / "s", "lr=1e-3,1e-4,1e-5")
-    with open_study(sweep, create=True) as study:
-        study.optuna.enqueue_trial({"lr": 1e-3})
-    with open_study(sweep, create=True) as study:
-        assert [_claim(study).point["lr"] for _ in range(3)] == [1e-3, 1e-4, 1e-5]
-        assert study.claim() is None and study.sweep.num_trials == 3
-
-
 def test_a_process_killed_while_it_draws_loses_no_point(data: Path, tmp_path: Path) -> None:
     """The taken-over trial draws the parameters that it lacks."""
     sweep = sweep_of(data, tmp_path / "s", "lr=interval(1e-4,1e-2)", "weight_decay=interval(0,1)")
@@ -115,6 +108,20 @@ def test_a_restarted_process_and_a_neighbouring_seed_draw_other_points(data: Pat
     for seed in (1, 2):
         drawn += [point["lr"] for point in dry_points(sweep_of(data, tmp_path, *typed, f"sweep.sampler.seed={seed}"))]
     assert len(set(drawn)) == 18
+
+
+def test_tpe_draws_at_random_until_it_has_its_first_trials(data: Path, tmp_path: Path) -> None:
+    typed = ["lr=interval(1e-4,1e-2)", "sweep.trials=3", "sweep.sampler.name=tpe", "sweep.direction=minimize"]
+    at_random, drawn = dry_points(sweep_of(data, tmp_path, *typed)), list[Point]()
+    sweep = sweep_of(data, tmp_path / "s", *typed, "sweep.sampler.startup_trials=2")
+    assert dry_points(sweep) == at_random[:2]
+    with open_study(sweep, create=True) as study:
+        for value in (1.0, 2.0, 3.0):
+            claim = _claim(study)
+            drawn.append(claim.point)
+            study.optuna.tell(claim.optuna, value)
+        assert study.optuna.best_trial.number == 0, "the least is the best"
+    assert drawn[:2] == at_random[:2] and drawn[2] != at_random[2]
 
 
 @pytest.mark.parametrize("name", ["random", "tpe"])
@@ -150,8 +157,9 @@ def test_a_study_and_a_folder_that_do_not_belong_together_are_refused(data: Path
 
 
 def test_a_folder_with_another_sweep_is_refused(data: Path, tmp_path: Path) -> None:
-    def num_trials(*typed: str) -> int | None:
-        with open_study(sweep_of(data, tmp_path / "s", "sweep.name=a", *typed), create=True) as study:
+    def num_trials(*typed: str, project: str = "x") -> int | None:
+        typed = ("sweep.name=a", f"project_name={project}", *typed)
+        with open_study(sweep_of(data, tmp_path / "s", *typed), create=True) as study:
             return study.sweep.config.trials
 
     num_trials("lr=1,2")
@@ -159,10 +167,13 @@ def test_a_folder_with_another_sweep_is_refused(data: Path, tmp_path: Path) -> N
         (["lr=1,3"], "parameters"),
         (["lr=1,2", "epochs=3"], "overrides"),
         (["lr=1,2", "seed=1"], "seeds"),
+        (["lr=1,2", "sweep.metric=train/lm_loss"], "metric"),
+        (["lr=1,2", "sweep.direction=minimize"], "direction"),
     ):
         with pytest.raises(UserError, match=rf"holds another sweep, with other {key}; give another sweep.name"):
             num_trials(*typed)
-    assert num_trials("lr=1,2", "sweep.trials=1", "sweep.launcher.at_once=3") == 1, "budget and launcher may change"
+    again = num_trials("lr=1,2", "sweep.trials=1", "sweep.launcher.at_once=3", project="'x'")
+    assert again == 1, "budget, launcher and needless quotes may change"
 
 
 def test_a_database_that_is_not_there_is_one_line(data: Path, tmp_path: Path) -> None:
@@ -186,27 +197,17 @@ def test_a_database_by_its_url_works_like_the_file(data: Path, tmp_path: Path) -
         assert len(study.trials()) == 1
 
 
-def test_the_first_rung_of_successive_halving_is_the_warmup() -> None:
-    config = PrunerConfig(name="successive_halving", warmup_steps=4, startup_trials=None, reduction_factor=2)
-    study = optuna.create_study(direction="maximize", pruner=build_pruner(config))
-    pruned = {}
-    for value in (1.0, 1.0, 1.0, 0.0):
-        trial = study.ask()
-        for step in (1, 4):
-            trial.report(value, step)
-            pruned[value, step] = trial.should_prune()
-    assert pruned[0.0, 4] and not pruned[0.0, 1] and not pruned[1.0, 1]
-
-
 @pytest.mark.parametrize(("reduction_factor", "is_pruned"), [(2, False), (4, True), (None, True)])
 def test_a_rung_of_successive_halving_keeps_the_best_share(reduction_factor: int | None, is_pruned: bool) -> None:
-    """The last of four trials is the second best."""
+    """The last of four trials is the second best. The first rung is the warm-up."""
     options = {"warmup_steps": 4, "startup_trials": None, "reduction_factor": reduction_factor}
     config = PrunerConfig.model_validate({"name": "successive_halving", **options})
     study = optuna.create_study(direction="maximize", pruner=build_pruner(config))
     pruned = []
     for value in (4.0, 2.0, 1.0, 3.0):
         trial = study.ask()
+        trial.report(value, 1)
+        assert not trial.should_prune()
         trial.report(value, 4)
         pruned.append(trial.should_prune())
     assert pruned[-1] == is_pruned

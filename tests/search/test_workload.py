@@ -1,5 +1,6 @@
 """Before its first trial a sweep says how much it is: trials, parameters, steps and time."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -53,28 +54,18 @@ def test_steps_follow_from_the_epochs_and_more_than_a_day_is_a_warning(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """30 puzzles in batches of 10. What can't be timed is unknown, and no fault."""
-    sweep = sweep_of(data, tmp_path / "s", "epochs=8,16", "max_steps=null", "global_batch_size=10")
+    typed = ["epochs=8,16", "max_steps=null", "global_batch_size=10", "sweep.launcher.at_once=9"]
     monkeypatch.setattr(workload, "_TIMED_WITHIN_S", 0.0)
-    announce(sweep)
+    announce(sweep_of(data, tmp_path / "s", *typed))
     lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "to do: 2 trials, 2 runs, 2 at a time"
     assert lines[1].endswith("parameters, 24 to 48 steps") and lines[2].startswith("time: not known")
     sizes = [Size("hrm", [], 1, 24, 1, 1e4), Size("hrm", [], 1, 48, 1)]
-    assert time_line(sweep, sizes, 2).startswith("WARNING: this sweep takes more than a day; time: about 133:20:00")
-    sweep.config = sweep.config.model_copy(update={"hours": 2.0, "steps": 100})
-    line = time_line(sweep, sizes, 2)
-    assert line.startswith("time: at most about 133:20:00") and line.endswith("; it stops after sweep.hours=2")
-
-
-@pytest.mark.slow
-def test_a_run_times_its_own_steps_and_leaves_nothing(data: Path, tmp_path: Path) -> None:
-    sweep = sweep_of(data, tmp_path / "s", "arch=hrm,trm")
-    sizes = [Size("hrm", sweep.overrides({"arch": "hrm"}, 0), 1, 1), Size("trm", [], 1, 1)]
-    time_steps(sweep, sizes[:1])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.executable", "false")  # a run that ends before its first step
-        time_steps(sweep, sizes[1:])
-    assert sizes[0].step_s is not None and 0 < sizes[0].step_s < 60 and sizes[1].step_s is None
-    assert not (tmp_path / "s").exists()
+    line = time_line(sweep_of(data, tmp_path / "s", *typed), sizes, 2)
+    assert line.startswith("WARNING: this sweep takes more than a day; time: about 133:20:00")
+    for budget in ("sweep.steps=100", "sweep.pruner.name=median"):
+        line = time_line(sweep_of(data, tmp_path / "s", *typed, budget, "sweep.hours=2"), sizes, 2)
+        assert line.startswith("time: at most about 133:20:00") and line.endswith("; it stops after sweep.hours=2")
 
 
 def test_ctrl_c_leaves_no_training(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +74,9 @@ def test_ctrl_c_leaves_no_training(data: Path, tmp_path: Path, monkeypatch: pyte
 
     def start(launcher: ProcessLauncher, runs: list[SeedRun]) -> None:
         started.extend(runs)
+        rows = [{"step": step, "perf/step_ms": step_ms} for step, step_ms in enumerate((900, 250, 500, 300), 1)]
+        runs[0].folder.mkdir()
+        (runs[0].folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         runs[0].job = subprocess.Popen(["sleep", "60"])
 
     def interrupt(_: float) -> None:
@@ -93,7 +87,9 @@ def test_ctrl_c_leaves_no_training(data: Path, tmp_path: Path, monkeypatch: pyte
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
         patch.setattr("search.workload.time.sleep", interrupt)
         time_steps(sweep, sizes)
+    time_steps(sweep, sizes[:1])
+    assert sizes[0].step_s == 0.25
     monkeypatch.setattr(workload, "_TIMED_WITHIN_S", 0.02)
     time_steps(sweep, sizes)
     assert all("wandb.mode=disabled" in run.arguments for run in started), "W&B would show what is only timed"
-    assert len(started) == 2 and all(run.job is not None and run.job.poll() == -9 for run in started)
+    assert len(started) == 3 and all(run.job is not None and run.job.poll() == -9 for run in started)

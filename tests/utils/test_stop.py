@@ -37,6 +37,7 @@ def test_without_a_stop_the_handlers_are_restored() -> None:
         assert [signal.getsignal(number) for number in SIGNALS] != before
         raise UserError("lr is -1")
     assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert signal.set_wakeup_fd(-1) == -1, "later signals are written into a file that was closed"
     with suppress(RuntimeError), StopSignal():
         raise RuntimeError("a peer died")
     os.kill(os.getpid(), signal.SIGTERM)  # does not interrupt the report of a fault

@@ -61,6 +61,7 @@ def _seat(launch: Launch) -> tuple[Any, ...]:
     [
         ({}, ("single", 0, 1, None, None)),
         (_TORCHRUN, ("torchrun", 1, 2, 1, "localhost")),
+        (_TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}, ("torchrun", 0, 1, 1, "localhost")),
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, ("torchrun", 1, 2, None, "a")),
         (_SLURM_STEP, ("slurm", 3, 4, 1, "n07")),
         (_SLURM_STEP | {"MASTER_ADDR": "10.0.0.1"}, ("slurm", 3, 4, 1, "10.0.0.1")),
@@ -120,6 +121,8 @@ def test_launches_differ_in_port_and_name_and_ranks_agree(monkeypatch: pytest.Mo
     """Two launches on one host must not meet one another."""
     for environment, rank, job in (
         (_SLURM_STEP, "SLURM_PROCID", "SLURM_STEP_ID"),
+        (_SLURM_STEP, "SLURM_PROCID", "SLURM_JOB_ID"),
+        (_SLURM_BATCH | {"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK", "SLURM_JOB_ID"),
         (_OPEN_MPI, "OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE"),
     ):
         with monkeypatch.context() as patch:
@@ -155,7 +158,8 @@ def test_ranks_behind_scripts_know_their_launch() -> None:
 
 def test_the_innermost_launcher_decides_who_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert may_be_first()
-    for name, value, expected in (("SLURM_PROCID", "1", False), ("RANK", "0", True), ("RANK", "1", False)):
+    names = ("SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "RANK", "RANK")
+    for name, value, expected in zip(names, "10101", (False, True, False, True, False), strict=True):
         monkeypatch.setenv(name, value)
         assert may_be_first() == expected, name
 

@@ -38,6 +38,9 @@ def test_rank_0_is_named_if_it_does_not_answer() -> None:
     said = rf"^rank 0 does not answer at 127\.0\.0\.1:{port} \(.*did not come within 1 s"
     with pytest.raises(MissingRank, match=said):
         open_store(_launch(1, port), DEFAULT_MEETING, Patience(1))
+    at_ipv6 = DEFAULT_MEETING.model_copy(update={"init_method": f"tcp://[::1]:{port}"})
+    with pytest.raises(MissingRank, match=rf"^rank 0 does not answer at ::1:{port} "):
+        open_store(_launch(1, None), at_ipv6, Patience(0.1))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(MissingRank, match=rf"another program answers at 127\.0\.0\.1:{port}; set MASTER_PORT"):

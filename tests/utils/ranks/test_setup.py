@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -82,17 +81,10 @@ def _num_threads(world: World) -> list[int]:
     return numbers
 
 
-def _num_threads_of_bound_rank(world: World) -> list[int]:
-    """As `_num_threads`, where each rank may run on cores of its own."""
-    places = tuple(replace(place, cores=frozenset({rank})) for rank, place in enumerate(world.places))
-    return _num_threads(replace(world, places=places))
-
-
 def test_the_number_of_threads() -> None:
     """num_threads decides, then OMP_NUM_THREADS."""
     assert run_ranks(_num_threads, 1) == [[3, 4, 4]]
     assert run_ranks(_num_threads, 2) == [[3, 4, 2]] * 2
-    assert run_ranks(_num_threads_of_bound_rank, 2) == [[3, 4, 4]] * 2
 
 
 class _CUDA:

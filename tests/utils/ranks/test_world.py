@@ -79,7 +79,8 @@ def test_shares_in_proportion_are_gathered_in_the_order_of_slots() -> None:
 
 
 def _axes(world: World) -> tuple[int, list[int], int, list[int] | None, list[list[int]]]:
-    world = connect_devices(world, "cpu", dist_config(), axes=Axes(replicate=1, shard=2, model=2))
+    config = dist_config(rank_weights=[2.0, 1.0])
+    world = connect_devices(world, "cpu", config, axes=Axes(replicate=1, shard=2, model=2))
     assert world.mesh is not None and world.mesh.mesh_dim_names == ("replicate", "shard", "model")
     shape = [world.mesh[name].mesh.tolist() for name in ("replicate", "shard", "model")]
     total = world.sum_(torch.tensor(10**world.rank))
@@ -89,10 +90,10 @@ def _axes(world: World) -> tuple[int, list[int], int, list[int] | None, list[lis
 def test_ranks_of_one_model_hold_the_same_slots() -> None:
     """Sums and gathered slots count each share once, although several ranks compute it."""
     assert run_ranks(_axes, 4) == [
-        (0, [0, 1, 2], 101, [0, 2], [[0], [0, 2], [0, 1]]),
-        (0, [0, 1, 2], 1010, None, [[1], [1, 3], [0, 1]]),
-        (1, [3, 4, 5], 101, None, [[2], [0, 2], [2, 3]]),
-        (1, [3, 4, 5], 1010, None, [[3], [1, 3], [2, 3]]),
+        (0, [0, 1, 2, 3], 101, [0, 2], [[0], [0, 2], [0, 1]]),
+        (0, [0, 1, 2, 3], 1010, None, [[1], [1, 3], [0, 1]]),
+        (1, [4, 5], 101, None, [[2], [0, 2], [2, 3]]),
+        (1, [4, 5], 1010, None, [[3], [1, 3], [2, 3]]),
     ]
 
 
@@ -127,5 +128,8 @@ def test_a_process_counts_as_gone_only_if_it_can_be_seen_from_here() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         place = replace(Place.here(), pid=process.pid)
     assert place.is_gone and not Place.here().is_gone and not replace(place, pid=1).is_gone
-    assert not replace(place, host="another").is_gone
+    another = replace(place, host="another")
+    assert not another.is_gone
+    bound = replace(place, cores=frozenset({10_000}))
+    assert World(size=4, places=(place, place, another, bound)).ranks_on_my_cores == 2
     assert not replace(place, pid_namespace="of a container").is_gone
