@@ -340,12 +340,14 @@ def test_a_smaller_evaluation_replaces_no_larger_one(
     saved = answers.read_bytes()
     said: list[str] = []
     monkeypatch.setattr("training.results.tell", said.append)
+    drawn = list[tuple[object, ...]]()
+    monkeypatch.setattr(program, "draw_accuracy_over_steps", lambda _, *drawn_with: drawn.append(drawn_with))
 
     for more, num, kept, is_told, keeps_answers in (
         ([], 5, 10, True, True),
         ([], 12, 12, False, True),
         ([saves, f"out={tmp_path / 'else'}"], 5, 12, False, True),
-        (["plot=true"], 6, 12, True, True),
+        (["plot=true", "num_steps=6"], 6, 12, True, True),
         ([saves], 6, 12, True, False),
     ):
         evaluated(f"checkpoint={copy}", *more, f"max_examples={num}")
@@ -353,7 +355,7 @@ def test_a_smaller_evaluation_replaces_no_larger_one(
         assert (answers.read_bytes() == saved) == keeps_answers, more
         assert [f"keeps its results of {kept} examples; give out=" in line for line in said] == [True] * is_told
         said.clear()
-    assert (folder / "accuracy_over_steps.png").exists(), "the picture was asked for"
+    assert drawn == [(TRAINED_STEPS, folder / "accuracy_over_steps.png")], "the picture was asked for"
     evaluated(f"checkpoint={copy}", "max_examples=5", f"out={folder}")
     assert _results(folder)["num_examples"] == {"all": 5} and not answers.exists(), "answers of other results are left"
 

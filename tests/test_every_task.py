@@ -8,11 +8,14 @@ import torch
 from dataset.evaluators import build_evaluators, fitting_evaluators
 from dataset.online import OnlineAugmentation
 from dataset.pictures import board_of, draw_answers
+from dataset.puzzle_input import Puzzle
 from dataset.schema import Split
 from dataset.tasks import TASKS, task_of_shape
 from dataset.tasks.base import BoardTask, TextTask
 from dataset.tta import Variations
+from solve import describe_steps
 from tests.dataset.samples import samples_of
+from training.solver import Solution, Step
 
 
 @pytest.fixture(params=TASKS, ids=lambda task: task.kind)
@@ -88,6 +91,17 @@ def test_any_answer_can_be_judged_and_shown(sample: tuple[BoardTask, Split]) -> 
         assert all(values.shape == (len(inputs_NS),) for values in judged.values())
     found = task.faults(answers_NS, answers_NS, np.ones(answers_NS.shape, bool))
     assert not found or np.any([*found.values()]), "boards of random tokens must have faults"
+
+
+def test_cells_of_another_right_answer_are_not_marked_as_wrong(sample: tuple[BoardTask, Split]) -> None:
+    task, split = sample
+    question_S, label_S = (array_NS[0] for array_NS in _arrays(split))
+    step = Step(1, "", label_S, changed=[0], confidence=1.0)
+    shown = [
+        [*describe_steps(Solution(task, Puzzle("p", question_S, solution_S), [step], 1, True, True, ""), color=False)]
+        for solution_S in (None, np.roll(label_S, 1))
+    ]
+    assert (shown[0] != shown[1]) == task.has_one_solution
 
 
 def test_symmetries_keep_examples_correct(sample: tuple[BoardTask, Split]) -> None:

@@ -247,7 +247,7 @@ def test_points_that_the_config_refuses_fail_alone(data: Path, tmp_path: Path, m
     """No probe has both ends of two ranges, so that a combination may turn out wrong later."""
     points = "[{global_batch_size:16,grad_accumulation:2},{global_batch_size:-1},{lr:-1},{global_batch_size:16}]"
     sweep, launcher, kept = sweep_of(data, tmp_path / "s", f"sweep.points={points}"), FakeLauncher(rising), list[int]()
-    monkeypatch.setattr("search.study.HEARTBEAT_S", 0)
+    monkeypatch.setattr("search.study.HEARTBEAT_S", 1e-9)
     monkeypatch.setattr(Study, "keep", lambda _, trials: kept.append(len(trials)))
     assert _run(sweep, launcher)
     assert _states(sweep) == [COMPLETE, FAIL, FAIL, COMPLETE] and len(launcher.started) == 2

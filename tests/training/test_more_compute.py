@@ -188,16 +188,20 @@ def test_without_labels_there_are_no_metrics(seed: int) -> None:
 
 
 def test_no_pass_follows_the_one_that_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = iter([(0, 1.0, False), (1, 0.0, True), (2, 2.0, True)])
+    """Pass k of puzzle n has the noise of number 3n + k, also where other puzzles have settled."""
+    q_halt = {15: 0.0, 16: 1.0, 17: 0.5, 18: 0.0, 21: 1.0, 22: 0.0}
+    given = list[list[int]]()
 
-    def traced(*_: Any, **__: Any) -> Trace:
-        answer, q_halt, settled = next(passes)
-        return Trace(
-            torch.tensor([[[answer]]]), torch.tensor([[q_halt]]), torch.ones(1).long(), torch.tensor([settled])
-        )
+    def traced(*_: Any, numbers_N: np.ndarray, **__: Any) -> Trace:
+        given.append(numbers_N.tolist())
+        numbers, ones = torch.from_numpy(numbers_N), torch.ones(len(numbers_N), dtype=torch.int64)
+        q_halt_TN = torch.tensor([[q_halt[number] for number in given[-1]]])
+        return Trace(numbers.view(1, -1, 1), q_halt_TN, ones, torch.isin(numbers, torch.tensor([18, 22])))
 
     monkeypatch.setattr(more_compute, "trace", traced)
-    batch = {"inputs": torch.zeros(1, 9, dtype=torch.int32)}
-    answered = trace_with_more(small_model("trm"), batch, np.array([0]), _config(restarts=2, noise=0.1), None)
-    assert answered.predictions_TNS.tolist() == [[[1]]] and answered.settled_N.tolist() == [True]
-    assert len(list(passes)) == 1
+    batch = {"inputs": torch.zeros(3, 9, dtype=torch.int32)}
+    config = _config(restarts=2, noise=0.1)
+    answered = trace_with_more(small_model("trm"), batch, np.array([5, 6, 7]), config, None)
+    assert given == [[15, 18, 21], [16, 22], [17]]
+    assert answered.predictions_TNS.flatten().tolist() == [16, 18, 22]
+    assert answered.settled_N.tolist() == [False, True, True]
