@@ -41,7 +41,7 @@ def test_what_is_typed_changes_the_file(file: str) -> None:
     assert sweep.config.overrides == ["debug=tiny", "lr_min_ratio=0.1", "lr=1e-3"]
     assert _entries(sweep).keys() == {"arch", "arch.mlp_t", "beta1"}
     assert (sweep.config.trials, sweep.name) == (3, "other")
-    assert Sweep.read([file, "sweep.sampler.name=random"]).config.sampler.name == "random"
+    assert Sweep.read(["lr=1,2", "sweep.sampler.name=random"]).config.sampler.name == "random"
 
 
 def test_a_typed_choice_decides_the_conditions_on_it(tmp_path: Path, file: str) -> None:

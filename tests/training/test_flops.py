@@ -170,6 +170,9 @@ def test_a_run_whose_depth_changes(copied: Path) -> None:
     of = {depth: flops_of_step(config, sizes, depth) for depth in set(depths)}
     counts = [of[depth] for depth in depths]
     assert flops_until(copied, [1, 5, 12]) == [counts[0], sum(counts[:5]), sum(counts)]
+    arch = config.arch.model_copy(update={"depth_curriculum": []})
+    warming_up = FlopsOfRun(config.model_copy(update={"arch": arch}), sizes, 12)
+    assert warming_up.of_steps(1, 12) == sum(map(warming_up.of, range(1, 13))) != 12 * warming_up.of(1)
     (copied / "launch.json").unlink()
     with pytest.raises(UserError, match=r"whose planned last step is not known \(no launch.json, .* give another --x"):
         flops_until(copied, [1])

@@ -140,7 +140,7 @@ def test_a_rank_holds_what_its_strategy_leaves_it() -> None:
         assert fsdp[name] == pytest.approx(alone[name] / 4, rel=0.05), name
     assert fsdp[AVERAGE] == pytest.approx((alone[AVERAGE] - alone[TABLE]) / 4 + alone[TABLE], rel=0.05)
     assert fsdp[TABLE] == alone[TABLE] and fsdp[ACTIVATIONS] == ddp[ACTIVATIONS]
-    assert not any(_counted(4, "parallel=fsdp", "parallel.cpu_offload=true")[name] for name in (MOMENTS, GRADIENTS))
+    assert not any(_counted(4, "parallel=fsdp", "parallel.cpu_offload=true")[name] for name in (MOMENTS, UPDATE))
     kept = _counted(4, "parallel=fsdp", "parallel.reshard_after_forward=false")
     cast = _counted(4, "parallel=fsdp", "parallel.param_dtype=forward_dtype", "arch.forward_dtype=bfloat16")
     assert kept[GATHERED] > fsdp[GATHERED] > cast[GATHERED], "all blocks, two blocks, two of half the size"
