@@ -20,6 +20,7 @@ from models.layers import (
     Linear,
     LinearOfColumns,
     MlpKind,
+    NormalizedSwiGLU,
     fill,
     fp8_product,
     modulo_normal,
@@ -90,6 +91,7 @@ def test_a_convolution_over_the_board_equals_loops_over_neighbours(prefix_len: i
 def test_mlp_t_multiplies_all_slots_at_once(mlp: MlpKind) -> None:
     """Products slot by slot took a fifth of the time of a compiled step (docs/lab/log.md)."""
     block = _block(mlp_t=True, mlp=mlp)
+    assert isinstance(block.mlp_t, NormalizedSwiGLU) == (mlp == "normalized_swiglu")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         block(_randn(2, 5, 12).bfloat16(), None)
     products = set(counter.get_flop_counts()["Global"])
