@@ -200,7 +200,7 @@ def test_a_stored_switch_gets_its_options_and_a_key_that_is_gone_is_dropped(tmp_
     options = config["profile"] | {"enabled": stored}
     gone = {"static_graph": False, "compression": "none"}
     del config["wandb"]["pictures"]
-    changes = {"profile": stored, "parallel": config["parallel"] | gone}
+    changes = {"profile": stored, "parallel": config["parallel"] | gone, "dist": config["dist"] | {"launcher": "mpi"}}
     (run / "config.yaml").write_text(yaml.safe_dump(config | changes))
     start = read("resume=auto", f"checkpoint_path={run}")
     (note,) = (note for note in start.notes if "no longer exist" in note)
@@ -208,6 +208,7 @@ def test_a_stored_switch_gets_its_options_and_a_key_that_is_gone_is_dropped(tmp_
     assert start.config.profile.model_dump() == options
     assert [note for note in start.notes if "not known" in note] == ["not known when the run began: wandb.pictures=4"]
     assert not [note for note in start.notes if "profile" in note]
+    assert start.config.dist.launcher == "auto", "each start says how its ranks find one another"
     start = read("resume=auto", f"checkpoint_path={run}", f"profile={not stored}", "profile.steps=[2,3]")
     assert start.config.profile.model_dump() == options | {"enabled": not stored, "steps": [2, 3]}
     assert f"changed on the command line: profile.enabled: {stored} -> {not stored}" in start.notes
