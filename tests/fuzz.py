@@ -55,14 +55,12 @@ from records.lock import RunLock
 from records.metrics.row_file import keep_rows
 from sharing.weights_file import write_weights
 from tests import runs
-from tests.in_process import SINGLE, begin, load_run
+from tests.in_process import SINGLE, begin, load_run, pretrain_config
 from tests.records.checkpoint.helpers import fix_manifest
 from tests.viewer.samples import write_arc, write_run
-from training.config import PretrainConfig
 from training.data import Sizes
 from training.resume import prepare, read_start
 from training.trained import weights_from
-from utils.command_line import read_config, validate
 from utils.errors import UserError
 from utils.ranks.launch import Launch
 from view import view
@@ -125,7 +123,7 @@ def _write_weights(folder: Path) -> None:
 
 def _read_weights(folder: Path, rng: Random) -> None:
     data = folder.parent.parent / "examples" / "data of weights"
-    config = validate(PretrainConfig, read_config("pretrain", _settings(data, folder / "run")))
+    config = pretrain_config(*_settings(data, folder / "run"))
     (altered,) = _altered(folder) or [rng.choice(sorted(folder.iterdir()))]
     sizes = Sizes.of(open_datasets([str(data)], "train", numbered_by=[str(data)]))
     own = build_on_meta(config.arch, **sizes.as_dict()).state_dict()

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import evaluate
 from records.checkpoint.reader import Checkpoint
 from solve import Solver
-from tests.in_process import SINGLE, begin, mistake, train_here
-from tests.runs import settings
+from tests.in_process import begin, mistake, train_here
+from tests.runs import Evaluate, settings
 from training.config import PretrainConfig
 from utils.command_line import validate
 from view import view
@@ -31,18 +30,15 @@ def there(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return there
 
 
-def _evaluate(monkeypatch: pytest.MonkeyPatch, *typed: str) -> None:
-    monkeypatch.setattr("sys.argv", ["evaluate.py", "device=cpu", *typed])
-    evaluate.main(SINGLE)
-
-
 def _stored(run: Path, step: int) -> PretrainConfig:
     return validate(PretrainConfig, Checkpoint.open(run / f"step_{step:08d}").state.config)
 
 
-def test_all_commands_find_the_data_where_the_run_was_started(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_commands_find_the_data_where_the_run_was_started(
+    there: Path, monkeypatch: pytest.MonkeyPatch, evaluate_here: Evaluate
+) -> None:
     run, data = there / "run", str(there / "data" / "four")
-    _evaluate(monkeypatch, f"checkpoint={run}", "save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]")
+    evaluate_here(f"checkpoint={run}", "save_outputs=[inputs,labels,predictions_at_step,q_halt_at_step]")
     assert Solver.from_checkpoint(run, device="cpu").reader.table.data_paths == [data]
     assert "20 examples" in view([str(run)])
     begun = begin([f"resume={run}", "max_steps=3"])
@@ -60,10 +56,10 @@ def test_all_commands_find_the_data_where_the_run_was_started(there: Path, monke
     train_here([f"resume={run}", "max_steps=5"])
 
 
-def test_a_run_that_was_moved_finds_the_data_beside_it(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_moved_finds_the_data_beside_it(there: Path, evaluate_here: Evaluate) -> None:
     shutil.move(there / "run", "run")
     shutil.move(there / "data", "data")
-    _evaluate(monkeypatch, "checkpoint=run")
+    evaluate_here("checkpoint=run")
     begun = begin(["resume=run", "max_steps=3"])
     assert begun.start.config.train_paths == ["data/four"]
     begun.fit()
@@ -71,7 +67,7 @@ def test_a_run_that_was_moved_finds_the_data_beside_it(there: Path, monkeypatch:
 
 
 def test_data_that_are_gone_are_looked_for_where_the_run_was_started(
-    there: Path, monkeypatch: pytest.MonkeyPatch
+    there: Path, monkeypatch: pytest.MonkeyPatch, evaluate_here: Evaluate
 ) -> None:
     shutil.move(there / "data", there / "elsewhere")
     expected = (
@@ -80,8 +76,8 @@ def test_data_that_are_gone_are_looked_for_where_the_run_was_started(
     )
     assert mistake([f"resume={there}/run", "max_steps=3"]) == expected
     with pytest.raises(ValueError) as caught:
-        _evaluate(monkeypatch, f"checkpoint={there}/run")
+        evaluate_here(f"checkpoint={there}/run")
     assert str(caught.value) == expected
     monkeypatch.chdir(there)
-    _evaluate(monkeypatch, "checkpoint=run", "data_path=elsewhere/four", "out=out")
+    evaluate_here("checkpoint=run", "data_path=elsewhere/four", "out=out")
     assert json.loads(Path("out/results.json").read_text())["data"] == str(there / "elsewhere/four/test")

@@ -29,14 +29,13 @@ from models.base import RecursiveModel
 from models.carry import Carry, Outputs
 from tests import runs
 from tests.dataset.builders import build, write_arc_tasks
-from tests.in_process import load_run, mistake, train_here
+from tests.in_process import SINGLE, load_run, mistake, train_here
 from tests.spawn import run_ranks
 from training.evaluation import EvalOptions, evaluate
 from utils.batch import Batch
 from utils.errors import UserError
 from utils.ranks.world import World
 
-SINGLE = World.single()
 KS = (1, 2, 5, 10, 100, 1000)
 NUM_AUG = 4
 NUM_VERSIONS = NUM_AUG + 1

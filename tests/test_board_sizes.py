@@ -13,7 +13,7 @@ from dataset.tasks.sudoku import SudokuTask
 from models.se_mixer import SEMixerConfig
 from solve import Solver
 from tests.in_process import mistake
-from tests.runs import Evaluate, Row, rows, settings, train
+from tests.runs import Evaluate, rows, settings, train
 from training.trained import Trained
 from utils.ranks.world import World
 from viewer.run_page import page_of_run
@@ -45,14 +45,6 @@ def one_rank(boards: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     return folder / "run"
 
 
-def _assert_same_curve(there: list[Row], here: list[Row]) -> None:
-    for row, expected in zip(here, there, strict=True):
-        assert row.keys() == expected.keys()
-        for name in expected.keys() - {key for key in row if key.startswith(("perf/", "time_s"))}:
-            tolerance = 0.0 if name.startswith("eval/") and name.split("/")[-1] in COUNTED else 1e-5
-            assert row[name] == pytest.approx(expected[name], rel=tolerance, abs=tolerance), f"{name} at {row['step']}"
-
-
 def test_every_set_has_its_own_metrics_and_can_be_scored_alone(
     boards: dict[str, Path], one_rank: Path, tmp_path: Path, evaluate_here: Evaluate
 ) -> None:
@@ -72,7 +64,11 @@ def test_every_set_has_its_own_metrics_and_can_be_scored_alone(
 @pytest.mark.invariance
 def test_two_ranks_give_the_same_curve(boards: dict[str, Path], one_rank: Path, tmp_path: Path, log: Path) -> None:
     train(_arguments(boards, tmp_path / "run"), log, ranks=2).ok()
-    _assert_same_curve(rows(one_rank), rows(tmp_path / "run"))
+    for row, expected in zip(rows(tmp_path / "run"), rows(one_rank), strict=True):
+        assert row.keys() == expected.keys()
+        for name in expected:
+            tolerance = 0.0 if name.startswith("eval/") and name.split("/")[-1] in COUNTED else 1e-5
+            assert row[name] == pytest.approx(expected[name], rel=tolerance, abs=tolerance), f"{name} at {row['step']}"
 
 
 def test_other_architectures_and_label_smoothing_are_refused(boards: dict[str, Path], tmp_path: Path) -> None:

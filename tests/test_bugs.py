@@ -5,12 +5,13 @@ program expects mistakes of the user: a ValueError as NumPy raises it, a shape t
 OSError that nobody wrapped.
 """
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runs import settings, train, with_arguments
+from tests.runs import REPOSITORY, command, settings, train, with_arguments
 
 pytestmark = pytest.mark.faults
 
@@ -84,17 +85,11 @@ def test_a_bug_in_evaluate_keeps_its_traceback(quiet: Path, tmp_path: Path, log:
         assert "in broken" in done.output
 
 
-def _environment(names: dict[str, str], rank: int) -> None:
-    import os
-
-    os.environ.update(names)
-
-
 @pytest.mark.parametrize(("debug", "shown"), [("1", True), ("0", False), ("", False)])
-def test_debug_shows_the_traceback_of_a_mistake(tmp_path: Path, log: Path, debug: str, shown: bool) -> None:
-    typed = settings(tmp_path / "nowhere", tmp_path / "run")
-    done = train(typed, log, hook=with_arguments(_environment, {"DEBUG": debug}))
+def test_debug_shows_the_traceback_of_a_mistake(tmp_path: Path, debug: str, shown: bool) -> None:
+    program = [f"DEBUG={debug}", "python", str(REPOSITORY / "pretrain.py")]
+    done = command(shlex.join([*program, *settings(tmp_path / "nowhere", tmp_path / "run")]), tmp_path)
     assert done.status == 2
-    assert [line for line in done.output.splitlines() if line.startswith("error: ")], done.output
-    assert ("Traceback (most recent call last)" in done.output) == shown
-    assert ("in open_split" in done.output) == shown, "the traceback must lead to the function that found the mistake"
+    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")], done.stderr
+    assert ("Traceback (most recent call last)" in done.stderr) == shown
+    assert ("in open_split" in done.stderr) == shown, "the traceback must lead to the function that found the mistake"

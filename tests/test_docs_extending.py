@@ -110,9 +110,3 @@ def test_the_walks(clone: Path, tmp_path: Path) -> None:
                 pattern = ".*".join(map(re.escape, line.split("...")))
                 assert re.search(pattern, output), f"a command does not print\n{line}\nbut\n{output}"
     assert (clone / "checkpoints/latin/task/puzzle.png").is_file()
-
-
-def test_every_block_is_followed() -> None:
-    assert len(BLOCK.findall(PAGE)) * 2 == len(re.findall("^ *```", PAGE, re.MULTILINE)) > 40
-    for long in SHORTER:
-        assert long in PAGE, f"{long} no longer stands on the page; change SHORTER"

@@ -7,9 +7,8 @@ import pytest
 from sharing.card import RECIPE
 from sharing.exported import open_model
 from solve import Solver
+from tests.in_process import pretrain_config
 from tests.runs import REPOSITORY
-from training.config import PretrainConfig
-from utils.command_line import read_config, validate
 
 EXAMPLES = sorted(path for path in (REPOSITORY / "examples").iterdir() if path.is_dir())
 BOARDS = {
@@ -26,7 +25,7 @@ BOARDS = {
 def test_the_recipe_trains_this_model(folder: Path) -> None:
     described = open_model(str(folder)).described
     assert described is not None
-    config = validate(PretrainConfig, read_config("pretrain", [f"experiment={folder / RECIPE}"]))
+    config = pretrain_config(f"experiment={folder / RECIPE}")
     assert config.arch == described.arch
     assert config.max_steps == described.step
 

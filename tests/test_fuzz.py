@@ -19,7 +19,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import evaluate
 import view
 from dataset import boards
 from dataset.arc import read_tasks
@@ -301,7 +300,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, victim: Path) -> None
     ],
 )
 def test_a_program_follows_no_link_in_a_run(
-    copied: Path, victim: Path, monkeypatch: pytest.MonkeyPatch, link: str
+    copied: Path, victim: Path, evaluate_here: runs.Evaluate, link: str
 ) -> None:
     place = copied / link
     if place.is_dir():
@@ -311,9 +310,8 @@ def test_a_program_follows_no_link_in_a_run(
     is_folder = "step" in place.name or place.name == "eval_outputs"
     place.symlink_to(victim.parent if is_folder else victim)
     if link == "eval_outputs" or LAST in link:
-        monkeypatch.setattr("sys.argv", ["evaluate.py", f"checkpoint={copied}", "device=cpu"])
         with pytest.raises(UserError) as caught:
-            evaluate.main(SINGLE)
+            evaluate_here(f"checkpoint={copied}")
         message = str(caught.value)
     else:
         message = mistake([f"checkpoint_path={copied}", "resume=auto", "max_steps=13"])

@@ -4,27 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from dataset import build_sudoku_dataset
 from dataset.schema import open_split
 from tests.in_process import SINGLE, begin, changed, mistake, train_here, weights_of
+from tests.test_family import _typed
 from training.trained import open_trained
 from utils.errors import UserError
 
 SE_RRM = ["arch=se_rrm", "arch.add_tokens=2", "arch.dropout=0.1", "arch.head_dim=8", "arch.head_dim_t=8"]
 
 
-def _typed(data: Path, run: Path, *more: str) -> list[str]:
-    fixed = ["debug=tiny", "device=cpu", "max_steps=1", "eval_every_n_steps=null", "best_metric=null"]
-    return [*fixed, f"data_path={data}", f"checkpoint_path={run}", *more]
-
-
-@pytest.fixture(scope="module")
-def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def larger(boards: dict[str, Path]) -> Path:
     """Return Sudokus of 6x6 cells. Those of `data` have 4x4."""
-    folder = tmp_path_factory.mktemp("larger") / "s6"
-    typed = ["--generate", "20", "--generate-test", "10", "--box", "2x3"]
-    assert build_sudoku_dataset.main(["--output-dir", str(folder), *typed]) == 0
-    return folder
+    return boards["2x3"]
 
 
 def test_a_run_is_evaluated_and_trained_further_on_another_size(data: Path, larger: Path, tmp_path: Path) -> None:

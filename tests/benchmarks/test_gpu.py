@@ -15,8 +15,7 @@ from benchmarks.gpu.attention import CHOSEN, HEAD_DIM, NUM_HEADS, make_heads, me
 from benchmarks.gpu.kernels import Event, summary, work
 from benchmarks.gpu.switched_steps import SWITCHES
 from models.attention import Attention, rotary_tables
-from training.config import PretrainConfig
-from utils.command_line import read_config, validate
+from tests.in_process import pretrain_config
 
 # A program that answers requests, and writes each into a common file.
 _STEPS = """
@@ -45,11 +44,8 @@ def test_programs_are_timed_in_turn_and_none_ends_another(tmp_path: Path) -> Non
     measurement = gpu.Measurement(tmp_path, 20.0)
     gpu.time_in_turn(measurement, programs, None)
     found = json.loads((tmp_path / "result.json").read_text())
-    assert {name: len(each["rounds"]) for name, each in found["programs"].items()} == {
-        "hrm": 3,
-        "hrm_fp8": 3,
-        "dies": 0,
-    }
+    rounds = {name: len(each["rounds"]) for name, each in found["programs"].items()}
+    assert rounds == {"hrm": 3, "hrm_fp8": 3, "dies": 0}
     assert "no FP8 here" in found["ended"]["breaks"] and "CUDAGraphs" in found["ended"]["dies"]
     assert "not warm in time" in found["ended"]["compiles"]
     asked = log.read_text().splitlines()
@@ -60,8 +56,7 @@ def test_programs_are_timed_in_turn_and_none_ends_another(tmp_path: Path) -> Non
 @pytest.mark.parametrize("recipe", gpu.RECIPES)
 def test_the_recipes_are_valid(recipe: str, tmp_path: Path) -> None:
     for rehearse in (False, True):
-        overrides = gpu.overrides_of(recipe, tmp_path, rehearse=rehearse)
-        config = validate(PretrainConfig, read_config("pretrain", overrides))
+        config = pretrain_config(*gpu.overrides_of(recipe, tmp_path, rehearse=rehearse))
         assert config.device == ("cpu" if rehearse else "cuda")
 
 
@@ -149,11 +144,8 @@ def test_a_switch_is_set_before_the_steps(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_backend_that_is_refused_has_a_reason_and_no_time() -> None:
     found = measure(2, 3, torch.device("cpu"))
-    assert {name for name, ms in found["ms"].items() if ms} == {
-        "flash",
-        "math",
-        CHOSEN,
-    } and "No viable backend" in found["refused"]["cuDNN"]
+    assert {name for name, ms in found["ms"].items() if ms} == {"flash", "math", CHOSEN}
+    assert "No viable backend" in found["refused"]["cuDNN"]
     assert found["choices"] == {"forward": "flash", "forward and backward": "flash"}
     assert all(ms > 0 for times in found["ms"].values() if times for ms in times.values())
 

@@ -131,6 +131,8 @@ def test_a_run_of_urm_is_written_as_its_program_needs_it(tmp_path: Path, capsys:
     assert capsys.readouterr().out.endswith(
         f"code: DISABLE_COMPILE=1 python pretrain.py ++load_checkpoint={tmp_path}/out.pt {expected}\n"
     )
+    assert _export(tmp_path / "run", "-o", tmp_path / "as_compiled.pt", "--compiled", to="urm") == 0
+    assert f"code: python pretrain.py ++load_checkpoint={tmp_path}/as_compiled.pt" in capsys.readouterr().out
     written = torch.load(tmp_path / "out.pt", weights_only=True)
     assert written["step"] == 7
     for name, tensor in to_ours(written["model_state_dict"]).items():
