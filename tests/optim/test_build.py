@@ -137,10 +137,12 @@ def test_muon_updates_the_matrices_of_blocks_or_all_and_its_rest_updates_the_oth
 
 
 def test_without_a_rate_of_its_own_muon_takes_that_of_the_run() -> None:
-    models = [Model(), Model(), Model()]
-    for model, muon_lr in zip(models, (None, LR, LR / 2), strict=True):
+    models = [Model(), Model(), Model(), Model()]
+    for model, muon_lr in zip(models, (None, LR, LR / 2, 0.0), strict=True):
         _train(model, _build(model, "muon of URM with adamw", muon_lr=muon_lr), range(2))
     assert _same(models[0], models[1]) and not _same(models[0], models[2])
+    first_weights = (model.get_parameter("blocks.0.weight") for model in (models[3], Model()))
+    assert torch.equal(*first_weights), "a rate of 0 is one"
 
 
 # ---- exact cover -------------------------------------------------------------------------------

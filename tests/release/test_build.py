@@ -92,7 +92,10 @@ _OF_A_CLONE = re.compile(
 
 def test_the_package_is_whole_and_names_nothing_that_only_a_clone_has(tmp_path: Path) -> None:
     """The import of every module is tried by tests/test_package.py."""
+    (tmp_path / "hrm_trainer").mkdir()
+    (tmp_path / "hrm_trainer" / "of_an_earlier_build.py").touch()
     files = write_package(tmp_path / "hrm_trainer")
+    assert not (tmp_path / "hrm_trainer" / "of_an_earlier_build.py").exists()
     names = {str(path.relative_to(tmp_path / "hrm_trainer")) for path in files}
     assert {"__init__.py", "commands.py", "py.typed", "pretrain.py", "viewer/page/main.mjs"} <= names
     assert {"config/pretrain.yaml", "sharing/card.jinja", "sharing/published.yaml"} <= names
