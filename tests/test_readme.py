@@ -63,24 +63,18 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for subset, name in (("training", "a"), ("evaluation", "b"), ("concept", "c")):
         (folder / "kaggle" / "combined").mkdir(parents=True, exist_ok=True)
         pair = {"input": [[1, 2], [3, ord(name) % 10]], "output": [[2, 1], [ord(name) % 10, 3]]}
-        task = {
-            name * 8: {"train": [pair, {"input": [[5]], "output": [[ord(name) % 9]]}], "test": [{"input": [[4, 6]]}]}
-        }
+        task = {"train": [pair, {"input": [[5]], "output": [[ord(name) % 9]]}], "test": [{"input": [[4, 6]]}]}
         prefix = folder / "kaggle" / "combined" / f"arc-agi_{subset}"
-        Path(f"{prefix}_challenges.json").write_text(json.dumps(task))
+        Path(f"{prefix}_challenges.json").write_text(json.dumps({name * 8: task}))
         Path(f"{prefix}_solutions.json").write_text(json.dumps({name * 8: [[[6, ord(name) % 7]]]}))
     return folder
 
 
 def _made_small(command: str) -> str:
-    command = (
-        command.replace("<project>/<run>", "p/run").replace("<project>", "p").replace("step_00001000", "step_00000003")
-    )
-    command = command.replace("data/other", "data/sudoku-extreme-1k-aug-1000").replace(
-        "--nproc-per-node 8", "--nproc-per-node 2"
-    )
+    command = command.replace("<project>/<run>", "p/run").replace("<project>", "p")
+    command = command.replace("step_00001000", "step_00000003").replace("data/other", DATA)
     # With eight threads for each rank, the ranks would compete for the cores of a small machine.
-    command = command.replace("OMP_NUM_THREADS=8", "OMP_NUM_THREADS=1")
+    command = command.replace("--nproc-per-node 8", "--nproc-per-node 2").replace("_THREADS=8", "_THREADS=1")
     if "sweep.py" in command:
         if command.split()[2] in ("status", "best", "plot", "export"):
             return command

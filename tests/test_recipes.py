@@ -1,7 +1,6 @@
 """The parts of a recipe besides the architecture: the average, early stopping, several datasets."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import evaluate as program
 from dataset.evaluators import build_evaluators, fitting_evaluators
 from dataset.schema import open_split
 from records.checkpoint.reader import Checkpoint
@@ -26,6 +24,12 @@ def _weights(run: Path, step: int) -> Tensors:
 
 def _average(run: Path, step: int) -> Tensors:
     return Checkpoint.open(run / f"step_{step:08d}").load("ema")
+
+
+def _printed(lines: list[str]) -> dict[str, str]:
+    """Return the metrics that evaluate.py has printed."""
+    found = (line.split() for line in lines if line.startswith("  eval/"))
+    return {name: value for name, value, *_ in found}
 
 
 def _evaluated(run: Path) -> list[float]:
@@ -46,14 +50,10 @@ def averaged(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_the_average_is_evaluated(
-    data: Path, averaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_average_is_evaluated(data: Path, averaged: Path, evaluate_here: runs.Evaluate) -> None:
     """This holds for the run and for evaluate.py. The raw weights have other scores."""
     trained = {name: value for name, value in rows(averaged)[-1].items() if name.startswith("eval/")}
-    monkeypatch.setattr("sys.argv", ["evaluate.py", f"checkpoint={averaged}", "device=cpu"])
-    program.main(SINGLE)
-    printed = dict(re.findall(r"^  (eval/\S+) +(\S+)", capsys.readouterr().out, re.MULTILINE))
+    printed = _printed(evaluate_here(f"checkpoint={averaged}"))
     assert {name: float(printed[name]) for name in trained} == pytest.approx(trained, abs=1e-4)
 
     _, model, _ = load_run(averaged, SINGLE)
@@ -141,11 +141,7 @@ def two(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
 
 
 def test_a_run_can_train_on_two_datasets_and_evaluate_both(
-    data: Path,
-    two: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    data: Path, two: tuple[Path, Path], tmp_path: Path, evaluate_here: runs.Evaluate
 ) -> None:
     run = tmp_path / "run"
     paths = f"[{two[0]},{two[1]}]"
@@ -162,9 +158,7 @@ def test_a_run_can_train_on_two_datasets_and_evaluate_both(
     assert last["eval/first.all/lm_loss"] != last["eval/second.all/lm_loss"]
     # evaluate.py scores both datasets, or one dataset with its own rows.
     for typed, sets in (([], ["first.all", "second.all"]), ([f"data_path={two[1]}"], ["second.all"])):
-        monkeypatch.setattr("sys.argv", ["evaluate.py", f"checkpoint={run}", "device=cpu", *typed])
-        program.main(SINGLE)
-        printed = dict(re.findall(r"^  (eval/\S+)\s+(\S+)$", capsys.readouterr().out, re.MULTILINE))
+        printed = _printed(evaluate_here(f"checkpoint={run}", *typed))
         assert {name.split("/")[1] for name in printed} == set(sets)
         for name in printed.keys() & last.keys():
             assert float(printed[name]) == pytest.approx(last[name], abs=1e-4)

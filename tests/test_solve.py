@@ -103,11 +103,6 @@ def _batch(text: str) -> Batch:
     return {"inputs": inputs_1S, "labels": inputs_1S, "puzzle_identifiers": torch.zeros(1, dtype=torch.int32)}
 
 
-class Stdin:
-    def __init__(self, text: str) -> None:
-        self.buffer = io.BytesIO(text.encode())
-
-
 Call = Callable[..., tuple[int, str]]
 
 
@@ -117,7 +112,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
     def run_main(*typed: str, stdin: str = "") -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["solve.py", "device=cpu", *typed])
-        monkeypatch.setattr(sys, "stdin", Stdin(stdin))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         capsys.readouterr()
         try:
             program.main(SINGLE)
@@ -156,12 +151,9 @@ def test_answers_equal_those_of_segments_run_by_hand(run: Path) -> None:
         assert solution.solved == solution.valid == (sorted(before[:4]) == list("1234") and solution.solved)
 
 
-def _rotated(text: str, digits: int) -> str:
-    """Return a puzzle with its digits renamed in a circle."""
-    return "".join(symbol if symbol == "." else str((int(symbol) + digits - 1) % 4 + 1) for symbol in text)
-
-
-PUZZLES = [_rotated(puzzle, digits) for digits in range(4) for puzzle in (QUESTION, OTHER)]
+# The digits are renamed in a circle.
+NAMES = [str.maketrans("1234", "12341234"[n : n + 4]) for n in range(4)]
+PUZZLES = [puzzle.translate(names) for names in NAMES for puzzle in (QUESTION, OTHER)]
 
 
 def _passes(run: Path) -> list[list[Trace]]:
@@ -426,7 +418,10 @@ def test_texts_and_files_that_are_no_puzzles_are_refused(
         (tmp_path / name).write_text(text)
     streams = ((None, "standard input is empty"), (Failing(), "read (Input/output error)"))
     of_streams = [("run", "puzzle=-", expected, stdin) for stdin, expected in streams]
-    for run_name, typed, expected, stdin in [*((*each, Stdin("")) for each in MISTAKES), *of_streams]:
+    for run_name, typed, expected, stdin in [
+        *((*each, io.TextIOWrapper(io.BytesIO())) for each in MISTAKES),
+        *of_streams,
+    ]:
         monkeypatch.setattr(sys, "stdin", stdin)
         folder = {"run": run, "arc_run": arc_run}[run_name]
         key, _, value = typed.replace("{files}", str(tmp_path)).partition("=")

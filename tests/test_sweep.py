@@ -29,12 +29,6 @@ COMMON = [
 ]
 
 
-@pytest.fixture(scope="module")
-def puzzles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a dataset of 4x4 Sudoku."""
-    return runs.build_data(tmp_path_factory.mktemp("sweep") / "data")
-
-
 class Started:
     """A sweep in a process of its own, and the runs below it."""
 
@@ -98,10 +92,10 @@ def _rows(run: Path) -> list[dict[str, float]]:
 
 @pytest.mark.faults
 def test_a_sweep_survives_kills_of_itself_and_of_its_runs(
-    puzzles: Path, tmp_path: Path, start: Callable[..., Started]
+    data: Path, tmp_path: Path, start: Callable[..., Started]
 ) -> None:
     """Eight trials over HRM and TRM, killed hard twice and joined by a second process."""
-    typed = [*COMMON, "max_steps=12", "log_interval=2", f"data_path={puzzles}"]
+    typed = [*COMMON, "max_steps=12", "log_interval=2", f"data_path={data}"]
     typed += ["arch=hrm,trm", "lr=1e-3,2e-3", "weight_decay=0.0,0.1", "sweep.launcher.at_once=1"]
     folder = tmp_path / "s"
     first = start(*typed, hook=forked_and_slow)
@@ -135,9 +129,9 @@ def test_a_sweep_survives_kills_of_itself_and_of_its_runs(
 
 @pytest.mark.faults
 def test_ctrl_c_stops_the_runs_and_the_same_command_goes_on(
-    puzzles: Path, tmp_path: Path, start: Callable[..., Started]
+    data: Path, tmp_path: Path, start: Callable[..., Started]
 ) -> None:
-    typed = [*COMMON, "max_steps=2000", "log_interval=1", f"data_path={puzzles}", "lr=1e-3,2e-3"]
+    typed = [*COMMON, "max_steps=2000", "log_interval=1", f"data_path={data}", "lr=1e-3,2e-3"]
     sweep = start(*typed, "sweep.launcher.at_once=2")
     sweep.until(lambda: all(len(_rows(tmp_path / f"s/trial_000{n}")) > 5 for n in range(2)))
     processes = sweep.runs
@@ -169,11 +163,11 @@ def _page(*typed: str) -> str:
 
 
 @pytest.fixture
-def here(puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("search.workload.time_steps", lambda *sizes: None)
     (tmp_path / "data").mkdir()
-    (tmp_path / "data/4").symlink_to(puzzles)
+    (tmp_path / "data/4").symlink_to(data)
     return tmp_path
 
 
@@ -219,7 +213,7 @@ parameters:
 MISTAKES = [
     ([], "there is nothing to search"),
     (["sweep=my.yaml", "sweep.trial=3"], "did you mean sweep.trials"),
-    (["sweep=unknown.yaml"], "unknown.yaml:1: unknown key 'sweep.trialz'; did you mean "),
+    (["sweep=unknown.yaml"], "unknown.yaml:6: unknown key 'sweep.trialz'; did you mean "),
     (["lrr=1,2"], "the config refuses lrr=1: unknown key 'lrr'; did you mean lr?"),
     (["lr=1,2", "sweep.metric=exact_acuracy"], "did you mean eval/all/exact_accuracy"),
     (["lr=1,2", "eval_every_n_steps=null"], "the runs never evaluate"),
@@ -234,7 +228,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("typed", "message"), MISTAKES, ids=[message for _, message in MISTAKES])
 def test_a_mistake_is_one_line_before_the_first_trial(here: Path, typed: list[str], message: str) -> None:
     Path("my.yaml").write_text(SWEEP_FILE)
-    Path("unknown.yaml").write_text("trialz: 3" + SWEEP_FILE)
+    Path("unknown.yaml").write_text(SWEEP_FILE + "trialz: 3\n")
     common = [] if not typed or typed[0] in ("status", "again") or "sweep" in typed[0] else ["debug=tiny"]
     data = [] if not common or "data_path" in "".join(typed) else ["data_path=data/4"]
     with pytest.raises(UserError) as caught:

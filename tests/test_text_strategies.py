@@ -46,18 +46,13 @@ MODELS: list[tuple[type[TextConfig], dict[str, Any]]] = [
 ]
 
 
-def _sequences(row: int, num_rows: int) -> Sequences:
-    """Return other lengths for each row. The last row is all padding behind one token."""
-    if row == num_rows - 1:
-        return [(1, 0)]
-    return [(1 + row % 3, 4), (2, row), (5 - row % 2, 2)]
-
-
 def _rows(num_rows: int) -> list[TextRow]:
+    """Return rows of other lengths. The last one is all padding behind one token."""
     generator = torch.Generator().manual_seed(3)
     rows = []
     for number in range(num_rows):
-        sequences = _sequences(number, num_rows)
+        sequences: Sequences = [(1 + number % 3, 4), (2, number), (5 - number % 2, 2)]
+        sequences = sequences if number < num_rows - 1 else [(1, 0)]
         positions_N, filled = torch.zeros(NUM_TOKENS, dtype=torch.int64), sum(map(sum, sequences))
         positions_N[:filled] = torch.cat([torch.arange(prefix + response) for prefix, response in sequences])
         inputs_N, labels_N = torch.randint(VOCAB_SIZE, (2, NUM_TOKENS), generator=generator)

@@ -1,4 +1,4 @@
-"""Start builders of puzzles in this process, and read what they leave."""
+"""Start builders of puzzles in this process, and read or damage what they leave."""
 
 import gzip
 import json
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dataset.schema import Split, SplitName, open_split
@@ -47,6 +48,16 @@ def write_arc_tasks(folder: Path, **subfolders: dict[str, Any]) -> Path:
         for name, task in tasks.items():
             (folder / subfolder / f"{name}.json").write_text(json.dumps(task))
     return folder
+
+
+def put(at: Any, value: int | np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function that changes a place of an array."""
+
+    def change(array: np.ndarray) -> np.ndarray:
+        array[at] = value
+        return array
+
+    return change
 
 
 def fingerprints(folder: Path) -> list[str]:

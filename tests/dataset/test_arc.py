@@ -35,10 +35,6 @@ def _write(file: Path, value: Any) -> Path:
     return file
 
 
-def _random_grid(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    return rng.integers(10, size=(height, width), dtype=np.uint8)
-
-
 # ---- tasks as JSON -----------------------------------------------------------------------------
 
 
@@ -166,7 +162,7 @@ def test_a_name_has_the_transform_and_the_colours() -> None:
 
 
 def _pair(rng: np.random.Generator) -> Pair:
-    return Pair(_random_grid(rng, 3, 4), _random_grid(rng, 2, 2))
+    return Pair(*(rng.integers(10, size=size, dtype=np.uint8) for size in ((3, 4), (2, 2))))
 
 
 def _content(pairs: list[Pair], number: int, permutation_C: np.ndarray) -> tuple[bytes, ...]:

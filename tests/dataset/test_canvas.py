@@ -19,7 +19,6 @@ from dataset.sudoku import valid_solutions
 from dataset.tasks import task_of_set
 from dataset.tta import Variations
 from tests.dataset.shapes import augmented_batches, mixed_split, split_with
-from utils.batch import Batch
 from utils.errors import UserError
 from utils.ranks.world import World
 
@@ -32,10 +31,6 @@ def _board(canvas_C: torch.Tensor, side: int) -> tuple[np.ndarray, torch.Tensor]
     inside_LL[:side, :side] = True
     canvas_LL = canvas_C.view(9, 9)
     return canvas_LL[inside_LL].numpy(), canvas_LL[~inside_LL]
-
-
-def _side_of_example(batch: Batch, n: int) -> int:
-    return int((batch["labels"][n].view(9, 9)[0] != IGNORE_LABEL).sum())
 
 
 def test_a_merged_split_has_the_shape_of_the_largest_boards() -> None:
@@ -77,7 +72,7 @@ def test_symmetries_and_further_clues_keep_a_board_inside_its_corner(most_clues:
     changed, num_clues = set[int](), [0, 0]
     for before, after in zip(plain, augmented_batches(mixed, SINGLE, steps, most_clues=most_clues), strict=True):
         for n in range(8):
-            side = _side_of_example(before, n)
+            side = int((before["labels"][n].view(9, 9)[0] != IGNORE_LABEL).sum())
             labels_S, outside = _board(after["labels"][n], side)
             box = next(box for box in BOXES.values() if box.side == side)
             assert valid_solutions(labels_S[None] - 1, box)[0] and (outside == IGNORE_LABEL).all()

@@ -1,5 +1,6 @@
 """The stream of examples is a pure function of (seed, step, slot)."""
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -48,19 +49,6 @@ def _stream(sampler: Sampler) -> list[int]:
     return draws + [int(example) for example in sampler.examples(sampler.last_step + 1, slice(0, rest))]
 
 
-def _groups_of_puzzles(data: list[Layout]) -> list[list[range]]:
-    """Return for each group of all sets the example numbers of each of its puzzles."""
-    groups, number = [], 0
-    for layout in data:
-        for group in layout:
-            puzzles = []
-            for size in group:
-                puzzles.append(range(number, number + size))
-                number += size
-            groups.append(puzzles)
-    return groups
-
-
 @given(data=DATA, seed=SEEDS, epochs=st.integers(1, 4), size=st.integers(1, 7))
 @settings(max_examples=60, deadline=None)
 def test_an_epoch_takes_every_group_once_and_one_whole_puzzle_of_it(
@@ -68,7 +56,8 @@ def test_an_epoch_takes_every_group_once_and_one_whole_puzzle_of_it(
 ) -> None:
     sampler = _sampler(data, seed=seed, epochs=epochs, global_batch_size=size)
     stream = _stream(sampler)
-    groups = _groups_of_puzzles(data)
+    numbers = itertools.count()
+    groups = [[[*itertools.islice(numbers, size)] for size in group] for layout in data for group in layout]
     owner = {
         example: (group, puzzle)
         for group, puzzles in enumerate(groups)
@@ -83,7 +72,7 @@ def test_an_epoch_takes_every_group_once_and_one_whole_puzzle_of_it(
             group, puzzle = owner[stream[position]]
             expected = groups[group][puzzle]
             # The examples of a puzzle are neighbours in the stream, in any order.
-            assert sorted(stream[position : position + len(expected)]) == list(expected)
+            assert sorted(stream[position : position + len(expected)]) == expected
             position += len(expected)
             visited.append(group)
         assert sorted(visited) == list(range(len(groups)))

@@ -11,6 +11,7 @@ import pytest
 
 from dataset import schema
 from dataset.schema import check_contents, merge_splits, open_datasets, open_split
+from tests.dataset.builders import put
 
 NUM_GROUPS, GROUP_SIZE, EXAMPLES, SEQ_LEN, VOCAB = 3, 2, 2, 5, 7
 METADATA: dict[str, Any] = {
@@ -48,14 +49,6 @@ def _write(data_path: Path, dtype: type = np.int64, **changes: object) -> Path:
 def _edit(data_path: Path, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
     file = data_path / "train" / f"all__{name}.npy"
     np.save(file, change(np.load(file)))
-
-
-def _set(at: int | tuple[int, int], value: int) -> Callable[[np.ndarray], np.ndarray]:
-    def change(array: np.ndarray) -> np.ndarray:
-        array[at] = value
-        return array
-
-    return change
 
 
 def _error(data_path: Path) -> str:
@@ -124,7 +117,7 @@ def test_merged_datasets_are_checked_one_by_one_and_have_a_fingerprint(tmp_path:
     (tmp_path / "two" / "fingerprint.json").unlink()
     assert len({*found, check_contents(changed), check_contents(one)}) == 6
     # Identifier 4 is possible in the merged data, but not in this dataset.
-    _edit(tmp_path / "one", "puzzle_identifiers", _set(1, 4))
+    _edit(tmp_path / "one", "puzzle_identifiers", put(1, 4))
     with pytest.raises(ValueError, match=r"one/train/all__puzzle_identifiers.npy: row 1 has puzzle identifier 4"):
         check_contents(merge_splits([open_split(tmp_path / "one", "train"), two], [0, 4]))
 
@@ -142,7 +135,7 @@ def test_the_fingerprint_depends_on_the_contents_alone(tmp_path: Path, monkeypat
         found.append(fingerprint())
     assert len(set(found)) == 4
     for row in (3, 11):
-        _edit(tmp_path, "inputs", _set((row, 2), VOCAB))
+        _edit(tmp_path, "inputs", put((row, 2), VOCAB))
     assert "row 3 has token 7, but 0 to 6 are possible (2 rows of 12 in all)" in _error(tmp_path)
 
 
@@ -167,13 +160,13 @@ def test_wrong_metadata_are_refused(tmp_path: Path, changes: dict[str, Any], exp
 @pytest.mark.parametrize(
     ("name", "change", "expected"),
     [
-        ("inputs", _set((3, 1), VOCAB), "all__inputs.npy: row 3 has token 7, but 0 to 6 are possible"),
-        ("labels", _set((4, 0), -100), "all__labels.npy: row 4 has label -100"),
-        ("puzzle_identifiers", _set(5, 4), "all__puzzle_identifiers.npy: row 5 has puzzle identifier 4, but 0 to 3"),
+        ("inputs", put((3, 1), VOCAB), "all__inputs.npy: row 3 has token 7, but 0 to 6 are possible"),
+        ("labels", put((4, 0), -100), "all__labels.npy: row 4 has label -100"),
+        ("puzzle_identifiers", put(5, 4), "all__puzzle_identifiers.npy: row 5 has puzzle identifier 4, but 0 to 3"),
         ("puzzle_identifiers", lambda a: a[:-1], "5 entries, but puzzle_indices has 6 puzzles"),
-        ("puzzle_indices", _set(0, 1), "all__puzzle_indices.npy: does not rise from 0 to 12 rows"),
-        ("puzzle_indices", lambda a: _set(2, 1)(a.astype(np.uint8)), "does not rise"),
-        ("group_indices", _set(3, 7), "all__group_indices.npy: does not rise from 0 to 6 puzzles"),
+        ("puzzle_indices", put(0, 1), "all__puzzle_indices.npy: does not rise from 0 to 12 rows"),
+        ("puzzle_indices", lambda a: put(2, 1)(a.astype(np.uint8)), "does not rise"),
+        ("group_indices", put(3, 7), "all__group_indices.npy: does not rise from 0 to 6 puzzles"),
         ("group_indices", lambda a: a[:0], "all__group_indices.npy: holds int32 of shape (0,)"),
         ("labels", lambda a: a[:-1], "all__labels.npy: has shape (11, 5), but inputs (12, 5)"),
         ("inputs", lambda a: a.astype(np.float32), "holds float32"),
@@ -187,7 +180,7 @@ def test_wrong_arrays_are_named(
 
 
 def test_a_label_may_be_the_ignored_id(tmp_path: Path) -> None:
-    _edit(_write(tmp_path, ignore_label_id=-100), "labels", _set((4, 0), -100))
+    _edit(_write(tmp_path, ignore_label_id=-100), "labels", put((4, 0), -100))
     check_contents(open_split(tmp_path, "train"))
 
 

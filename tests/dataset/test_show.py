@@ -115,8 +115,7 @@ def test_the_page_of_a_text(text_data: Path, capsys: pytest.CaptureFixture[str])
 
 def test_tokens_without_a_tokenizer_are_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("inst_start", "inst_len", "resp_start", "resp_len")
-    epoch = {name: np.array([value]) for name, value in zip(names, (2, 3, 5, 2), strict=True)}
-    epoch["resp_start"] += 9
+    epoch = {name: np.array([value]) for name, value in zip(names, (2, 3, 14, 2), strict=True)}
     write_hrm_text(tmp_path / "data", np.arange(30, dtype=np.int32), [epoch])
     assert main([str(tmp_path / "data")]) == 0
     assert capsys.readouterr().out.endswith("train sample 0: text, 3 + 2 tokens\n2 3 4\n-> 14 15\n")

@@ -22,12 +22,8 @@ def test_tasks_without_variations_are_refused() -> None:
             Variations.of(split_of(*sizes), count)
 
 
-def _answer(*tokens: int) -> np.ndarray:
-    return np.array(tokens)
-
-
 def test_votes_count_before_confidence() -> None:
-    few, many = _answer(1, 2), _answer(1, 3)
+    few, many = np.array([1, 2]), np.array([1, 3])
     assert winner([(few, 0.99), (many, 0.1), (many, 0.2)]).tolist() == [1, 3]
     assert winner([(few, 0.3), (many, 0.05), (few, 0.3), (many, 0.45)]).tolist() == [1, 2]  # 0.3 beats a mean of 0.25
     assert winner([(few, 0.2), (many, 0.1), (few, 0.2), (many, 0.4)]).tolist() == [1, 3]  # a mean of 0.25 beats 0.2
@@ -40,9 +36,9 @@ def test_ballots_are_counted_in_the_order_of_variations() -> None:
     """Ballots arrive in any order. If answers tie, the earlier variation wins."""
     for arrival in itertools.permutations(range(3)):
         ballots = Ballots(3)
-        decided = ballots.cast(np.array([30]), _answer(5)[None], np.array([0.5]))  # of another example
+        decided = ballots.cast(np.array([30]), np.array([[5]]), np.array([0.5]))  # of another example
         for variation in arrival:
-            answer_S = _answer(variation)  # the three answers have one vote each and the same confidence
+            answer_S = np.array([variation])  # the three answers have one vote each and the same confidence
             decided += ballots.cast(np.array([15 + variation]), answer_S[None], np.array([0.5]))
         ((index, winner_S),) = decided
         assert (index, winner_S.tolist()) == (0, [0]), f"the ballots that arrived as {arrival} were counted otherwise"

@@ -17,6 +17,7 @@ from dataset.builder import SplitWriter, finish
 from dataset.schema import check_contents, open_split
 from dataset.sudoku import generate
 from dataset.validate import main
+from tests.dataset.builders import put
 from tests.dataset.mazes import random_maze, solved, turned_row
 from tests.dataset.text.samples import write_hrm_text, write_lines, write_split
 
@@ -35,9 +36,8 @@ def _write(
     path.mkdir()
     for split, (inputs_NS, labels_NS) in arrays.items():
         num, seq_len = inputs_NS.shape
-        with SplitWriter(
-            path / split, seq_len=seq_len, vocab_size=vocab_size, num_puzzle_identifiers=num_identifiers
-        ) as writer:
+        sizes = {"seq_len": seq_len, "vocab_size": vocab_size, "num_puzzle_identifiers": num_identifiers}
+        with SplitWriter(path / split, **sizes) as writer:
             writer.add(inputs_NS, labels_NS, np.ones(num, int), np.arange(num) % num_identifiers)
             writer.end_groups(np.ones(num, int))
     names = ["<blank>", *(f"puzzle {number}" for number in range(1, num_identifiers))]
@@ -54,21 +54,12 @@ def _random(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {"train": (inputs_NS[:cut], labels_NS[:cut]), "test": (inputs_NS[cut:], labels_NS[cut:])}
 
 
-def _edit(file: Path, change: Callable[[np.ndarray], np.ndarray | None]) -> None:
-    array = np.load(file)
-    changed = change(array)
-    np.save(file, array if changed is None else changed)
+def _edit(file: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    np.save(file, change(np.load(file)))
 
 
 def _edit_json(file: Path, **changes: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
-def _put(at: int | tuple[int, int] | slice, value: int | np.ndarray) -> Callable[[np.ndarray], None]:
-    def change(array: np.ndarray) -> None:
-        array[at] = value
-
-    return change
 
 
 class _Report:
@@ -116,10 +107,10 @@ def _assert_errors(report: _Report, *expected: str) -> None:
 
 def test_one_error_hides_no_other_of_its_kind(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """First the files of both splits are checked, then the values, then the examples."""
-    _edit(data / "train/all__puzzle_identifiers.npy", _put(5, 1))
-    _edit(data / "train/all__inputs.npy", _put((slice(3, 6), 0), 77))  # type: ignore[arg-type]
-    _edit(data / "train/all__labels.npy", _put(20, 0))
-    _edit(data / "test/all__inputs.npy", _put((1, 1), 99))
+    _edit(data / "train/all__puzzle_identifiers.npy", put(5, 1))
+    _edit(data / "train/all__inputs.npy", put((slice(3, 6), 0), 77))
+    _edit(data / "train/all__labels.npy", put(20, 0))
+    _edit(data / "test/all__inputs.npy", put((1, 1), 99))
     damaged, missing = data / "train/all__group_indices.npy", data / "test/all__puzzle_identifiers.npy"
     other = data / "train/all__labels.npy"
     contents = {file: file.read_bytes() for file in (damaged, missing, other)}
@@ -152,8 +143,8 @@ def test_one_error_hides_no_other_of_its_kind(data: Path, capsys: pytest.Capture
     _assert_errors(report, *of_values, *wrong)
     assert report.summary[-1] == "wrong: 7 errors, 0 warnings"
 
-    _edit(data / "train/all__puzzle_identifiers.npy", _put(5, 0))
-    _edit(data / "train/all__inputs.npy", _put((slice(3, 6), 0), 7))  # type: ignore[arg-type]
+    _edit(data / "train/all__puzzle_identifiers.npy", put(5, 0))
+    _edit(data / "train/all__inputs.npy", put((slice(3, 6), 0), 7))
     unlabelled = "train/all__labels.npy: row 20 has no label that counts"
     _assert_errors(_Report(capsys, data), *of_values, unlabelled)
 
@@ -162,7 +153,7 @@ def test_a_change_after_the_build_is_found_and_rows_are_numbered_through_all_chu
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = _write(tmp_path / "data", _random())
-    _edit(path / "train/all__labels.npy", _put(slice(389, 391), 0))
+    _edit(path / "train/all__labels.npy", put(slice(389, 391), 0))
     (error,) = _Report(capsys, path).errors
     assert "train changed after it was built" in error
     (path / "fingerprint.json").unlink()
@@ -201,7 +192,7 @@ def test_a_few_labels_that_teach_nothing_are_a_warning_and_all_an_error(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs_NS = np.load(data / "train/all__inputs.npy")
-    _edit(data / "test/all__labels.npy", _put(slice(10, 13), 0))
+    _edit(data / "test/all__labels.npy", put(slice(10, 13), 0))
     _edit(data / "train/all__labels.npy", lambda array: np.concatenate([inputs_NS[:2], array[2:]]))
     report = _Report(capsys, data)
     same, unlabelled = report.warnings
@@ -271,7 +262,7 @@ def test_labels_disagree_only_where_both_count(
     path = _write(tmp_path / "data", arrays)
     assert _Report(capsys, path).errors == []
     (path / "fingerprint.json").unlink()
-    _edit(path / "train/all__labels.npy", _put((7, 0), labels_NS[3, 0] % 8 + 1))
+    _edit(path / "train/all__labels.npy", put((7, 0), labels_NS[3, 0] % 8 + 1))
     (error,) = _Report(capsys, path).errors
     assert "row 7 of " in error and ("row 3 of " in error or "row 4 of " in error)
     shutil.rmtree(path / "test")
@@ -383,8 +374,8 @@ def test_arc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (leak,) = report.warnings
     assert "row 30 of" in leak and "row 17 of" in leak
     (path / "fingerprint.json").unlink()
-    _edit(path / "train/all__inputs.npy", _put(9, inputs_NS[300]))
-    _edit(path / "train/all__labels.npy", _put((12, 0), 5))
+    _edit(path / "train/all__inputs.npy", put(9, inputs_NS[300]))
+    _edit(path / "train/all__labels.npy", put((12, 0), 5))
     _assert_errors(
         _Report(capsys, path),
         "train/all__labels.npy: row 9 has its grid elsewhere on the canvas than its input",
@@ -395,19 +386,14 @@ def test_arc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 # ---- text ---------------------------------------------------------------------------------------
 
 
-def _report(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> tuple[int, list[str]]:
-    status = main([str(path), *options])
-    return status, capsys.readouterr().out.splitlines()
-
-
 def test_a_correct_text_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = [{"text": f"the same beginning, {number} and the same end" * 3} for number in range(60)]
     problems = [{"instruction": f"{n} + 1", "response": str(n + 1)} for n in range(60)]
     source = write_lines(tmp_path / "a.jsonl", *texts, *problems)
     assert build_text(["--output-dir", str(tmp_path / "data"), "--source", str(source), "--max-len", "20"]) == 0
     built = capsys.readouterr().out
-    status, lines = _report(capsys, tmp_path / "data")
-    assert (status, lines[-1]) == (0, "ok: 0 errors, 0 warnings"), "texts that begin or end alike are no leak"
+    lines = _Report(capsys, tmp_path / "data").summary
+    assert lines[-1] == "ok: 0 errors, 0 warnings", "texts that begin or end alike are no leak"
     assert "samples of 8 to 20 tokens (mean" in lines[0]
     for name, line in (("train", lines[1]), ("test", lines[3])):
         assert f"sha256 {line.split()[-1]} ({name})\n" in built, "the fingerprint must be that of the builder"
@@ -432,26 +418,17 @@ def test_a_leak_of_texts_is_found(
 ) -> None:
     monkeypatch.setattr(validate, "CHUNK_BYTES", 40 * 7)
     for name, train, test, first, message in (
-        (
-            "problems",
-            _problems(0, 50),
-            _problems(40, 20, answer=2),
-            40,
-            "samples.npy (10 of 20 test examples are, 50.00%)",
-        ),
-        ("texts", _texts(0), _texts(18), 36, "samples.npy (2 of 20 test examples"),
+        ("problems", _problems(0, 50), _problems(40, 20, answer=2), 40, "(10 of 20 test examples are, 50.00%)"),
+        ("texts", _texts(0), _texts(18), 36, "(2 of 20 test examples"),
     ):
         write_split(tmp_path / name / "train", *train)
         write_split(tmp_path / name / "test", *test)
-        status, lines = _report(capsys, tmp_path / name)
-        assert (
-            status == 1
-            and f"sample 0 of {tmp_path / name}/test/samples.npy is in the training data too, sample {first} of "
-            in lines[0]
-        )
-        assert message in lines[0]
-        status, lines = _report(capsys, tmp_path / name, "--allow-leak")
-        assert status == 0 and lines[0].startswith("warning: ") and lines[-1] == "ok: 0 errors, 1 warning"
+        (error,) = _Report(capsys, tmp_path / name).errors
+        place = f"{tmp_path / name}/test/samples.npy"
+        assert f"sample 0 of {place} is in the training data too, sample {first} of " in error
+        assert f"samples.npy {message}" in error
+        report = _Report(capsys, tmp_path / name, "--allow-leak")
+        assert len(report.warnings) == 1 and report.summary[-1] == "ok: 0 errors, 1 warning"
 
 
 def test_an_error_in_each_split_of_text_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -461,25 +438,20 @@ def test_an_error_in_each_split_of_text_is_listed(tmp_path: Path, capsys: pytest
     tokens[7] = 300
     write_split(tmp_path / "wrong/train", tokens, table)
     write_split(tmp_path / "wrong/test", *_problems(60, 5), num_samples=6)
-    for name, first, second in (
-        (
-            "wrong",
-            "train/tokens.npy: row 7 has token 300",
-            "test/samples.npy: has 5 rows, but num_samples in dataset.json",
-        ),
-        ("apart", "has vocab_size 259, but ", "dataset.json: tasks are not those of train"),
-    ):
-        status, lines = _report(capsys, tmp_path / name)
-        assert status == 1 and lines[-1] == "wrong: 2 errors, 0 warnings"
-        assert any(first in line for line in lines[:2]) and any(second in line for line in lines[:2])
+    of_wrong = "train/tokens.npy: row 7 has token 300", "test/samples.npy: has 5 rows, but num_samples in dataset.json"
+    of_apart = "has vocab_size 259, but ", "dataset.json: tasks are not those of train"
+    for name, expected in (("wrong", of_wrong), ("apart", of_apart)):
+        report = _Report(capsys, tmp_path / name)
+        _assert_errors(report, *expected)
+        assert report.summary[-1] == "wrong: 2 errors, 0 warnings"
 
 
 def test_a_folder_of_hrm_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("inst_start", "inst_len", "resp_start", "resp_len")
     epoch = {name: np.array(values) for name, values in zip(names, ([0, 9], [3, 4], [3, 13], [2, 6]), strict=True)}
     write_hrm_text(tmp_path / "data", np.arange(30, dtype=np.int32), [epoch, epoch])
-    status, lines = _report(capsys, tmp_path / "data")
-    assert status == 0 and lines[1].startswith("train  2 samples in each of 2 epochs of 4 to 9 tokens (mean 6)")
+    report = _Report(capsys, tmp_path / "data")
+    assert report.errors == []
+    assert report.summary[0].startswith("train  2 samples in each of 2 epochs of 4 to 9 tokens (mean 6)")
     write_hrm_text(tmp_path / "wrong", np.full(30, 64, np.int32), [epoch])
-    status, lines = _report(capsys, tmp_path / "wrong")
-    assert status == 1 and "tokens.npy: row 0 has token 64, but 0 to 63 are possible" in lines[0]
+    _assert_errors(_Report(capsys, tmp_path / "wrong"), "tokens.npy: row 0 has token 64, but 0 to 63 are possible")

@@ -13,7 +13,6 @@ from torch import Tensor
 from models.act import initial_carry, segment
 from models.block import Level
 from models.depth import Depth
-from models.tokens import TokenModel
 from tests.models.helpers import (
     ARCH_NAMES,
     RECURRENT,
@@ -50,15 +49,11 @@ def test_calls_and_their_gradient(
     assert model.config.depth == Depth(3, 3, calls, with_gradient)
     found, recorded = list[bool](), MagicMock()
     monkeypatch.setattr("models.depth.record_function", recorded)
-    for level in _levels(model):
+    for level in (module for module in model.modules() if isinstance(module, Level)):
         level.register_forward_pre_hook(lambda *_: found.append(torch.is_grad_enabled()))
     run(model, random_batch(BATCH))
     assert recorded.call_args_list == [call("forward without gradient")] * (calls - with_gradient)
     assert found == [False] * (calls - with_gradient) + [True] * with_gradient
-
-
-def _levels(model: TokenModel) -> list[Level]:
-    return [module for module in model.modules() if isinstance(module, Level)]
 
 
 @pytest.mark.parametrize(("name", "backprop", "least"), [("hrm", 1, 2), ("trm", 0, 2), ("urm", 0, 1), ("hrm", -3, 2)])

@@ -23,15 +23,6 @@ def _table(num_rows: int = 5) -> PuzzleEmbedding:
     return table
 
 
-def _sharded(num_rows: int, rows_of_ranks: list[int], world: World) -> ShardedPuzzleEmbedding:
-    """Return a table of which each rank holds its own rows, in the order of the ranks."""
-    first = sum(rows_of_ranks[: world.rank])
-    own_KE = _values(num_rows)[first : first + rows_of_ranks[world.rank]].clone()
-    # The lookup reads only the rank's own rows. The whole table is for checkpoints, which other
-    # tests check.
-    return ShardedPuzzleEmbedding(_values(num_rows), own_KE, first, world)
-
-
 def _looked_up(values_KE: Tensor, ids: list[int]) -> list[list[float]]:
     return [[float(value) for value in values_KE[puzzle]] for puzzle in ids]
 
@@ -65,8 +56,9 @@ def test_rows_require_a_gradient_only_if_it_is_used(trainable: bool, with_gradie
 
 
 def _looks_up(world: World, rows_of_ranks: list[int], num_ids_of_ranks: list[int]) -> None:
-    num_rows = sum(rows_of_ranks)
-    table = _sharded(num_rows, rows_of_ranks, world)
+    num_rows, first = sum(rows_of_ranks), sum(rows_of_ranks[: world.rank])
+    own_KE = _values(num_rows)[first : first + rows_of_ranks[world.rank]].clone()
+    table = ShardedPuzzleEmbedding(_values(num_rows), own_KE, first, world)
     generator = torch.Generator().manual_seed(world.rank)
     for _ in range(3):
         ids_B = torch.randint(num_rows, (num_ids_of_ranks[world.rank],), generator=generator, dtype=torch.int32)

@@ -9,11 +9,6 @@ from optim.adam_atan2 import AdamATan2
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1
 
 
-def _parameters() -> list[torch.nn.Parameter]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in [(3, 2), (4,), (1,)]]
-
-
 def _reference(p: float, gradients: list[float], rates: list[float]) -> float:
     """Compute the definition for one number, in double precision."""
     (beta1, beta2), m, v = BETAS, 0.0, 0.0
@@ -27,7 +22,8 @@ def _reference(p: float, gradients: list[float], rates: list[float]) -> float:
 
 def test_the_update_equals_the_definition() -> None:
     """The last parameter has its first gradient later, and counts its own updates."""
-    parameters, generator = _parameters(), torch.Generator().manual_seed(100)
+    generator = torch.Generator().manual_seed(100)
+    parameters = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in [(3, 2), (4,), (1,)]]
     start = [parameter.flatten().tolist() for parameter in parameters]
     rates = [0.01, 0.1, 0.05, 0.0, 0.2, 0.1, 0.03]
     optimizer = AdamATan2(parameters, lr=1.0, betas=BETAS, weight_decay=WEIGHT_DECAY)

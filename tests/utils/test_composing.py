@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 import evaluate
+import search.sweep  # noqa: F401 registers its page
 from launch.ray_config import RayPage
 from pretrain import USAGE
-from search.sweep import Sweep
 from training.config import PretrainConfig
 from training.solver import SolveConfig
 from utils.command_line import CommandLine, read_config, validate
@@ -148,13 +148,6 @@ def test_keys_that_are_not_set_do_not_bury_the_misspelt_one(tmp_path: Path) -> N
     assert message.endswith(" keys are missing in all)") and message.count("arch.") < 9
     (tmp_path / "mine.yaml").write_text("hidden_size: 3\n")
     assert "arch.name is not set" in _mistake(f"arch={tmp_path}/mine.yaml")
-
-
-def test_a_mistake_in_the_file_of_a_sweep(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("parameters:\n  lr: [1e-4, 1e-3]\npruner:\n  nme: median\n")
-    with pytest.raises(UserError, match=r"mine.yaml:4: unknown key 'sweep.pruner.nme'; did you mean sweep.pruner.name"):
-        Sweep.read([f"sweep={file}"])
 
 
 def test_names_of_other_programs_are_of_keys_that_exist() -> None:

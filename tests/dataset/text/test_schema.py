@@ -16,6 +16,7 @@ import pytest
 from dataset.schema import unchanged
 from dataset.text import schema
 from dataset.text.schema import TextSplit, check_text_contents, kind_of_data, open_text_split, require_same_tokens
+from tests.dataset.builders import put
 from tests.dataset.text.samples import random_split, write_hrm_text
 from utils.errors import UserError
 
@@ -30,10 +31,6 @@ def _edit(path: Path, array: str, edit: Callable[[np.ndarray], object]) -> None:
     values = np.load(path / "train" / array, mmap_mode="r+")
     edit(values)
     values.flush()
-
-
-def _put(where: tuple[int, ...] | int, value: int) -> Callable[[np.ndarray], object]:
-    return lambda values: values.__setitem__(where, value)
 
 
 def test_a_split_is_opened_as_it_was_written(tmp_path: Path) -> None:
@@ -63,7 +60,7 @@ def test_the_fingerprint_depends_on_every_file(tmp_path: Path) -> None:
         return check_text_contents(open_text_split(tmp_path, "train"))
 
     found = [fingerprint()]
-    _edit(tmp_path, "tokens.npy", _put(5, 77))
+    _edit(tmp_path, "tokens.npy", put(5, 77))
     found.append(fingerprint())
     _edit(tmp_path, "samples.npy", lambda table: table.__setitem__((4, 3), 1 - table[4, 3]))
     found.append(fingerprint())
@@ -72,7 +69,7 @@ def test_the_fingerprint_depends_on_every_file(tmp_path: Path) -> None:
     assert len(set(found)) == 4
     (tmp_path / "fingerprint.json").write_text(json.dumps({"train": found[-1]}))
     assert fingerprint() == found[-1]
-    _edit(tmp_path, "tokens.npy", _put(5, 78))
+    _edit(tmp_path, "tokens.npy", put(5, 78))
     with pytest.raises(UserError, match=r"train changed after it was built"):
         fingerprint()
 
@@ -81,11 +78,11 @@ def test_the_fingerprint_depends_on_every_file(tmp_path: Path) -> None:
     "damage, message",
     [
         (
-            lambda path: _edit(path, "tokens.npy", _put(7, 259)),
+            lambda path: _edit(path, "tokens.npy", put(7, 259)),
             "row 7 has token 259, but 0 to 258 are possible; rebuild",
         ),
         *(
-            (partial(_edit, array="samples.npy", edit=_put(place, value)), "samples.npy: sample 3 is empty, longer")
+            (partial(_edit, array="samples.npy", edit=put(place, value)), "samples.npy: sample 3 is empty, longer")
             for place, value in (((3, 1), 0), ((3, 0), -1), ((3, 2), 10**6), ((3, 2), 0), ((3, 1), 40), ((3, 3), 2))
         ),
         (lambda path: os.truncate(path / "train" / "tokens.npy", 200), "tokens.npy: cannot be mapped .*rebuild"),

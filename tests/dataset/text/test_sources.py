@@ -18,16 +18,13 @@ def _written(file: Path, contents: bytes | str) -> Path:
     return file
 
 
-def _lines(*values: object) -> str:
-    return "".join(f"{json.dumps(value)}\n" for value in values)
-
-
 def test_lines_and_tables(tmp_path: Path) -> None:
     long = "x" * 200_000  # above the limit that Python sets for a field
-    lines = _lines({"text": "Ä\n"}, {"instruction": "2 + 2", "response": "4", "task": "sums", "id": 7})
+    values = {"text": "Ä\n"}, {"instruction": "2 + 2", "response": "4", "task": "sums", "id": 7}
+    lines = "\n".join(map(json.dumps, values))
     table = f'instruction,response\r\n"a\nb","say ""hi"""\r\n\r\nc,{long}\r\n'
     for name, text, expected, places in (
-        ("a.JSONL.gz", f"\ufeff{lines}\n", [(None, "Ä\n".encode(), "text"), (b"2 + 2", b"4", "sums")], "12"),
+        ("a.JSONL.gz", f"\ufeff{lines}\n\n", [(None, "Ä\n".encode(), "text"), (b"2 + 2", b"4", "sums")], "12"),
         ("a.csv", table, [(b"a\nb", b'say "hi"', "instruction"), (b"c", long.encode(), "instruction")], "25"),
         (
             "a.tsv.gz",

@@ -15,8 +15,6 @@ from models.text.config import (
     UTTextConfig,
 )
 from tests.models.text.helpers import make_config
-from training.config import PretrainConfig
-from utils.command_line import read_config, validate
 
 
 @pytest.mark.parametrize(
@@ -78,11 +76,3 @@ def test_the_override_changes_the_H_stack_alone() -> None:
     H, L = config.stacks["H_level"], config.stacks["L_level"]
     assert (H.num_layers, H.num_heads, H.norm) == (3, 4, "post")  # its layers are not halved
     assert (L.num_layers, L.num_heads, L.norm) == (2, 2, "pre")
-
-
-@pytest.mark.parametrize("typed", [[], ["arch.H_override={num_layers: 3}"]])
-def test_the_override_may_be_typed(typed: list[str]) -> None:
-    """Hydra would let nobody add keys to an empty mapping."""
-    arch = validate(PretrainConfig, read_config("pretrain", ["arch=hrm_text", *typed])).arch
-    assert isinstance(arch, HRMTextConfig)
-    assert arch.H_override == ({"num_layers": 3} if typed else {})

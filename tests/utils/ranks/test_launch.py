@@ -52,10 +52,6 @@ def _launch(
     return Launch.from_environment(launcher or "auto")
 
 
-def _seat(launch: Launch) -> tuple[Any, ...]:
-    return launch.launcher, launch.rank, launch.size, launch.local_rank, launch.host
-
-
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
@@ -85,7 +81,8 @@ def _seat(launch: Launch) -> tuple[Any, ...]:
 def test_a_rank_finds_itself(
     environment: dict[str, str], expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert _seat(_launch(monkeypatch, environment)) == expected
+    found = _launch(monkeypatch, environment)
+    assert (found.launcher, found.rank, found.size, found.local_rank, found.host) == expected
 
 
 @pytest.mark.parametrize(

@@ -21,16 +21,6 @@ def _said(tensors: dict[str, torch.Tensor], world: World) -> str:
     return ""
 
 
-def _tensors() -> dict[str, torch.Tensor]:
-    return {
-        "blocks.0": torch.arange(12.0).view(3, 4).T,  # not contiguous
-        "state": torch.ones(5, dtype=torch.bfloat16),
-        "steps": torch.arange(3),
-        "halted": torch.tensor([True, False]),
-        "nan": torch.full((2,), float("nan")),  # the comparison is of bits, so that NaN equals NaN
-    }
-
-
 @pytest.mark.parametrize(
     ("size", "wrong", "expected"),
     [
@@ -46,7 +36,13 @@ def test_a_rank_whose_bits_differ_is_named(size: int, wrong: list[int], expected
 
 
 def _one_bit_flipped(world: World, wrong: list[int]) -> str:
-    tensors = _tensors()
+    tensors = {
+        "blocks.0": torch.arange(12.0).view(3, 4).T,  # not contiguous
+        "state": torch.ones(5, dtype=torch.bfloat16),
+        "steps": torch.arange(3),
+        "halted": torch.tensor([True, False]),
+        "nan": torch.full((2,), float("nan")),  # the comparison is of bits, so that NaN equals NaN
+    }
     if world.rank in wrong:
         bits = tensors["blocks.0"].view(torch.int32)
         bits[1, 1] ^= 1  # the last bit of the mantissa
