@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NUM_STEPS, RESUMED_STEP, BRANCHING_STEP = 60, 20, 40
 COMMON = {
     "max_steps": NUM_STEPS,
+    "arch.H_cycles": 2,
     "log_interval": 1,
     "eval_every_n_steps": 30,
     "checkpoint_every_n_steps": RESUMED_STEP,
