@@ -32,7 +32,7 @@ from tests.in_process import SINGLE, load_run, pretrain_config, train_here, with
 from training.kinds import PUZZLES
 from training.results import is_own, wilson_interval
 from utils.errors import UserError
-from viewer.curve_pictures import draw_accuracy_over_steps, draw_reliability
+from viewer import curve_pictures
 
 NUM_TEST = 40
 TRAINED_STEPS = 4
@@ -189,9 +189,7 @@ def test_the_variations_of_a_puzzle_vote(
     assert found.keys() <= results["intervals"].keys() and found.keys() <= printed.metrics.keys()
     # The scores of the votes are added to those of the single pass, and do not change them.
     assert metrics["eval/all/num_examples"] == len(rows)
-    assert any(value != metrics[name.replace("/tta/", "/")] for name, value in found.items()), (
-        "the votes change no score, so that the test proves little"
-    )
+    assert any(value != metrics[name.replace("/tta/", "/")] for name, value in found.items()), "votes change nothing"
 
 
 @pytest.mark.invariance
@@ -231,8 +229,10 @@ def test_the_number_of_ranks_changes_no_result(run: Path, tmp_path: Path, evalua
 
 
 def test_the_results_file_equals_the_printed_table_and_the_pictures(
-    run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate
+    run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    figures = dict[Path, Any]()
+    monkeypatch.setattr(curve_pictures, "save_figure", lambda figure, path: figures.update({path: figure}))
     printed = evaluated(f"checkpoint={run}", "tta=2", "max_examples=30", "plot=true")
     folder = run / "eval_outputs" / LAST
     results = _results(folder)
@@ -263,27 +263,20 @@ def test_the_results_file_equals_the_printed_table_and_the_pictures(
     are_shares = judged | {f"tta/{name}" for name in judged} | at_step | {"q_halt_accuracy"}
     assert {name.removeprefix("eval/all/") for name in results["intervals"]} == are_shares
     for name, (low, high) in results["intervals"].items():
-        assert (low, high) == pytest.approx(_wilson(metrics[name], 30), abs=2e-5)
+        assert (low, high) == pytest.approx(wilson_interval(metrics[name], 30), abs=2e-5)
 
-    draw_reliability({"all": [tuple(each.values()) for each in bins]}, tmp_path / "bins.png")
-    assert (tmp_path / "bins.png").read_bytes() == (folder / "reliability.png").read_bytes()
+    (curve,), (above, below) = (figures[folder / f"{name}.png"].axes for name in ("accuracy_over_steps", "reliability"))
     over_steps = [value for name, value in metrics.items() if "_at_step/" in name]
-    draw_accuracy_over_steps({"all": over_steps}, TRAINED_STEPS, tmp_path / "steps.png")
-    assert (tmp_path / "steps.png").read_bytes() == (folder / "accuracy_over_steps.png").read_bytes()
+    assert curve.lines[0].get_xydata().tolist() == [[n + 1, value] for n, value in enumerate(over_steps)]
+    assert above.lines[1].get_xydata().tolist() == [[each["confidence"], each["accuracy"]] for each in bins]
+    assert [bar.get_height() for bar in below.patches] == [each["count"] for each in bins]
 
 
-def _wilson(share: float, num: float) -> tuple[float, float]:
-    """Return the lowest and highest p whose 1.96 standard deviations reach `share`, by trying."""
-    tried = np.linspace(0, 1, 200_001)
-    within = tried[np.abs(tried - share) <= 1.959964 * np.sqrt(tried * (1 - tried) / num) + 1e-12]
-    return float(within.min()), float(within.max())
-
-
-def test_intervals_equal_those_found_by_trying_all_probabilities() -> None:
-    for hits, num in ((0, 1), (1, 1), (0, 7), (2, 7), (7, 7), (1, 10**6), (10**6, 10**6)):
+def test_intervals_are_those_of_wilson() -> None:
+    known = {(0, 1): (0, 0.7934507), (1, 1): (0.2065493, 1), (2, 7): (0.0822189, 0.6410656), (10**6, 10**6): (1, 1)}
+    for (hits, num), interval in known.items():
         low, high = wilson_interval(hits / num, num)
-        assert 0 <= low <= hits / num <= high <= 1
-        assert (low, high) == pytest.approx(_wilson(hits / num, num), abs=2e-5)
+        assert (low, high) == pytest.approx(interval, abs=1e-5) and low >= 0 and high <= 1
 
 
 def test_other_data_have_a_folder_of_their_own(run: Path, puzzles: Path, tmp_path: Path, evaluated: Evaluate) -> None:

@@ -142,6 +142,7 @@ def test_every_board_can_be_drawn(sample: tuple[BoardTask, Split], tmp_path_fact
     inputs_NS, labels_NS = _arrays(split)
     drawing = board_of(task, split.metadata.seq_len)
     assert drawing["rows"] * drawing["columns"] >= split.metadata.seq_len
+    assert len(set(drawing["tokens"])) in (0, split.metadata.vocab_size), "a token has no name, or that of another"
     picture = tmp_path_factory.mktemp("pictures") / "board.png"
     draw_answers(drawing, inputs_NS[0], labels_NS[0], labels_NS[1:3], task.title, picture)
     assert picture.stat().st_size > 1000

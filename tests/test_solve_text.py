@@ -91,7 +91,7 @@ def test_mistakes_are_named_before_the_weights_are_read(
     too_long = f"prompt has 52 tokens with the special ones, and the model was trained on {MAX_LEN}"
     for typed, message in (
         ([f"prompt={'x' * 50}"], too_long),
-        (["prompt=a", "stop_tokens=[300]"], "stop_tokens has 300, but tokens are 0 to 258"),
+        (["prompt=a", "stop_tokens=[259]"], "stop_tokens has 259, but tokens are 0 to 258"),
         (["prompt=a", "temperature=-1"], "temperature"),
         (["puzzle=1"], "is a model of text; give prompt=<text>, or prompt=- for a chat"),
         (["prompt=a", "puzzle=1"], "prompt= and puzzle= exclude each other"),
@@ -116,11 +116,13 @@ def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path, call: Call) 
 
 
 def test_a_run_that_does_not_say_its_form_takes_that_of_its_data(folder: Path, tmp_path: Path, call: Call) -> None:
-    write_run(tmp_path / "run", folder / "book", sizes={"form": None})
+    write_run(tmp_path / "run", folder / "book", "target_only=false", sizes={"form": None})
     typed = (f"checkpoint={tmp_path / 'run'}", "prompt=a", "--json")
     assert json.loads(call(*typed))["form"] == "text"
     file = tmp_path / "model.safetensors"
     _export(tmp_path / "run", "-o", file)
+    described = open_model(str(file)).described
+    assert isinstance(described, ExportedText) and not described.target_only
     with pytest.raises(UserError, match="give prompt_form=instruction, or prompt_form=text"):
         call(f"checkpoint={file}", "prompt=a")
     assert call(f"checkpoint={file}", "prompt=a", f"data_path={folder / 'book'}")

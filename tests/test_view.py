@@ -16,11 +16,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import view
-from dataset import pictures, tasks
-from dataset.pictures import board_of
-from dataset.tasks.base import BoardTask
+from dataset import pictures
 from dataset.text.tokenizer import ByteTokenizer
-from tests.dataset.samples import samples_of
 from tests.runs import contents
 from tests.viewer.samples import (
     EVIL,
@@ -74,6 +71,20 @@ def test_a_dataset_is_shown_in_one_file_that_treats_names_as_text(tmp_path: Path
         assert outside not in text
 
 
+def test_only_the_first_puzzle_of_a_group_shows_its_examples(tmp_path: Path) -> None:
+    """Groups of one, two and one puzzle. A cell whose label is ignored has none."""
+    data, label_S = write_sudoku(tmp_path / "data", group_size=2), [0, *SOLUTION_S[1:]]
+    shutil.rmtree(data / "train")
+    indices = {"puzzle_indices": [0, 2, 3, 5, 6], "group_indices": [0, 1, 3, 4], "puzzle_identifiers": [0] * 4}
+    for name, values in (indices | {"labels": [label_S] * 6}).items():
+        np.save(data / "test" / f"all__{name}.npy", np.array(values, np.int32))
+    page = page_of(data, tmp_path / "view.html", "--set", "all")
+    assert page["facts"]["test/all"] == "6 examples of 4 puzzles in 3 groups"
+    found = [(one["row"], one["group"], one["puzzle"], one["group_size"]) for one in page["examples"]]
+    assert found == [(0, 0, 0, 1), (1, 0, 0, 1), (2, 1, 0, 2), (3, 1, 1, 2), (5, 2, 0, 1)]
+    assert page["examples"][0]["label"] == [-1, *label_S[1:]]
+
+
 def test_tokens_of_a_tokenizer_are_pieces_of_whole_characters() -> None:
     class Halves(ByteTokenizer):
         name = "0" * 64  # the tokens are not bytes
@@ -99,9 +110,11 @@ def test_a_run_of_text_is_shown_with_its_answers(
         *[("step 200", 0), ("step 200", 7), ("step 100", 0), ("step 100", 7)]
     ]
     assert [one["metric"] for one in page["curves"]] == ["exact_accuracy", "loss", "perplexity", "bits_per_byte"]
-    assert [panel.metric for panel in draw.call_args.args[0]] == ["exact_accuracy", "loss"]
-    assert draw.call_args.args[1] == run / "curve.png" and not (run / "puzzle.png").exists()
-    assert len(page_of(run, tmp_path / "view.html", "--step", "100")["texts"]) == 2
+    panels, to = draw.call_args.args
+    assert to == run / "curve.png" and not (run / "puzzle.png").exists()
+    last = [(panel.metric, panel.series[0].name, panel.series[0].values[-1]) for panel in panels]
+    assert last == [("exact_accuracy", "train", 0.5), ("loss", "train", 0.01)]
+    assert "): 2 examples, " in view.view([str(run), "-o", str(tmp_path / "view.html"), "--step", "100"])
     assert "has no answers of step 5, but of: 100, 200; choose one of them" in mistake(capsys, run, "--step", "5")
     (run / "samples" / "step_00000200.json").write_text('[{"row": 1}]')
     assert "step_00000200.json: isn't what an evaluation writes; remove it" in mistake(capsys, run)
@@ -112,9 +125,7 @@ def test_a_run_is_shown_with_answers_confidence_and_curves(tmp_path: Path) -> No
     data = write_sudoku(tmp_path / "data", [f"puzzle {n}" for n in range(6)])
     page = page_of(write_run(tmp_path / "run", data), tmp_path / "view.html")
     assert page["board"]["kind"] == "sudoku" and page["sets"] == {"all": 6}
-    assert [example["row"] for example in page["examples"]] == list(range(6)), (
-        "the files of two ranks must be joined in the order of rows"
-    )
+    assert [example["row"] for example in page["examples"]] == list(range(6)), "files of two ranks are joined"
     assert [example["name"] for example in page["examples"]] == [f"puzzle {n}" for n in range(6)]
     for example, predictions_TS in zip(page["examples"], predictions(), strict=True):
         assert [answer for answer in example["answers"]] == predictions_TS.tolist()
@@ -130,13 +141,6 @@ def test_a_run_is_shown_with_answers_confidence_and_curves(tmp_path: Path) -> No
     assert page["facts"] == facts | {"all/exact_accuracy": "0.5000"} and page["project"] == tmp_path.name
     last = page["over_steps"][-1]
     assert last == {"set": "all", "step": 500, "counts": [1, 2, 3, 4], "values": [0.125, 0.25, 0.375, 0.5]}
-
-
-@pytest.mark.parametrize("kind", tasks.TASKS, ids=lambda kind: kind.kind)
-def test_the_task_names_every_token(kind: type[BoardTask]) -> None:
-    task, split = samples_of(kind)
-    names = board_of(task, split.metadata.seq_len)["tokens"]
-    assert not names or len(set(names)) == split.metadata.vocab_size
 
 
 def test_a_limited_number_of_examples_is_spread_over_all(tmp_path: Path) -> None:
@@ -162,6 +166,8 @@ def test_the_newest_outputs_are_shown_unless_another_step_is_named(tmp_path: Pat
     for folder in ("step_00000090", "step_00000500"):
         (run / folder).mkdir()
     (run / "best").write_text("step_00000090\n")
+    (run / "latest").write_text("step_00000090\n")
+    assert page_of(run, tmp_path / "view.html")["facts"]["outputs"] == "step_00000090", "evaluate.py takes that step"
     assert page_of(run / "best", tmp_path / "view.html")["facts"]["outputs"] == "step_00000090"
     other = page_of(run / "eval_outputs" / "step_00000500_other", tmp_path / "view.html")
     assert other["facts"]["outputs"] == "step_00000500_other" and len(other["examples"]) == 6
@@ -320,6 +326,9 @@ def test_a_run_without_answers_gets_them_from_evaluate(
     assert page_of(run, output)["facts"]["outputs"] == "step_00000600"
     assert page_of(run, output)["step"] == 600 and page_of(run, output, "--step", "500")["step"] == 500
     assert len(commands) == 2
+    (run / "step_00000400").mkdir()
+    assert page_of(run, output, "--step", "400")["step"] == 400
+    assert commands[2][0] == f"checkpoint={run}/step_00000400"
     assert not [*run.rglob(".view-*")]
 
 

@@ -25,9 +25,7 @@ def _written(writer: Writer, prompt: str = "abc") -> str:
 def test_prompts_have_the_special_tokens_of_training() -> None:
     assert make_writer(Script(0)).reader.read("ab", "prompt") == [START, 97, 98]
     assert make_writer(Script(0), "instruction").reader.read("ab", "prompt") == [START, 97, 98, END_OF_INSTRUCTION]
-    assert make_writer(Script(0)).reader.read("\udcff", "prompt") == [START, 0xFF], (
-        "a byte of a terminal that is no UTF-8"
-    )
+    assert make_writer(Script(0)).reader.read("\udcff", "prompt") == [START, 0xFF], "a byte that is no UTF-8"
 
 
 @pytest.mark.parametrize(
@@ -55,6 +53,8 @@ def test_an_answer_fills_the_context_and_no_more() -> None:
     writer = make_writer(Script(*b"ab"), max_new_tokens=1000)
     assert len(_written(writer, "x" * (MAX_LEN - 3))) == 3 and writer.answer.reason == "context"
     assert len(_written(writer, "x" * (MAX_LEN - 1))) == 1 and writer.answer.reason == "context"
+    writer = make_writer(Script(*b"ab"), max_new_tokens=3)
+    assert len(_written(writer, "x" * (MAX_LEN - 3))) == 3 and writer.answer.reason == "max_new_tokens"
     with pytest.raises(UserError, match=r"prompt has 41 tokens .* trained on 40 at most; shorten it"):
         writer.reader.read("x" * MAX_LEN, "prompt")
 
@@ -106,13 +106,17 @@ def test_a_text_goes_on_from_line_to_line() -> None:
     assert _chat(model, ["ab", "c", ""], max_new_tokens=2) == ["12", "12", "12"]
     assert _texts(model) == ["ab", "ab12\nc", "ab12\nc12"]
     assert all(prompt[0] == START for prompt in model.prompts)
-    model = Script(*b"12;4")
-    assert _chat(model, ["ab", "c"], stop=[";"]) == ["12", "12"]
-    assert _texts(model) == ["ab", "ab12\nc"]
+    stops: list[dict[str, Any]] = [{"stop": [";"]}, {"stop_tokens": [ord(";")]}]
+    for stop in stops:
+        model = Script(*b"12;4")
+        assert _chat(model, ["ab", "c"], **stop) == ["12", "12"]
+        assert _texts(model) == ["ab", "ab12\nc"]
     _chat(model := Script(*b"1", END), ["ab", "c"])
     assert _texts(model) == ["ab", "c"]
     _chat(model := Script(*b"1234567890"), ["a" * 30, "b", "c" * 38], max_new_tokens=10)
     assert _texts(model) == ["a" * 30, "a" * 18 + "1234567890\nb", "\n" + "c" * 38]
+    _chat(model := Script(*b"1;"), ["a" * 15, "b" * 10], max_new_tokens=30, stop=[";"])
+    assert _texts(model) == ["a" * 15, "a" * 8 + "1\n" + "b" * 10], "half of the context is kept at least"
 
 
 def test_a_character_that_the_end_of_a_turn_cut_is_completed_in_the_next() -> None:

@@ -79,7 +79,7 @@ test("filters, orders and the search change the list", async () => {
   choose("#sort", "fewest");
   assert.deepEqual(rows(), [1, 5, 3]);
   click("#filter [data-value=all]");
-  choose("#search", "puzzle 3", "input");
+  choose("#search", " Puzzle 3", "input");
   assert.deepEqual(rows(), [3]);
   assert.equal(text("#heading"), "Row 3");
   choose("#search", "9", "input");
@@ -144,7 +144,7 @@ test("a dataset is browsed by group", async () => {
   assert.deepEqual(rows(), [0, 1, 0, 1], "the list must have two groups of each split");
   assert.notEqual(drawn("#question"), drawn("#solution"));
   choose("#set", "test/all");
-  assert.equal(text("#heading"), "group 0, row 0");
+  assert.deepEqual([...rows(), text("#count"), text("#heading")], [0, 1, "2 groups", "group 0, row 0"]);
   find("#strip").find("button")[2].click();
   assert.equal(text("#heading"), "group 0, puzzle 2, row 2");
   assert.match(text("#strip"), /From the 3 puzzles of this group: first puzzle 1 puzzle 2/);
