@@ -33,8 +33,8 @@ def test_without_weights_the_ranks_must_divide_the_batch(num_ranks: int) -> None
 
 def test_weighted_ranks_have_slots_in_proportion() -> None:
     """Every rank has a slot, and microbatches divide the slots of every rank."""
-    typed, world = ("global_batch_size=12", "dist.rank_weights=[3,1,2]"), _weighted(3, 1, 2)
-    assert slots_of_ranks(pretrain_config(*typed), world) == [6, 2, 4]
+    typed, world = ("global_batch_size=18", "dist.rank_weights=[3,2,4]"), _weighted(3, 2, 4)
+    assert slots_of_ranks(pretrain_config(*typed), world) == [6, 4, 8]
     for parts in (1, 2):
         require_whole_shares(pretrain_config(*typed, f"grad_accumulation={parts}"), world)
     for parts in (3, 4, 6):
