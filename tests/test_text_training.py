@@ -12,6 +12,7 @@ from pretrain import StepSettings
 from tests import runs
 from tests.dataset.text.samples import random_dataset
 from tests.in_process import SINGLE, begin, changed, mistake, train_here, weights_of
+from tests.text_runs import write_run
 from training.plan import Plan
 from utils.config import name_of
 
@@ -94,6 +95,7 @@ def test_the_loss_is_the_mean_over_the_labels_of_the_step(text: Path, tmp_path: 
 
 
 def test_a_wrong_key_is_named(text: Path, data: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "other", text, sizes={"tokenizer": "ab" * 32})
     for key, said in (
         ("global_batch_size=513", "global_batch_size=513 tokens can't be cut into rows_per_step=4"),
         ("grad_accumulation=3", "grad_accumulation=3 doesn't divide the 4 rows of a rank"),
@@ -102,6 +104,7 @@ def test_a_wrong_key_is_named(text: Path, data: Path, tmp_path: Path) -> None:
         ("puzzle_emb_lr=1", "puzzle_emb_lr=1 is for puzzles, but arch=gpt reads text; leave it out"),
         ("augment=online", "augment=online is for puzzles, but arch=gpt reads text"),
         ("parallel.puzzle_table=sharded", "parallel.puzzle_table=sharded is for puzzles, but arch=gpt"),
+        (f"init_from={tmp_path / 'other'}", "other reads tokens of abababababab, but those of the data are of"),
         (f"data_path={data}", f"arch=gpt reads text, but {data} holds puzzles; take arch=hrm"),
     ):
         assert said in mistake([*_typed(text, tmp_path / "run", "arch=gpt"), key])

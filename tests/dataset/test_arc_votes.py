@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -179,8 +180,10 @@ def test_rows_that_do_not_belong_to_the_tasks_are_refused(tmp_path: Path, data: 
     ballot.vote("one", 0, 0, WRONG, 0.5)
     # `add` raises nothing, because the rows of other ranks may be right.
     ballot.cast(votes)
+    world = Mock(wraps=World.single())
     with pytest.raises(UserError, match=r"test_puzzles\.json: task one has no test input like that of an example"):
-        votes.result(World.single())
+        votes.result(world)
+    world.shared_errors.assert_called_once()  # else the other ranks would wait for this one
     votes.clear()
     votes.result(World.single())
     for identifier in (0, 10**6):

@@ -84,6 +84,7 @@ def test_symmetries_of_the_board_move_the_answer() -> None:
     order_S = cells_SS[rows_in_bands][:, columns_in_stacks].flatten()
     moved_BSV = _logits(model, inputs_BS[:, order_S])
     torch.testing.assert_close(moved_BSV, _logits(model, inputs_BS)[:, order_S], rtol=1e-5, atol=1e-5)
+    assert [_mixer(cells=cells).config.is_equivariant for cells in CELLS] == [True, False, False]
 
 
 @pytest.mark.parametrize(("cells", "sharpness"), [("units", 1), ("attention", 1), ("units", 100)])

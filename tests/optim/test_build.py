@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from optim.build import OPTIMIZERS, OptimConfig, Optimizers, build_optimizers, require_exact_cover, require_same_state
+from optim.build import OPTIMIZERS, OptimConfig, Optimizers, build_optimizers, require_same_state
 from optim.ema import EMA
 from tests.spawn import run_ranks
 from utils.command_line import read_config
@@ -143,19 +143,6 @@ def test_without_a_rate_of_its_own_muon_takes_that_of_the_run() -> None:
     assert _same(models[0], models[1]) and not _same(models[0], models[2])
     first_weights = (model.get_parameter("blocks.0.weight") for model in (models[3], Model()))
     assert torch.equal(*first_weights), "a rate of 0 is one"
-
-
-# ---- exact cover -------------------------------------------------------------------------------
-
-
-def test_each_parameter_must_have_exactly_one_optimizer() -> None:
-    model = Model()
-    parameters = list(model.parameters())
-    require_exact_cover(model, parameters)
-    stranger = nn.Parameter(torch.zeros(2))
-    for covered in (parameters[:-1], [*parameters, parameters[-1]], [*parameters, stranger]):
-        with pytest.raises(AssertionError):
-            require_exact_cover(model, covered)
 
 
 @each_config

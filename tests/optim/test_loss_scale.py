@@ -2,12 +2,15 @@
 
 # B = examples, D = features
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from optim.loss_scale import LossScale
+from pretrain import train_step
 from tests.spawn import run_ranks
 from utils.ranks.world import World
 
@@ -40,6 +43,17 @@ def test_at_the_smallest_scale_a_step_is_taken_though_it_is_not_finite(value: fl
     answers = [scale.update([torch.tensor(value)], WORLD) for _ in range(18)]
     assert answers == [False] * 16 + [True] * 2
     assert scale.tensors()["scale"] == 1
+
+
+def test_puzzle_rows_that_overflow_leave_the_step_out() -> None:
+    rows_BE = torch.zeros(3, requires_grad=True)
+    rows_BE.grad = OVERFLOWN
+    state = Mock(loss_scale=LossScale())
+    state.layout.forward_backward.return_value = None, [Mock(puzzle_rows_BE=rows_BE)], Mock()
+    state.layout.model.parameters.return_value = []
+    state.layout.grad_norm.return_value = torch.tensor(1.0)
+    assert not train_step(state, Mock(), Mock(), WORLD).was_taken
+    state.optimizers.step.assert_not_called()
 
 
 def _check_rank(world: World) -> None:

@@ -54,6 +54,14 @@ def test_the_ranks_of_a_launcher_count(monkeypatch: pytest.MonkeyPatch) -> None:
     shown.assert_called_once_with(["lr=1"], 3)
 
 
+def test_the_dtype_is_that_of_most_devices_unless_the_run_asks_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Mock(return_value=[])
+    monkeypatch.setattr(of_dry_run, "_of_model", shown)
+    for dtype, device, expected in (("auto", "auto", "bfloat16"), ("auto", "cpu", "float32")):
+        _of_model([*TINY, *SIZES, f"arch.forward_dtype={dtype}", f"device={device}"])
+        assert shown.call_args.args[0].arch.forward_dtype == expected
+
+
 @pytest.mark.slow  # each page tries every strategy, which takes seconds
 def test_the_page_says_what_makes_a_run_fit() -> None:
     options = [*TINY, *SIZES, "ranks=2", "global_batch_size=32", "memory_gb=0.03"]

@@ -4,16 +4,20 @@
 
 from functools import cache
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from dataset.evaluators import NO_EVALUATORS
 from models.base import RecursiveModel
 from models.inference import Trace, trace
+from models.se_mixer import SEMixer, SEMixerConfig
 from models.trajectories import Trajectories
-from tests.models.helpers import seed_with, small_model
+from tests.dataset.shapes import mixed_split
+from tests.models.helpers import seed_with, small_model, small_options
 from tests.spawn import run_ranks
 from tests.training.examples import IGNORED, made_split, random_rows
 from training import more_compute
@@ -170,6 +174,22 @@ def test_the_surest_trajectory_answers_a_puzzle_of_a_user(monkeypatch: pytest.Mo
     assert answered.predictions_TNS.tolist() == [[[1]]]
 
 
+@pytest.mark.parametrize("asked", [{"trajectories": 2, "noise": 0.1}, {"tta": 2}])
+def test_boards_are_judged_without_their_canvas(asked: dict[str, Any]) -> None:
+    judged = set[tuple[str, int, int]]()
+
+    def judge(inputs_NS: Tensor, answers_NS: Tensor, set_name: str) -> dict[str, Tensor]:
+        judged.add((set_name, inputs_NS.shape[1], answers_NS.shape[1]))
+        return {}
+
+    config = SEMixerConfig.model_validate(small_options("se_mixer"))
+    model = SEMixer(config, seq_len=81, vocab_size=11, num_puzzle_identifiers=1)
+    model.init_weights(torch.Generator().manual_seed(0))
+    options, evaluators = EvalOptions(batch_size=4), Mock(checks=(), judge=judge)
+    evaluate_more(_config(**asked), model, mixed_split(), SINGLE, options, evaluators)
+    assert judged == {("four.all", 16, 16), ("six.all", 36, 36), ("nine.all", 81, 81)}
+
+
 def test_passes_that_would_be_the_same_are_refused() -> None:
     three = small_model("trm", num_states=3)
     for fitting in (_config(trajectories=3), _config(restarts=2), _config(trajectories=9, noise=0.1), _config()):
@@ -194,9 +214,9 @@ def test_no_pass_follows_the_one_that_settled(monkeypatch: pytest.MonkeyPatch) -
 
     def traced(*_: Any, numbers_N: np.ndarray, **__: Any) -> Trace:
         given.append(numbers_N.tolist())
-        numbers, ones = torch.from_numpy(numbers_N), torch.ones(len(numbers_N), dtype=torch.int64)
+        numbers = torch.from_numpy(numbers_N)
         q_halt_TN = torch.tensor([[q_halt[number] for number in given[-1]]])
-        return Trace(numbers.view(1, -1, 1), q_halt_TN, ones, torch.isin(numbers, torch.tensor([18, 22])))
+        return Trace(numbers.view(1, -1, 1), q_halt_TN, numbers - 10, torch.isin(numbers, torch.tensor([18, 22])))
 
     monkeypatch.setattr(more_compute, "trace", traced)
     batch = {"inputs": torch.zeros(3, 9, dtype=torch.int32)}
@@ -204,4 +224,5 @@ def test_no_pass_follows_the_one_that_settled(monkeypatch: pytest.MonkeyPatch) -
     answered = trace_with_more(small_model("trm"), batch, np.array([5, 6, 7]), config, None)
     assert given == [[15, 18, 21], [16, 22], [17]]
     assert answered.predictions_TNS.flatten().tolist() == [16, 18, 22]
-    assert answered.settled_N.tolist() == [False, True, True]
+    assert answered.settled_N.tolist() == [False, True, True] and answered.settled_at_N.tolist() == [6, 8, 12]
+    assert answered.q_halt_TN.flatten().tolist() == [1.0, 0.0, 0.0]

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -106,6 +107,24 @@ def test_the_names_of_the_run_itself_are_no_branch(quiet: Path) -> None:
         assert (start.config.project_name, start.config.run_name) == ("debug", "run")
 
 
+def test_a_run_whose_config_has_no_names_has_those_of_its_folder(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However its folder is reached. If only steps were copied, the newest one holds the config."""
+    file, link = copied / "config.yaml", tmp_path / "link"
+    stored = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump(stored | {"project_name": None, "run_name": None}))
+    link.symlink_to(copied)
+    monkeypatch.chdir(copied)
+    for source in (copied, link, Path()):
+        assert not read(f"resume={source}", "run_name=run").branches_off
+        branch = read(f"resume={source}", "run_name=branch").config
+        assert branch.run_path == Path("checkpoints", tmp_path.name, "branch")
+    file.unlink()
+    branch = read(f"resume={copied}", "run_name=branch").config
+    assert branch.run_path == Path("checkpoints", stored["project_name"], "branch") and branch.project_name == "debug"
+
+
 def test_a_branch_goes_on_by_itself(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restart of the launch repeats the command, and so does a requeued job of Slurm."""
     typed = [f"resume={copied}/step_00000004", "project_name=p", "run_name=branch"]
@@ -193,13 +212,13 @@ def test_typed_data_replace_all_stored_data(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_a_stored_switch_gets_its_options_and_a_key_that_is_gone_is_dropped(tmp_path: Path, stored: bool) -> None:
-    """Older runs stored `profile: false`."""
+    """Older runs stored `profile: false`, and not where they were started."""
     run = tmp_path / "run"
     prepare_run(read(f"checkpoint_path={run}"))
     config = yaml.safe_load((run / "config.yaml").read_text())
     options = config["profile"] | {"enabled": stored}
     gone = {"static_graph": False, "compression": "none"}
-    del config["wandb"]["pictures"]
+    del config["wandb"]["pictures"], config["started_in"]
     changes = {"profile": stored, "parallel": config["parallel"] | gone, "dist": config["dist"] | {"launcher": "mpi"}}
     (run / "config.yaml").write_text(yaml.safe_dump(config | changes))
     start = read("resume=auto", f"checkpoint_path={run}")
@@ -208,6 +227,7 @@ def test_a_stored_switch_gets_its_options_and_a_key_that_is_gone_is_dropped(tmp_
     assert start.config.profile.model_dump() == options
     assert [note for note in start.notes if "not known" in note] == ["not known when the run began: wandb.pictures=4"]
     assert not [note for note in start.notes if "profile" in note]
+    assert start.config.started_in == os.getcwd()
     assert start.config.dist.launcher == "auto", "each start says how its ranks find one another"
     start = read("resume=auto", f"checkpoint_path={run}", f"profile={not stored}", "profile.steps=[2,3]")
     assert start.config.profile.model_dump() == options | {"enabled": not stored, "steps": [2, 3]}

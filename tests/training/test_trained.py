@@ -1,12 +1,15 @@
 """Start from trained weights, and train only a part of them."""
 
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from dataset.schema import Split
 from models import ArchConfig
 from pretrain import read_config_and_checkpoint
 from records.checkpoint.reader import Checkpoint
@@ -16,6 +19,7 @@ from solve import Solver
 from tests import runs
 from tests.in_process import SINGLE, Tensors, begin, changed, mistake, train_here, weights_of, with_identifiers
 from tests.runs import rows, settings, train
+from training.data import Sizes
 from training.resume import Start, prepare
 from training.trained import TrainedConfig, open_trained
 from utils.command_line import validate
@@ -169,6 +173,21 @@ def test_puzzle_table_chooses_the_rows_for_other_puzzles(
     weights = weights_of(begin(_typed(more_puzzles, tmp_path / "run", init_from=trained, puzzle_table="mean")).state)
     torch.testing.assert_close(weights.pop(PUZZLES), own_KE.mean(0).expand(8, -1))
     assert not changed({name: tensor for name, tensor in average.items() if name != PUZZLES}, weights)
+
+
+def test_a_dataset_of_the_run_keeps_its_rows_however_its_path_is_typed(
+    data: Path, puzzles: Path, trained: Path
+) -> None:
+    """The run numbers its puzzles over both datasets."""
+    opened = open_trained(trained, SINGLE)
+    assert opened.config is not None
+    both = opened.config.model_copy(update={"data_paths": [str(data), str(puzzles)]})
+    opened = replace(opened, config=both, sizes=Sizes(16, 6, 1 + 5))
+    for typed in (str(puzzles), os.path.relpath(puzzles)):
+        _, split = opened.with_test_split(typed, SINGLE)
+        assert isinstance(split, Split)
+        (of_set,) = split.sets.values()
+        assert set(of_set.puzzle_identifiers) == {1, 2, 3, 4, 5}, typed
 
 
 def test_wrong_sources_are_refused(puzzles: Path, trained: Path, tmp_path: Path) -> None:

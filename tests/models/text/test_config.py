@@ -72,7 +72,10 @@ def test_what_does_not_fit_together_is_named(arch: type[TextConfig], options: di
 
 
 def test_the_override_changes_the_H_stack_alone() -> None:
-    config = make_config(HRMTextConfig, num_layers=4, H_override={"num_layers": 3, "num_heads": 4, "norm_type": "post"})
+    override = {"num_layers": 3, "num_heads": 4, "norm_type": "post"}
+    config = make_config(HRMTextConfig, num_layers=4, init_type="megatron", H_override=override)
     H, L = config.stacks["H_level"], config.stacks["L_level"]
     assert (H.num_layers, H.num_heads, H.norm) == (3, 4, "post")  # its layers are not halved
     assert (L.num_layers, L.num_heads, L.norm) == (2, 2, "pre")
+    depths = [(stack.stds.inner / stack.stds.mlp_output) ** 2 / 2 for stack in (H, L)]
+    assert depths == pytest.approx([3, 2]), "the deviation follows the layers of the stack, not num_layers"

@@ -47,6 +47,8 @@ def test_the_beginning_of_a_text_is_read_as_in_training_on_text() -> None:
     logits_BV = Decoder(model, PROMPTS, most_new_tokens=0, prefix_lens=[1] * len(PROMPTS)).read_prompts()
     for prompt, logits_V in zip(PROMPTS, logits_BV, strict=True):
         torch.testing.assert_close(logits_V, _packed(model, prompt, 1)[-1], rtol=1e-4, atol=1e-5)
+    options: dict[str, Any] = {"stop_tokens": (), "sampling": Sampling(1.0)}
+    assert _texts(model, PROMPTS, prefix_lens=[1, 1, 1], **options) != _texts(model, PROMPTS, **options)
 
 
 def _texts(model: TextModel, prompts: list[list[int]], **options: Any) -> list[list[int]]:

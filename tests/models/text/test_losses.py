@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.text import losses
-from models.text.losses import TEXT_METRICS, chunked_cross_entropy, text_sums
+from models.text.losses import TEXT_METRICS, TEXT_SUMS, chunked_cross_entropy, text_sums
 from models.text.packing import Packing
 
 NUM_TOKENS, DIM, VOCAB_SIZE, IGNORE = 512, 8, 4096, -100
@@ -82,3 +82,5 @@ def test_sums_count_tokens_and_whole_sequences() -> None:
     named = dict(zip(TEXT_METRICS, sums.tolist(), strict=True))
     # The third sequence has no label, and one token of the second is wrong.
     assert named == {"labels": 7, "accuracy": 6, "sequences": 3, "exact_accuracy": 2, "loss": 2.5}
+    means = {name: named[name] / named[by] for name, by in TEXT_SUMS.means.items()}
+    assert means == {"loss": 2.5 / 7, "accuracy": 6 / 7, "exact_accuracy": 2 / 3}
