@@ -129,7 +129,7 @@ def strike(
         until(lambda: latest(run) >= FIRST_CHECKPOINT, launched)
         time.sleep(draw.uniform(0, 1.5))
         if kind == "network":
-            hosts[trial.rank].pull_cable()
+            hosts[trial.rank].set_cable("down")
         else:
             launched.worker(trial.rank).send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
         struck, trial.at_step = time.monotonic(), _last_step(run)
@@ -137,7 +137,7 @@ def strike(
         while launched.alive and (now := time.monotonic() - struck) < TRIAL_S:
             output, last_step = launched.output, _last_step(run)
             if is_out and now > OUTAGE_S:
-                hosts[trial.rank].plug_cable()
+                hosts[trial.rank].set_cable("up")
                 is_out, trial.at_step = False, last_step
             if trial.until_error_s is None and "fault on rank" in output:
                 trial.until_error_s = now

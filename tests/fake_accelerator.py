@@ -175,9 +175,8 @@ class FakeAccelerator(TorchDispatchMode):
         distinct = {id(tensor): tensor for tensor in tensors}
         if func.overloadpacket in _OF_ROWS:  # of the table, only as much as there is to read or to write
             table = distinct.pop(id(tensors[0]))
-            others = max(map(_num_bytes, distinct.values()))
-            self.num_bytes[name] += min(others, _num_bytes(table))
-        self.num_bytes[name] += sum(map(_num_bytes, distinct.values()))
+            self.num_bytes[name] += min(max(tensor.nbytes for tensor in distinct.values()), table.nbytes)
+        self.num_bytes[name] += sum(tensor.nbytes for tensor in distinct.values())
 
 
 def _tensors_in(value: Any) -> list[Tensor]:
@@ -189,10 +188,6 @@ def _tensors_in(value: Any) -> list[Tensor]:
     elif not isinstance(value, tuple | list):
         return []
     return [tensor for each in value for tensor in _tensors_in(each)]
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _copies(func: Any) -> bool:

@@ -19,16 +19,11 @@ from training.data import Sizes
 from training.number_watch import NumberWatch
 from training.state import TrainState, optimizers_of
 from utils.batch import Batch
-from utils.command_line import read_config, validate
 from utils.ranks.world import World
 
 SEQ_LEN = 81
 # Those of Sudoku, with a thousand puzzles and the row of unknown ones.
 SIZES = Sizes(seq_len=SEQ_LEN, vocab_size=11, num_puzzle_identifiers=1001)
-
-
-def config_of(*typed: str) -> PretrainConfig:
-    return validate(PretrainConfig, read_config("pretrain", list(typed)))
 
 
 class FakeTraining:

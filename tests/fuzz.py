@@ -56,7 +56,7 @@ from records.metrics.row_file import keep_rows
 from sharing.weights_file import write_weights
 from tests import runs
 from tests.in_process import SINGLE, begin, load_run, pretrain_config
-from tests.records.checkpoint.helpers import fix_manifest
+from tests.records.checkpoint.helpers import Trap, fix_manifest
 from tests.viewer.samples import write_arc, write_run
 from training.data import Sizes
 from training.resume import prepare, read_start
@@ -275,13 +275,6 @@ def _altered(folder: Path) -> list[Path]:
 # ---- alterations -------------------------------------------------------------------------------
 
 
-class _Trap:
-    """An object that makes a folder when it is unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, ("the_trap_was_sprung",)
-
-
 NUMBERS = (0, -1, 1, 2, 255, 2**31, -(2**31) - 1, 2**53, 2**63, -(2**63) - 1, 2**64, 10**15, 10**30, 1e308, 0.5)
 TEXTS = (
     *("", " ", ".", "..", "../../outside/victim", "/etc/passwd", "/dev/zero", "a\0b", "\ud800", "\x1b[2J", "é" * 300),
@@ -442,7 +435,7 @@ def alter_npy(contents: bytes, rng: Random) -> bytes:
 def alter_torch(contents: bytes, rng: Random) -> bytes:
     if not zipfile.is_zipfile(io.BytesIO(contents)) or rng.random() < 0.4:
         if rng.random() < 0.1:
-            return rng.choice((pickle.dumps(_Trap()), pickle.dumps({"model": _Trap()}, protocol=2), _hollow(rng)))
+            return rng.choice((pickle.dumps(Trap()), pickle.dumps({"model": Trap()}, protocol=2), _hollow(rng)))
         return alter_bytes(contents, rng)
     written = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(contents)) as old, zipfile.ZipFile(written, "w") as new:
@@ -460,7 +453,7 @@ def alter_torch(contents: bytes, rng: Random) -> bytes:
                     strange = ("/etc/cron.d/x", "../../outside/victim", name + "\0", "x" * 60_000, name + "/")
                     name = rng.choice(strange)
                 case 3:
-                    data = pickle.dumps(_Trap(), protocol=2)
+                    data = pickle.dumps(Trap(), protocol=2)
                 case 4:  # a zip bomb
                     data, compression = bytes(400 << 20), zipfile.ZIP_DEFLATED
                 case 5:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -27,13 +28,7 @@ class Host:
     address: str = "127.0.0.1"
     cable: str = "lo"
 
-    def pull_cable(self) -> None:
-        self._set_cable("down")
-
-    def plug_cable(self) -> None:
-        self._set_cable("up")
-
-    def _set_cable(self, state: str) -> None:
+    def set_cable(self, state: Literal["up", "down"]) -> None:
         assert self.namespace is not None, "this machine's own cable must not be pulled"
         _ip("-n", self.namespace, "link", "set", self.cable, state)
 
@@ -67,7 +62,7 @@ def two_hosts() -> Iterator[list[Host]]:
         for host in hosts:
             _ip("-n", str(host.namespace), "addr", "add", f"{host.address}/24", "dev", host.cable)
             _ip("-n", str(host.namespace), "link", "set", "lo", "up")
-            host.plug_cable()
+            host.set_cable("up")
         yield [first, second]
     finally:
         for host in hosts:

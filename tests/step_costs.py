@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from tests.fake_accelerator import fake_accelerator, register
-from tests.fake_training import SIZES, FakeTraining, config_of
+from tests.fake_training import SIZES, FakeTraining
+from tests.in_process import pretrain_config
 from training.data import Sizes
 
 RECORD = Path(__file__).with_suffix(".json")
@@ -33,7 +34,7 @@ Costs = dict[str, dict[str, Any]]
 def costs_of_a_step(device: torch.device, typed: tuple[str, ...], sizes: Sizes = SIZES) -> Costs:
     """Return what one step of a command line costs, by the function that asks for it."""
     with fake_accelerator(device, as_cuda=True) as seen:
-        training = FakeTraining(config_of(*typed), device, sizes)
+        training = FakeTraining(pretrain_config(*typed), device, sizes)
         seen.forget()
         # Anomaly detection notes for each operator of the backward pass who called its forward.
         with torch.autograd.set_detect_anomaly(True, check_nan=False):

@@ -18,7 +18,8 @@ from models.inference import Slots
 from models.metric_sums import EvalSums
 from tests.dataset.samples import SAMPLES
 from tests.fake_accelerator import failure_of, fake_accelerator, needs_fake_accelerator, register
-from tests.fake_training import SEQ_LEN, FakeTraining, config_of
+from tests.fake_training import SEQ_LEN, FakeTraining
+from tests.in_process import pretrain_config
 from tests.spawn import run_ranks
 from tests.step_costs import RECIPES, Costs, costs_of_a_step, difference, read_record, torch_version
 from utils.ranks.world import World
@@ -53,12 +54,12 @@ TRAININGS: dict[str, tuple[str, ...]] = {
 
 def _train(device: torch.device, typed: tuple[str, ...], *, as_cuda: bool) -> None:
     with fake_accelerator(device, as_cuda=as_cuda):
-        FakeTraining(config_of(*typed), device).step()
+        FakeTraining(pretrain_config(*typed), device).step()
 
 
 def _evaluate(device: torch.device, *, adaptive: bool) -> None:
     with fake_accelerator(device):
-        training = FakeTraining(config_of(*TRAININGS["hrm"]), device)
+        training = FakeTraining(pretrain_config(*TRAININGS["hrm"]), device)
         pieces = [(np.arange(NUM_SLOTS), training.batch)] * 2
         sums = EvalSums(2, [], training.world)
         slots = Slots(training.model, iter(pieces), num_steps=2, adaptive=adaptive, keep_steps=True)
@@ -106,7 +107,7 @@ PLANTED: dict[str, Callable[[FakeTraining], object]] = {
 
 def _plant(device: torch.device, mistake: str) -> None:
     with fake_accelerator(device):
-        PLANTED[mistake](FakeTraining(config_of(*TRAININGS["hrm"]), device))
+        PLANTED[mistake](FakeTraining(pretrain_config(*TRAININGS["hrm"]), device))
 
 
 def _checks(device: torch.device) -> dict[str, Callable[[], None]]:

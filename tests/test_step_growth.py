@@ -13,7 +13,8 @@ from math import comb
 import pytest
 
 from tests.fake_accelerator import fake_accelerator, needs_fake_accelerator, register
-from tests.fake_training import SEQ_LEN, SIZES, FakeTraining, config_of
+from tests.fake_training import SEQ_LEN, SIZES, FakeTraining
+from tests.in_process import pretrain_config
 from tests.spawn import run_ranks
 from training.data import Sizes
 from utils.ranks.world import World
@@ -81,7 +82,7 @@ def _count_all(_: World) -> dict[str, list[Counts]]:
     @cache
     def count(arch: str, keys: tuple[str, ...], sizes: Sizes) -> Counts:
         with fake_accelerator(device) as seen:
-            training = FakeTraining(config_of(*arch.split(), *SMALL, *keys), device, sizes)
+            training = FakeTraining(pretrain_config(*arch.split(), *SMALL, *keys), device, sizes)
             seen.forget()
             training.step()
         return seen.num_bytes + Counter({OPERATORS: sum(map(Counter.total, seen.operators.values()))})

@@ -70,9 +70,9 @@ def test_cable_out_for_ten_seconds(
     launched = Launched(hosts, settings(data, run, **LONGER, dist__timeout_s=timeout_s), log, options=RESTARTS)
     try:
         until(lambda: latest(run) >= 20, launched)
-        hosts[1].pull_cable()
+        hosts[1].set_cable("down")
         time.sleep(10)
-        hosts[1].plug_cable()
+        hosts[1].set_cable("up")
         output = launched.wait().ok()
     finally:
         launched.kill()

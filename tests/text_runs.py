@@ -13,9 +13,8 @@ from models import build_arch
 from models.text.model import TextModel
 from records.checkpoint.format import RunState
 from records.checkpoint.writer import Checkpointer, Snapshot
-from training.config import PretrainConfig
+from tests.in_process import pretrain_config
 from training.data import TextSizes
-from utils.command_line import read_config, validate
 from utils.ranks.world import World
 
 MAX_LEN = 40
@@ -40,8 +39,7 @@ def write_run(run: Path, data: Path, *overrides: str, sizes: dict[str, Any] | No
     Args:
         sizes: in place of those of the data.
     """
-    typed = read_config("pretrain", ["arch=gpt", *SMALL, *overrides, f"data_path={data}"])
-    config = validate(PretrainConfig, typed)
+    config = pretrain_config("arch=gpt", *SMALL, *overrides, f"data_path={data}")
     of_data = TextSizes.of(open_text_split(data, "train"))
     model = build_arch(config.arch, **of_data.of_model())
     assert isinstance(model, TextModel)

@@ -7,7 +7,7 @@ import errno
 import fcntl
 import os
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -49,10 +49,7 @@ def test_after_a_fault_the_process_keeps_the_lock(tmp_path: Path, error: Excepti
 
 
 def test_a_file_system_without_locks_gives_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     said: list[str] = []
     with RunLock() as lock:
         lock.take(tmp_path, said.append)

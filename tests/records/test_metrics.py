@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import matplotlib
 import pytest
@@ -140,18 +141,11 @@ def test_a_redirected_log_has_few_lines_up_to_the_end(clock: SimpleNamespace) ->
     assert evaluated == "  ".join(["step 1100/1100", *expected])
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_progress_bar_outlives_its_terminal() -> None:
-    def refuse(text: str) -> int:
-        raise BrokenPipeError(32, "Broken pipe")
-
-    stream = _Terminal()
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
     progress = Progress(5, 20, stream)
-    for write in (stream.write, refuse):
+    for write in (stream.write, Mock(side_effect=BrokenPipeError(32, "Broken pipe"))):
         stream.write = write  # type: ignore[method-assign]
         progress.advance(10)
         progress.write(10, _train_row(1.5) | {"eval/all/exact_accuracy": 0.5})

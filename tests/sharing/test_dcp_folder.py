@@ -126,13 +126,9 @@ def test_no_code_runs_that_stands_in_place_of_a_tensor(folder: Path) -> None:
     assert "loading it would run code: refused" in _mistake(folder)
 
 
-def _info(metadata: Metadata) -> Any:
-    return metadata.storage_data[MetadataIndex("model.layer.weight", [0, 0])]
-
-
 def _place(change: Callable[[Any], object]) -> Callable[[Metadata], object]:
     """Change the place of a weight in its file."""
-    return lambda metadata: change(_info(metadata))
+    return lambda metadata: change(metadata.storage_data[MetadataIndex("model.layer.weight", [0, 0])])
 
 
 def _sizes(whole: tuple[int, ...], part: tuple[int, ...]) -> Callable[[Metadata], None]:

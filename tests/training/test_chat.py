@@ -20,12 +20,8 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
     return lambda: (lambda read: (read.out, read.err))(capsys.readouterr())
 
 
-class _Pipe:
-    def __init__(self, contents: bytes) -> None:
-        self.buffer = io.BytesIO(contents)
-
-    def isatty(self) -> bool:
-        return False
+def _pipe(contents: bytes) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(contents))
 
 
 class _Terminal:
@@ -65,14 +61,14 @@ def test_an_answer_is_printed(printed: Printed, monkeypatch: pytest.MonkeyPatch)
 
 def test_lines_of_a_pipe_are_answered(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Script(*b"1", END)
-    monkeypatch.setattr(sys, "stdin", _Pipe("\ufeffab\r\n\nß\n\xff".encode()[:-2] + b"\xff"))
+    monkeypatch.setattr(sys, "stdin", _pipe("\ufeffab\r\n\nß\n\xff".encode()[:-2] + b"\xff"))
     chat(make_writer(model, "instruction"), as_json=False)
     assert printed() == ("1\n1\n1\n", "")
     assert [prompt[1:-1] for prompt in model.prompts] == [[97, 98], list("ß".encode()), [0xFF]]
-    monkeypatch.setattr(sys, "stdin", _Pipe(b"a\nb\n"))
+    monkeypatch.setattr(sys, "stdin", _pipe(b"a\nb\n"))
     chat(make_writer(model, "instruction"), as_json=True)
     assert [json.loads(line)["prompt"] for line in printed()[0].splitlines()] == ["a", "b"]
-    monkeypatch.setattr(sys, "stdin", _Pipe(b"a\n" + b"b" * 99))
+    monkeypatch.setattr(sys, "stdin", _pipe(b"a\n" + b"b" * 99))
     with pytest.raises(UserError, match="line 2 has 101 tokens"):
         chat(make_writer(model, "instruction"), as_json=False)
 

@@ -1,12 +1,8 @@
 """The config of a training run: which keys may be combined."""
 
 import pytest
-import yaml
-from omegaconf import OmegaConf
 
 from tests.in_process import pretrain_config
-from training.config import PretrainConfig
-from utils.command_line import validate
 
 NO_TABLE = "arch.puzzle_emb_ndim=0"
 NO_EVALUATION = ("eval_interval=null", "eval_every_n_steps=null")
@@ -52,8 +48,3 @@ def test_the_config_names_the_weights_and_the_data() -> None:
     ):
         config = pretrain_config(*typed.split())
         assert (config.train_paths, config.test_paths) == (train, test)
-
-
-def test_a_config_is_written_and_read_back_unchanged() -> None:
-    config = pretrain_config("experiment=sudoku_hard_full", "run_name='[a, 1]: b'", "wandb.tags=[x,'1']")
-    assert validate(PretrainConfig, yaml.safe_load(OmegaConf.to_yaml(OmegaConf.create(config.model_dump())))) == config

@@ -108,9 +108,8 @@ def rows(model: HRM) -> dict[str, np.ndarray]:
     rows = random_rows(23, seed=1)
     said = _by_hand(model, rows)
     for n in range(20):
-        rows["labels"][n] = np.where(
-            said[n % STEPS]["predictions"][n] == IGNORED, rows["labels"][n], said[n % STEPS]["predictions"][n]
-        )
+        answer = said[n % STEPS]["predictions"][n]
+        rows["labels"][n] = np.where(answer == IGNORED, rows["labels"][n], answer)
     rows["labels"][4] = IGNORED
     rows["labels"][5:9, ::2] = IGNORED
     return rows
@@ -180,8 +179,7 @@ def test_the_metrics_equal_those_of_segments_run_by_hand(
 
 
 def _on_rank(world: World, seed: int, rows: dict[str, np.ndarray], batch_size: int) -> dict[str, float] | None:
-    model = _model(seed)
-    return evaluate(model, made_split(all=rows), world, EvalOptions(batch_size))
+    return evaluate(_model(seed), made_split(all=rows), world, EvalOptions(batch_size))
 
 
 def test_the_number_of_ranks_does_not_change_the_metrics(model: HRM, seed: int, rows: dict[str, np.ndarray]) -> None:
@@ -296,14 +294,11 @@ def test_a_stop_abandons_the_evaluation(model: HRM, rows: dict[str, np.ndarray],
 def test_exactly_the_named_outputs_are_saved(
     model: HRM, rows: dict[str, np.ndarray], tmp_path: Path, names: list[SavedOutput]
 ) -> None:
-    (tmp_path / "outputs").mkdir()
-    (tmp_path / "outputs" / "more_rank1_0000.safetensors").touch()  # of an earlier evaluation on two ranks
-    _evaluate(model, made_split(all=rows, more=random_rows(2, 5)), 5, save_outputs=names, save_to=tmp_path / "outputs")
-    assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == [
-        "all_rank0_0000.safetensors",
-        "more_rank0_0000.safetensors",
-    ]
-    saved = load_file(tmp_path / "outputs" / "all_rank0_0000.safetensors")
+    (tmp_path / "more_rank1_0000.safetensors").touch()  # of an earlier evaluation on two ranks
+    _evaluate(model, made_split(all=rows, more=random_rows(2, 5)), 5, save_outputs=names, save_to=tmp_path)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["all_rank0_0000.safetensors", "more_rank0_0000.safetensors"]
+    saved = load_file(tmp_path / files[0])
     assert sorted(saved) == sorted([*names, "rows"])
     assert saved.pop("rows").tolist() == list(range(23))
     expected = _by_hand(model, rows)[-1]

@@ -3,9 +3,10 @@
 import json
 import math
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -45,8 +46,10 @@ def _model() -> TextModel:
     return model
 
 
-def _write_problems(path: Path) -> TextSplit:
-    """Write problems to a third of which the model gives the right answer."""
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> TextSplit:
+    """Return problems to a third of which the model gives the right answer."""
+    path = tmp_path_factory.mktemp("problems")
     rng, model = np.random.default_rng(0), _model()
     tokens, table = list[int](), list[tuple[int, int, int, int]]()
     for number in range(NUM):
@@ -59,15 +62,10 @@ def _write_problems(path: Path) -> TextSplit:
     return open_text_split(path, "test")
 
 
-def _write_text(path: Path, num: int = 5) -> TextSplit:
-    text = np.random.default_rng(0).integers(97, 123, 12 * num + 1).astype(np.uint16)
-    write_split(path / "test", text, np.array([(12 * n, 1, 12, 0) for n in range(num)]), tasks=["text"])
+def _write_text(path: Path) -> TextSplit:
+    text = np.random.default_rng(0).integers(97, 123, 61).astype(np.uint16)
+    write_split(path / "test", text, np.array([(12 * n, 1, 12, 0) for n in range(5)]), tasks=["text"])
     return open_text_split(path, "test")
-
-
-@pytest.fixture(scope="module")
-def problems(tmp_path_factory: pytest.TempPathFactory) -> TextSplit:
-    return _write_problems(tmp_path_factory.mktemp("problems"))
 
 
 @pytest.fixture(scope="module")
@@ -239,19 +237,11 @@ def test_ranks_that_share_the_weights_find_the_same(problems: TextSplit) -> None
 
 
 def test_a_stop_abandons_it(problems: TextSplit, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop, left = StopSignal(), 0
-
-    def requested() -> bool:
-        nonlocal left
-        left -= 1
-        return left < 0
-
-    monkeypatch.setattr(stop, "requested", requested)
-    for num_calls in (0, 1, 9, 25):  # in the loss, and in the answers
-        left = num_calls
-        assert evaluate_text(_model(), problems, SINGLE, EvalOptions(40), interrupts=Interrupts(stop=stop)) is None
-    left = 10**6
-    assert evaluate_text(_model(), problems, SINGLE, EvalOptions(40), interrupts=Interrupts(stop=stop)) is not None
+    stop = StopSignal()
+    for num_calls in (0, 1, 9, 25, 10**6):  # in the loss, in the answers, and after the end
+        monkeypatch.setattr(stop, "requested", Mock(side_effect=[False] * num_calls + [True]))
+        found = evaluate_text(_model(), problems, SINGLE, EvalOptions(40), interrupts=Interrupts(stop=stop))
+        assert (found is None) == (num_calls < 10**6)
 
 
 def test_without_time_there_are_no_metrics_and_enough_time_changes_nothing(
@@ -269,14 +259,8 @@ def test_without_time_there_are_no_metrics_and_enough_time_changes_nothing(
 
 def test_some_time_gives_evenly_spread_samples(problems: TextSplit, monkeypatch: pytest.MonkeyPatch) -> None:
     """With time for two rows, the samples come from the whole file."""
-    laps = 0
-
-    def is_over(deadline: Deadline) -> bool:
-        nonlocal laps
-        laps += 1
-        return laps > 4
-
-    monkeypatch.setattr(Deadline, "is_over", property(is_over))
+    laps = count(1)
+    monkeypatch.setattr(Deadline, "is_over", property(lambda _: next(laps) > 4))
     deadline, model = Deadline(600.0), _model()
     seen = list[int]()
     forward = model.forward

@@ -149,22 +149,14 @@ def test_steps_that_were_left_out_do_not_count(copied: Path) -> None:
     assert flops_until(copied, [2, 3, 4, 9]) == [2 * first, 2 * first, 2 * first, 7 * first]
 
 
-def _with_changing_depth(run: Path) -> PretrainConfig:
-    """Half of the steps have half of the cycles, and backprop warms up over the first four."""
-    text = (run / "config.yaml").read_text()
-    stage = "depth_curriculum:\n  - until: 0.5\n    H_cycles: 1\n    L_cycles: 2\n"
-    text = (
-        text.replace("  H_cycles: 1\n", "  H_cycles: 2\n")
-        .replace("depth_curriculum: []\n", stage)
-        .replace("backprop: one_step", "backprop: all")
-    )
-    (run / "config.yaml").write_text(text.replace("backprop_warmup_steps: 0", "backprop_warmup_steps: 4"))
-    return validate(PretrainConfig, yaml.safe_load((run / "config.yaml").read_text()))
-
-
 def test_a_run_whose_depth_changes(copied: Path) -> None:
+    """Half of the steps have half of the cycles, and backprop warms up over the first four."""
     sizes = Sizes(**json.loads((max(copied.glob("step_*")) / "state.json").read_text())["task"])
-    config = _with_changing_depth(copied)
+    typed = yaml.safe_load((copied / "config.yaml").read_text())
+    stages = [{"until": 0.5, "H_cycles": 1, "L_cycles": 2}]
+    typed["arch"] |= {"H_cycles": 2, "depth_curriculum": stages, "backprop": "all", "backprop_warmup_steps": 4}
+    (copied / "config.yaml").write_text(yaml.safe_dump(typed))
+    config = validate(PretrainConfig, typed)
     depths = [Depth(1, 2, 3, 2)] * 3 + [Depth(1, 2, 3, 3)] * 3 + [Depth(2, 2, 6, 6)] * 6
     assert [config.puzzle_arch.depth_at(step, 12) for step in range(1, 13)] == depths
     of = {depth: flops_of_step(config, sizes, depth) for depth in set(depths)}

@@ -12,7 +12,6 @@ from torch.profiler import ProfilerActivity, profile
 import pretrain
 from dataset.build_text_dataset import main
 from tests.in_process import Begun, begin, pretrain_config
-from training.config import PretrainConfig
 from training.data import Sizes
 from training.footprint import (
     ACTIVATIONS,
@@ -44,12 +43,8 @@ VARIANTS = {
 }
 
 
-def _config(*overrides: str) -> PretrainConfig:
-    return pretrain_config(*TINY, *overrides)
-
-
 def _counted(num_ranks: int, *overrides: str) -> Bytes:
-    return Footprints(SIZES, num_ranks).of(_config(*overrides))
+    return Footprints(SIZES, num_ranks).of(pretrain_config(*TINY, *overrides))
 
 
 def _bytes(tensors: Any) -> int:

@@ -76,17 +76,13 @@ def test_a_kernel_whose_results_are_wrong_is_refused(monkeypatch: pytest.MonkeyP
 # ---- FP8 ---------------------------------------------------------------------------------------
 
 
-def _losses(run: Path) -> list[float]:
-    return [row["train/lm_loss"] for row in runs.rows(run)]
-
-
 @needs_fp8
 def test_fp8_learns_resumes_and_differs(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = {"max_steps": 8, "checkpoint_every_n_steps": 4, "overfit_one_batch": True, "lr": 3e-3}
     for name in ("plain", "fp8"):
         on = {"lr_warmup_steps": 0, "eval_every_n_steps": None, "log_interval": 1, "arch__fp8_no_grad": name == "fp8"}
         train_here(runs.settings(data, tmp_path / name, **changes, **on))
-    plain, fp8 = _losses(tmp_path / "plain"), _losses(tmp_path / "fp8")
+    plain, fp8 = ([row["train/lm_loss"] for row in runs.rows(tmp_path / name)] for name in ("plain", "fp8"))
     assert plain != fp8 and fp8 == pytest.approx(plain, rel=0.1)
     assert fp8[-1] < 0.9 * fp8[0], "the loss of a batch that is repeated does not fall"
     assert (

@@ -1,6 +1,5 @@
 """The table of kinds: each kind follows the config where it trains and evaluates."""
 
-from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -12,17 +11,13 @@ from dataset.evaluators import NO_EVALUATORS
 from models.act import ActSettings
 from records.checkpoint.format import Progress
 from tests.in_process import SINGLE, pretrain_config
-from training.config import PretrainConfig
+from tests.spawn import world_of
 from training.evaluation import EvalOptions
 from training.kinds import KINDS
 from training.laps import Interrupts
 from training.samples import TextSample
 from utils.config_files import CONFIG_DIR
 from utils.ranks.world import World
-
-
-def _config(run: Path, *typed: str) -> PretrainConfig:
-    return pretrain_config(f"checkpoint_path={run}", *typed)
 
 
 @pytest.mark.parametrize(("page", "num"), [("pretrain", 12), ("evaluate", 12), ("solve", 16)])
@@ -40,13 +35,13 @@ def test_the_evaluation_of_text_heeds_options_and_interrupts(monkeypatch: pytest
     assert given == ["model", "split", SINGLE, options, interrupts, sample]
 
 
-def test_the_table_follows_the_config_where_it_reads_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_follows_the_config_where_it_reads_data(monkeypatch: pytest.MonkeyPatch) -> None:
     made, named = Mock(), Mock(return_value=["loss"])
     monkeypatch.setattr("training.kinds.TrainLoader", made)
-    KINDS["puzzles"].loader(_config(tmp_path, "data_on=device"), "train", "sampler", drawn := Mock(), SINGLE)
+    KINDS["puzzles"].loader(pretrain_config("data_on=device"), "train", "sampler", drawn := Mock(), SINGLE)
     made.assert_called_once_with("train", "sampler", SINGLE, augmentation=drawn, data_on="device")
     monkeypatch.setattr("training.kinds.text_eval_metrics", named)
-    text = _config(tmp_path, "arch=gpt", "eval_max_examples=3")
+    text = pretrain_config("arch=gpt", "eval_max_examples=3")
     assert KINDS["text"].eval_metrics(text, "test", NO_EVALUATORS) == (["loss"], [])
     named.assert_called_once_with("test", 3)
     of_data = {"total_groups": 6, "mean_puzzle_examples": 2.5, "num_tokens": 40, "num_samples": 8}
@@ -56,22 +51,20 @@ def test_the_table_follows_the_config_where_it_reads_data(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("arch", ["trm", "se_rrm arch.dropout=0.1"])
-def test_what_is_drawn_for_a_step_follows_the_seed_the_step_and_the_rank(tmp_path: Path, arch: str) -> None:
+def test_what_is_drawn_for_a_step_follows_the_seed_the_step_and_the_rank(arch: str) -> None:
     def drawn(step: int, world: World = SINGLE, seed: int = 0) -> list[list[int]]:
         typed = [*f"arch={arch}".split(), "global_batch_size=256", "arch.halt_exploration_prob=0.5", f"seed={seed}"]
-        settings = KINDS["puzzles"].settings(_config(tmp_path, *typed), step, 100, world)
+        settings = KINDS["puzzles"].settings(pretrain_config(*typed), step, 100, world)
         assert isinstance(settings, ActSettings) and settings.min_halt_steps_B is not None
         assert (settings.seeds_B is not None) == ("dropout" in arch), "only dropout draws in the forward pass"
         return [each.tolist() for each in (settings.min_halt_steps_B, settings.seeds_B) if each is not None]
-
-    def half(rank: int) -> World:
-        return World(rank=rank, size=2, data_rank=rank, data_size=2, share_weights=(Fraction(1), Fraction(1)))
 
     whole = drawn(1)
     assert drawn(1) == whole
     for another in (drawn(2), drawn(1, seed=1)):
         assert all(now != before for now, before in zip(another, whole, strict=True)), "a draw repeats"
-    assert [one + other for one, other in zip(drawn(1, half(0)), drawn(1, half(1)), strict=True)] == whole
+    halves = (drawn(1, world_of(rank, 2)) for rank in range(2))
+    assert [one + other for one, other in zip(*halves, strict=True)] == whole
 
 
 @pytest.mark.parametrize(
@@ -99,5 +92,5 @@ def test_the_sampler_follows_the_config(
     typed = ["overfit_one_batch=true", "seed=5", "epochs=7", "global_batch_size=256"]
     typed += ["arch=gpt", "rows_per_step=8"] if kind == "text" else []
     split = SimpleNamespace(is_published_form=published, path=tmp_path, sets={})
-    KINDS[kind].sampler(_config(tmp_path, *typed), split, Progress(step=3, draws=24))
+    KINDS[kind].sampler(pretrain_config(*typed), split, Progress(step=3, draws=24))
     assert given == expected | {"epochs": 7, "repeat_first_batch": True}

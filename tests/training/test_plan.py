@@ -58,17 +58,6 @@ def test_the_first_step_and_every_interval_are_logged() -> None:
         assert logged == sorted({1, *range(interval, 50, interval)})
 
 
-def _evaluations_by_steps(every: int, leave_out: int, last_step: int) -> Iterator[int]:
-    """Count the steps of a run. Yield the steps with an evaluation, except the last step."""
-    intervals = since = 0
-    for step in range(1, last_step + 1):
-        since += 1
-        if since == every:
-            since, intervals = 0, intervals + 1
-            if intervals > leave_out:
-                yield step
-
-
 def _evaluations_by_epochs(
     every: int, leave_out: int, sampler: Sampler, epoch: int, first_step: int, first_draw: int
 ) -> Iterator[int]:
@@ -109,7 +98,7 @@ def test_evaluations_by_epochs_and_by_steps(
     steps = range(first_step, last_step + 1)
     expected = {*_evaluations_by_epochs(every, leave_out, sampler, epoch, first_step, first_draw)}
     if every_n_steps is not None:
-        expected |= {*_evaluations_by_steps(every_n_steps, leave_out, last_step)}
+        expected |= {*range(every_n_steps * (1 + leave_out), last_step + 1, every_n_steps)}
     expected = {step for step in expected | {last_step} if step in steps}
     assert {step for step in steps if plan.evaluation_due(step)} == expected
 

@@ -15,25 +15,11 @@ from records.checkpoint.format import Progress
 from records.checkpoint.reader import Checkpoint
 from records.checkpoint.writer import Checkpointer
 from tests.in_process import SINGLE, Begun, begin
-from tests.records.checkpoint.helpers import fix_manifest
+from tests.records.checkpoint.helpers import PROGRESS, fix_manifest
 from tests.runs import settings
 from training.resume import Start
 from training.state import TrainState, require_same_run
 from utils.errors import UserError
-
-# Each value differs from the field's default.
-PROGRESS = Progress(
-    step=7,
-    draws=112,
-    skipped_steps=[3, 9],
-    failed_saves=1,
-    open_steps=2,
-    open_slots=32,
-    best=0.25,
-    evaluations_since_best=1,
-    pending_row={"train/lm_loss": 0.5},
-    wandb_run_id="abc",
-)
 
 
 def _tensors(state: TrainState) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ import time
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -84,10 +85,7 @@ def test_a_run_is_running_while_its_lock_is_held(run: Path, monkeypatch: pytest.
 
 
 def test_without_locks_only_an_end_that_a_file_tells_counts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     assert Watched(run).state == "running"
     (run / "stopped").write_text("SIGTERM\n")
     assert Watched(run).state == "stopped"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from records.checkpoint.format import RunState
+from records.checkpoint.format import Progress, RunState
 from records.checkpoint.writer import Checkpointer, Snapshot
 from tests.utils.ranks.helpers import dist_config
 from utils.ranks.config import Axes
@@ -22,10 +23,26 @@ STATE_FILE = "state/rank_0000.safetensors"
 # one.
 WHOLE_RC = torch.arange(30.0).view(5, 6)
 CONFIG = dist_config(timeout_s=60.0)
+# Each value differs from the field's default.
+PROGRESS = Progress(
+    step=7,
+    draws=112,
+    skipped_steps=[3, 6, 9],
+    open_steps=2,
+    open_slots=32,
+    best=0.1 + 0.2,
+    evaluations_since_best=4,
+    failed_saves=2,
+    pending_row={"train/lm_loss": 1 / 3},
+    wandb_run_id="abc",
+)
 
 
-def silent(text: str) -> None:
-    raise AssertionError(f"no warning was due: {text}")
+class Trap:
+    """An object that makes a folder when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("the_trap_was_sprung",)
 
 
 def weights_at(step: int) -> dict[str, Tensor]:

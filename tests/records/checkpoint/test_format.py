@@ -18,21 +18,9 @@ from records.checkpoint.format import (
     step_folders,
     step_named,
 )
+from tests.records.checkpoint.helpers import PROGRESS
 from utils.errors import UserError
 
-# Each value differs from the field's default.
-PROGRESS = Progress(
-    step=7,
-    draws=112,
-    skipped_steps=[3, 6, 9],
-    open_steps=2,
-    open_slots=32,
-    best=0.1 + 0.2,
-    evaluations_since_best=4,
-    failed_saves=2,
-    pending_row={"train/lm_loss": 1 / 3},
-    wandb_run_id="abc",
-)
 REST: dict[str, Any] = {"fingerprint": {"train": "f"}, "task": {"seq_len": 16}, "config": {"lr": 0.1}}
 STATE = RunState(**PROGRESS.model_dump(), **REST)
 

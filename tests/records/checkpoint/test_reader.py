@@ -1,7 +1,6 @@
 """Any number of ranks under any layout reads a checkpoint. Damage is named, no code is executed."""
 
 import json
-import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -20,13 +19,12 @@ from tests.records.checkpoint.helpers import (
     SLOTS,
     STATE_FILE,
     WHOLE_RC,
+    Trap,
     carry_of,
     fix_manifest,
     placed,
     save_in_world,
     save_shards,
-    save_step,
-    silent,
     state_at,
     weights_at,
 )
@@ -44,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 def test_what_was_saved_is_loaded(run: Path) -> None:
-    checkpoint = find_checkpoint(run, silent)
+    checkpoint = find_checkpoint(run, pytest.fail)
     assert checkpoint is not None
     assert checkpoint.state == state_at(6)
     for loaded, saved in (
@@ -62,7 +60,7 @@ def test_what_was_saved_is_loaded(run: Path) -> None:
 @pytest.mark.parametrize("writers", [1, 2, 4])
 def test_any_number_of_ranks_can_load_the_slots(tmp_path: Path, writers: int) -> None:
     run_ranks(save_in_world, writers, tmp_path / "run")
-    checkpoint = find_checkpoint(tmp_path / "run", silent)
+    checkpoint = find_checkpoint(tmp_path / "run", pytest.fail)
     assert checkpoint is not None
     for readers in (1, 2, 3, 4):
         for rank in range(readers):
@@ -154,7 +152,7 @@ def test_without_a_valid_latest_the_newest_step_is_taken(run: Path, text: str | 
     (run / "latest").unlink()
     if text is not None:
         (run / "latest").write_text(text)
-    found = find_checkpoint(run, silent)
+    found = find_checkpoint(run, pytest.fail)
     assert found is not None and found.state.step == (4 if text == "step_00000004\n" else 6)
 
 
@@ -165,7 +163,7 @@ def test_a_reader_changes_nothing(run: Path) -> None:
     found = find_checkpoint(run, lambda _: None)
     assert found is not None and found.state.step == 4 and sorted(run.rglob("*")) == before
     put_back(run)
-    found = find_checkpoint(run, silent)
+    found = find_checkpoint(run, pytest.fail)
     assert found is not None and found.state.step == 6
 
 
@@ -198,11 +196,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-class _Trap:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, ("the_trap_was_sprung",)
-
-
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_is_named_and_the_newest_whole_step_taken(run: Path, kind: str) -> None:
     damage, message = DAMAGE[kind]
@@ -228,8 +221,8 @@ def test_nothing_is_unpickled(run: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     folder = run / "step_00000006"
     for name in ("model.safetensors", STATE_FILE):
-        (folder / name).write_bytes(pickle.dumps(_Trap()))
-    (folder / "state" / ".metadata").write_bytes(pickle.dumps(_Trap()))  # other formats of DCP keep a pickle here
+        (folder / name).write_bytes(pickle.dumps(Trap()))
+    (folder / "state" / ".metadata").write_bytes(pickle.dumps(Trap()))  # other formats of DCP keep a pickle here
     fix_manifest(folder)
     checkpoint = Checkpoint.open(folder)
     loads: list[Callable[[], Any]] = [
@@ -242,12 +235,12 @@ def test_nothing_is_unpickled(run: Path, tmp_path: Path, monkeypatch: pytest.Mon
     for load in loads:
         with pytest.raises(ValueError, match="can't be read as safetensors"):
             load()
-    torch.save({"a": _Trap()}, folder / "model.safetensors")
+    torch.save({"a": Trap()}, folder / "model.safetensors")
     fix_manifest(folder)
     with pytest.raises(ValueError, match="can't be read as safetensors"):
         Checkpoint.open(folder).weights()
     assert not (tmp_path / "the_trap_was_sprung").exists()
-    pickle.loads(pickle.dumps(_Trap()))
+    pickle.loads(pickle.dumps(Trap()))
     assert (tmp_path / "the_trap_was_sprung").exists(), "the trap does not work, so that this test proves nothing"
 
 
@@ -289,16 +282,14 @@ def test_a_state_file_without_a_state_is_damage(run: Path, text: str) -> None:
         Checkpoint.open(folder)
 
 
-def test_a_read_error_is_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_error_is_not_taken_for_damage(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk error of a moment must not send the run back to an older checkpoint."""
-    for step in (1, 2):
-        save_step(tmp_path, step, World.single())
 
     def failing(path: Path) -> str:
-        if "step_00000002" in str(path):
+        if "step_00000006" in str(path):
             raise OSError(5, "Input/output error")
         return str(path)
 
     monkeypatch.setattr(reader, "sha256_of_file", failing)
     with pytest.raises(UserError, match="Input/output error"):
-        reader.find_checkpoint(tmp_path, lambda text: pytest.fail(text))
+        find_checkpoint(run, pytest.fail)

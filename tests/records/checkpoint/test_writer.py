@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from records.checkpoint.format import read_name, step_folders
 from records.checkpoint.reader import Checkpoint, find_checkpoint, put_back
 from records.checkpoint.writer import Checkpointer
 from tests import runs
-from tests.records.checkpoint.helpers import CONFIG, SLOTS, carry_of, placed, save_step, silent, snapshot_at, weights_at
+from tests.records.checkpoint.helpers import CONFIG, SLOTS, carry_of, placed, save_step, snapshot_at, weights_at
 from tests.spawn import run_ranks
 from tests.utils.ranks.helpers import devices_of_threads
 from utils import files
@@ -209,7 +210,7 @@ def test_killed_at_every_moment_of_a_save(tmp_path: Path, step: int) -> None:
         process = runs.fork(_save_and_die, str(run), step, moment)
         process.join(30)
         put_back(run)
-        found = find_checkpoint(run, silent)
+        found = find_checkpoint(run, pytest.fail)
         assert found is not None and found.state.step in (6, step), f"killed at change {moment}"
         assert torch.equal(found.weights()["a"], weights_at(found.state.step)["a"])
         if best := read_name(run / "best"):
@@ -246,7 +247,7 @@ def test_killed_within_a_file(run: Path, name: str) -> None:
     process = runs.fork(_dies_within_a_file, str(run), name)
     process.join(30)
     assert process.exitcode == -9
-    found = find_checkpoint(run, silent)
+    found = find_checkpoint(run, pytest.fail)
     assert found is not None and found.state.step == 6
     assert list(run.glob(f".incomplete_*/**/{name}"))
     save_step(run, 8, World.single())
@@ -254,7 +255,7 @@ def test_killed_within_a_file(run: Path, name: str) -> None:
     # A step with a higher number, left by an earlier part of the run, may be damaged.
     (run / "step_00000008" / "model.safetensors").write_bytes(b"")
     save_step(run, 7, World.single(), keep_last_k=1)
-    found = find_checkpoint(run, silent)
+    found = find_checkpoint(run, pytest.fail)
     assert found is not None and found.state.step == 7
 
 
@@ -303,12 +304,9 @@ def test_disk_full_at_each_file(tmp_path: Path, fail_on: str) -> None:
 
 
 def _breaks_before_it_writes(world: World, run: Path) -> str:
-    def broken(*args: Any) -> None:
-        raise KeyError("a bug")
-
     checkpointer = Checkpointer(run, connect_devices(world, "cpu"), None)
     if world.rank == 1:
-        checkpointer._write = broken  # type: ignore[method-assign,assignment]
+        checkpointer._write = Mock(side_effect=KeyError("a bug"))  # type: ignore[method-assign]
     checkpointer.save(snapshot_at(6, world), is_best=False)
     with pytest.raises((KeyError, RuntimeError)) as caught:
         checkpointer.wait()
@@ -330,7 +328,7 @@ def test_a_process_finishes_its_save_before_it_ends(tmp_path: Path) -> None:
     process = runs.fork(_saves_and_ends, str(tmp_path))
     process.join(30)
     assert process.exitcode == 0
-    found = find_checkpoint(tmp_path, silent)
+    found = find_checkpoint(tmp_path, pytest.fail)
     assert found is not None and found.state.step == 1
 
 
