@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
@@ -392,6 +393,9 @@ def test_mistakes_are_noticed_before_any_work(
         with pytest.raises(UserError, match=re.escape(expected)) as caught:
             evaluated(*typed)
         assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match="drawing needs matplotlib"):
+        evaluated(f"checkpoint={run}", out, "plot=true")
 
 
 def _metrics(printed: Printed) -> dict[str, float]:

@@ -265,6 +265,8 @@ def test_the_puzzles_of_a_csv_are_solved(
     for shown, has_steps in (([f"csv={compressed}"], True), ([f"csv={compressed}", "show=lines"], False)):
         assert ("┌" in call(f"checkpoint={run}", *shown)[1]) == has_steps
     assert "┌" in call(f"checkpoint={run}", f"csv={file}", "show=steps")[1]
+    monkeypatch.setattr(more_compute, "trace", _answering([_tokens("1.24....4....3.1")] * 2))
+    assert "│ 1  .! │ 2! 4  │" in call(f"checkpoint={run}", f"csv={compressed}")[1], "the file has another solution"
 
 
 IN_FILES = {

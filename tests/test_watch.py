@@ -17,6 +17,7 @@ from collections.abc import Callable
 from fcntl import ioctl
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -242,9 +243,19 @@ def test_only_q_quits(monkeypatch: pytest.MonkeyPatch, keys: bytes, quits: bool)
     monkeypatch.setattr(os, "read", lambda *_: keys)
     with program.until_quit() as wait:
         assert all(callable(signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))
+        assert signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN, "Ctrl-Z would leave the terminal as it is"
         os.write(ours, b"x")
         assert wait(0.1) is quits
     os.close(ours)
+
+
+def test_the_time_between_two_looks_is_the_typed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run", rows_of(3))
+    monkeypatch.setattr(program, "watch_live", shown := Mock())
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    program.watch([str(run), "--every", "7"])
+    assert shown.call_args.args[:2] == ([run], 7.0)
 
 
 # ---- curves ------------------------------------------------------------------------------------

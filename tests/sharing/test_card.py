@@ -5,6 +5,7 @@ import re
 import shlex
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import yaml
 
 from models import build_puzzle_arch
 from sharing.export import main
+from sharing.hub import upload
 from sharing.published import Weights
 from tests import runs
 from tests.hub_stand_in import Hub, hub
@@ -22,6 +24,7 @@ from training.config import PretrainConfig
 from training.trained import open_trained
 from utils.command_line import read_config, validate
 from utils.config import Container, flatten
+from utils.errors import UserError
 from utils.ranks.world import World
 
 _SIZES = {"seq_len": 36, "vocab_size": 8, "num_puzzle_identifiers": 1}
@@ -175,7 +178,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("-o", tmp_path / "x", "--compiled"): "--compiled contradicts",
         ("-o", tmp_path / "x.safetensors", "--push", "me/six"): "--push contradicts",
         ("-o", tmp_path / "x.pt"): "has to end in .safetensors",
-        ("--push", "it"): "it names no repository",
+        ("--push", "me/six/7"): "me/six/7 names no repository",
     }.items():
         assert re.search(expected, mistake(capsys, run, *typed)), typed
     _results(run, "step_00000007", "sudoku-6x6", 0.9)
@@ -212,6 +215,16 @@ def test_a_pushed_model_is_found_on_the_hub(tmp_path: Path) -> None:
         assert refused.status == 2 and served.repositories.keys() == {"me/six"} and refused.stdout == ""
         assert refused.stderr.count("\n") == 1
         assert refused.stderr.startswith("error: you/six can't be uploaded (403")
+
+
+def test_a_private_model_stays_out_of_a_public_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (api := Mock()).repo_info.return_value.private = False
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
+    upload(tmp_path, "me/six", private=False, message="")
+    assert api.create_repo.call_args.kwargs == {"private": False, "exist_ok": True}
+    with pytest.raises(UserError, match="me/six exists and is public"):
+        upload(tmp_path, "me/six", private=True, message="")
+    assert api.upload_folder.call_count == 1
 
 
 def test_an_upload_needs_a_login(

@@ -75,7 +75,8 @@ def _write_transformers(folder: Path, model: TextModel, **options: Any) -> dict[
         **{"tie_word_embeddings": False, "initializer_range": 0.25, "embedding_scale": 4.0, "prefix_lm": True},
         **{"pad_token_id": 0},
     }
-    (folder / "config.json").write_text(json.dumps(config | options))
+    told = {key: value for key, value in (config | options).items() if value != "left out"}
+    (folder / "config.json").write_text(json.dumps(told))
     weights = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
     published = to_published(weights, "transformers", "hrm_text")
     save_file(published, folder / "model.safetensors")
@@ -126,13 +127,13 @@ def test_options_that_a_config_leaves_out_are_the_published_ones(tmp_path: Path)
     _write_training(tmp_path / "run", make_model(_config(HRMTextConfig, half_layers=False)))
     file = tmp_path / "run/all_config.yaml"
     config = yaml.safe_load(file.read_text())
-    for key in ("half_layers", "attn_type", "bp_min_steps", "bp_max_steps"):
+    for key in ("half_layers", "attn_type", "bp_min_steps", "bp_max_steps", "bp_warmup_ratio", "init_std"):
         del config["arch"][key]
     config["arch"] |= {"pos_emb_type": "none", "rope_theta": None, "H_override": {"n_layers": 3}}
     file.write_text(yaml.dump(config))
     arch = _found(tmp_path / "run").arch
-    assert arch["half_layers"] is False and arch["attention"] == "prefixlm"
-    assert (arch["bp_min_steps"], arch["bp_max_steps"]) == (2, 5)
+    assert arch["half_layers"] is False and arch["attention"] == "prefixlm" and arch["init_std"] is None
+    assert (arch["bp_min_steps"], arch["bp_max_steps"], arch["bp_warmup_ratio"]) == (2, 5, 0.0)
     assert arch["H_override"] == {"num_layers": 3} and "rope_theta" not in arch
 
 
@@ -179,6 +180,7 @@ def test_an_export_in_several_files(tmp_path: Path) -> None:
     [
         ({}, {"num_hidden_layers": 16, "num_layers_per_stack": 2}),
         ({"expansion": 48.0}, {"intermediate_size": 512}),
+        ({}, {"rms_norm_eps": "left out", "prefix_lm": "left out"}),
         ({}, {"num_hidden_layers": 2, "rope_theta": None, "rope_parameters": {"rope_theta": 100.0}}),
         ({}, {"embedding_scale": None, "head_dim": None, "num_key_value_heads": None, "hidden_act": "silu"}),
         (

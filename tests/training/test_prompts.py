@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dataset.text.schema import Form
+from dataset.text.tokenizer import ByteTokenizer
 from models.text.config import HRMTextConfig
 from models.text.generation import generate
 from models.text.model import TextModel
@@ -22,10 +23,13 @@ def _written(writer: Writer, prompt: str = "abc") -> str:
     return text
 
 
-def test_prompts_have_the_special_tokens_of_training() -> None:
+def test_prompts_have_the_special_tokens_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     assert make_writer(Script(0)).reader.read("ab", "prompt") == [START, 97, 98]
     assert make_writer(Script(0), "instruction").reader.read("ab", "prompt") == [START, 97, 98, END_OF_INSTRUCTION]
     assert make_writer(Script(0)).reader.read("\udcff", "prompt") == [START, 0xFF], "a byte that is no UTF-8"
+    monkeypatch.setattr(ByteTokenizer, "first_unknown", lambda *_: "é")
+    with pytest.raises(UserError, match="prompt has 'é', for which"):
+        make_writer(Script(0)).reader.read("aé", "prompt")
 
 
 @pytest.mark.parametrize(
