@@ -242,6 +242,7 @@ def test_answers_to_another_task_are_not_missing_and_restrict_no_rows(tmp_path: 
 def test_a_run_that_is_tested_on_other_data_shows_those() -> None:
     config = {"data_path": "a", "data_paths": ["b"], "data_paths_test": ["c"], "started_in": None}
     assert data_folders(config, None) == [Path("c")]
+    assert data_folders(config, {"data": "d/test + e/test"}) == [Path("d"), Path("e")]
 
 
 def test_runs_are_compared_by_the_names_of_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

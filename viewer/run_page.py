@@ -125,7 +125,7 @@ def data_folders(config: Page, results: Page | None) -> list[Path]:
     """Return the datasets that the results are of, or else those that the run is tested on."""
     paths = config.get("data_paths_test") or config.get("data_paths") or [config.get("data_path")]
     if results and results["data"]:
-        paths = [results["data"]]
+        paths = results["data"].split(" + ")
     found = map(Path, located_paths(config.get("started_in"), paths))
     return list(dict.fromkeys(path.parent if path.name in SPLITS else path for path in found))
 

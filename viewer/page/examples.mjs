@@ -85,6 +85,7 @@ export class Examples extends List {
   /** Show the puzzles that some runs solve and others do not, as `agreements` names them. */
   compareBy(value) {
     $("agreement").value = value;
+    $("set").value = $("search").value = "";
     this.filter = "all";
     this.buildFilter();
     this.refill();
