@@ -173,9 +173,11 @@ class SlurmJob:
 
         try:
             return int(self._job.result())
-        except (FailedJobError, UncompletedJobError) as error:
-            lines = [line for line in str(error).splitlines() if line.strip(" -")]
-            return self._failed(f"failed: {lines[-4] if len(lines) > 3 else error}")
+        except FailedJobError as error:  # the job's traceback, and three lines on where its logs are
+            *_, raised, _, _, _ = (line for line in str(error).splitlines() if line.strip(" -"))
+            return self._failed(f"failed: {raised}")
+        except UncompletedJobError:
+            return self._failed("failed: its result is gone")
 
     def _failed(self, reason: str) -> int:
         """Write into the log of the run why it ended, where the sweep looks for a reason."""

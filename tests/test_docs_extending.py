@@ -97,6 +97,8 @@ def _run(folder: Path, command: str, log: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.launch
 def test_the_walks(clone: Path, tmp_path: Path) -> None:
+    assert len(BLOCK.findall(PAGE)) * 2 == len(re.findall("^ *```", PAGE, re.MULTILINE)), "a block is not followed"
+    assert all(long in PAGE for long in SHORTER), "change SHORTER"
     output = ""
     for number, (file, language, code) in enumerate(BLOCK.findall(PAGE)):
         if file:

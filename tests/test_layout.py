@@ -307,7 +307,7 @@ STEP_PATH = {
     "models/parallel/ddp.py": ("_sum",),
     "dataset/tasks/sudoku.py": ("SudokuTask.judge",),
     "dataset/evaluators.py": ("Evaluators.judge",),
-    "utils/ranks/world.py": ("World.sum_",),
+    "utils/ranks/world.py": ("World.sum_", "World.gather_rows"),
 }
 WAITING_METHODS = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "masked_select", "synchronize", "is_nonzero"}
 WAITING_CALLS = {"float", "int", "bool", "print"}
@@ -345,3 +345,13 @@ def test_a_training_step_does_not_wait_for_the_device(file: str, name: str) -> N
             call = node.func.id if isinstance(node.func, ast.Name) else None
             assert method not in WAITING_METHODS, f"{file}:{node.lineno}: .{method}()"
             assert call not in WAITING_CALLS, f"{file}:{node.lineno}: {call}()"
+
+
+def test_a_mark_stands_in_the_file_of_its_tests() -> None:
+    """make test-faults and its like load only the files that name their mark."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    groups = {mark.split(":")[0] for mark in options["markers"]} - {"gpu"}  # make test-gpu loads every file
+    assert "faults" in groups
+    for path in (ROOT / "tests").rglob("*.py"):
+        found = groups.intersection(re.findall(r"mark\.(\w+)", path.read_text()))
+        assert path.name.startswith("test_") or not found, f"{path} marks tests of other files: {found}"

@@ -174,6 +174,7 @@ def test_the_surest_pass_answers_if_none_settles(run: Path, batch_size: int, met
     solver = Solver.from_checkpoint(run, typed, device="cpu")
     winners = set()
     for passes, solution in zip(_passes(run), solver.solve(PUZZLES), strict=True):
+        assert not any(bool(seen.settled_N) for seen in passes)
         expected = max(passes, key=lambda seen: float(seen.confidence_TN[-1, 0]))
         winners |= {k for k, seen in enumerate(passes) if seen is expected}
         assert [step.tokens_S.tolist() for step in solution.steps] == expected.predictions_TNS[:, 0].tolist()

@@ -52,3 +52,9 @@ def found() -> dict[str, str]:
 @pytest.mark.parametrize("library", HEAVY)
 def test_help_needs_no_heavy_library(library: str, found: dict[str, str]) -> None:
     assert library not in found, f"{found[library]}; import {library} in the function that uses it"
+
+
+def test_pages_and_checks_of_datasets_need_no_pytorch() -> None:
+    """Its import would take longer than most of their work."""
+    code = "import sys, dataset.validate, dataset.show, view; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0

@@ -348,16 +348,22 @@ def test_checkpoints_are_uploaded_if_the_config_asks(
 def test_a_slow_upload_does_not_delay_training(
     fake: _FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    released, begun = threading.Event(), dict[str, bool]()
+    released, has_begun, uploads = threading.Event(), threading.Event(), list[str]()
     metrics = _metrics(tmp_path, mode="online", artifacts="all")
-    upload = SimpleNamespace(append=lambda sent: begun.setdefault(sent[1][1], True) and released.wait(60))
-    monkeypatch.setattr(fake, "artifacts", upload)
+
+    def upload(sent: Any) -> None:
+        uploads.append(sent[1][1])
+        has_begun.set()
+        released.wait(60)
+
+    monkeypatch.setattr(fake, "artifacts", SimpleNamespace(append=upload))
     began = time.monotonic()
     for step in (2, 4):
         metrics.add_checkpoint(_step_folder(tmp_path, step), is_best=False)
     metrics.close(failed=True, at_most_s=0.2)
     assert time.monotonic() - began < 30
-    assert [*begun] == ["step_00000002"], "an upload overtakes one before, which is then called the latest"
+    assert has_begun.wait(30)
+    assert uploads == ["step_00000002"], "an upload overtakes one before, which is then called the latest"
     released.set()
 
 

@@ -71,10 +71,10 @@ def test_steps_follow_from_the_epochs_and_more_than_a_day_is_a_warning(
 def test_ctrl_c_leaves_no_training(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And once the time is over, no other size is started."""
     started: list[SeedRun] = []
+    rows = [{"step": step, "perf/step_ms": step_ms} for step, step_ms in enumerate((900, 250, 500, 300), 1)]
 
     def start(launcher: ProcessLauncher, runs: list[SeedRun]) -> None:
         started.extend(runs)
-        rows = [{"step": step, "perf/step_ms": step_ms} for step, step_ms in enumerate((900, 250, 500, 300), 1)]
         runs[0].folder.mkdir()
         (runs[0].folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         runs[0].job = subprocess.Popen(["sleep", "60"])
@@ -90,7 +90,10 @@ def test_ctrl_c_leaves_no_training(data: Path, tmp_path: Path, monkeypatch: pyte
     time_steps(sweep, sizes[:1])
     assert sizes[0].step_s == 0.25
     monkeypatch.setattr(workload, "_TIMED_WITHIN_S", 0.02)
+    rows.clear()
     time_steps(sweep, sizes)
+    assert sizes[0].step_s is None, "a run that logged no step has no time"
+    assert not (tmp_path / "s").exists() and not any(run.folder.exists() for run in started)
     own = {"log_interval=1", "wandb.mode=disabled"}
     assert all(own <= {*run.arguments} for run in started), "each step is timed, but not shown in W&B"
     assert len(started) == 3 and all(run.job is not None and run.job.poll() == -9 for run in started)

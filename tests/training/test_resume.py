@@ -234,6 +234,14 @@ def test_a_stored_switch_gets_its_options_and_a_key_that_is_gone_is_dropped(tmp_
     assert f"changed on the command line: profile.enabled: {stored} -> {not stored}" in start.notes
 
 
+def test_a_run_by_an_own_experiment_needs_its_file_no_more(tmp_path: Path) -> None:
+    run, file = tmp_path / "run", tmp_path / "mine.yaml"
+    file.write_text("# @package _global_\nlr: 3e-3\n")
+    prepare_run(read(f"experiment={file}", f"checkpoint_path={run}"))
+    file.unlink()
+    assert read("resume=auto", f"checkpoint_path={run}").config.lr == 3e-3
+
+
 def test_a_run_killed_before_its_first_checkpoint_keeps_its_recipe(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     prepare_run(read(f"checkpoint_path={run}", "lr=3e-3", f"data_path={data}"))

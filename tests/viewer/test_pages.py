@@ -98,7 +98,7 @@ def browser(chromium: Browser) -> Iterator[Browser]:
     assert chromium.requests() == []
 
 
-def test_reasoning_plays(browser: Browser, pages: dict[str, Path]) -> None:
+def test_buttons_and_keys_of_the_page(browser: Browser, pages: dict[str, Path]) -> None:
     """A name that looks like a script is text."""
     from selenium.webdriver import Keys
 

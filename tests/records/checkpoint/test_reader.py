@@ -192,6 +192,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing manifest": (lambda folder: (folder / "manifest.json").unlink(), "manifest.json can't be read"),
     "no files": (_manifest('{"files": {}}'), "manifest.json lists no"),
     "deep manifest": (_manifest('{"files":' + "[" * 100_000), "manifest.json can't be read"),
+    "a path upwards": (_manifest('{"files": {"../../x": {"bytes": 1, "sha256": ""}}}'), "../../x is missing"),
     "an absolute path": (_manifest('{"files": {"/etc/passwd": {"bytes": 1, "sha256": ""}}}'), "/etc/passwd is missing"),
 }
 

@@ -1,5 +1,6 @@
 """Memory, utilisation and peak speed of devices."""
 
+import resource
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -25,7 +26,9 @@ def test_the_peak_of_a_gpu() -> None:
         dtypes = (torch.bfloat16, torch.float16, torch.float32)
         assert [peak_of(name, dtype) for dtype in dtypes] == [half, half, single], name
     for words, *peaks in _PEAK_TFLOPS:
-        assert [peak_of(" ".join(words), dtype) for dtype in (torch.float16, torch.float32)] == peaks, words
+        assert [peak_of(" ".join(words), dtype) for dtype in (torch.float16, torch.float32)] == peaks, (
+            "an earlier row hides it"
+        )
     assert peak_tflops(World.single(), torch.float32) is None, "a CPU has none"
 
 
@@ -44,6 +47,7 @@ def test_the_peak_of_a_run_is_that_of_all_its_gpus() -> None:
 
 
 def test_ranks_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (resource.RLIM_INFINITY, -1))
     here, whole = Place.here(), room_for(World.single())
     places = (here, here, replace(here, host="another"))
     assert [room_for(World(rank=rank, size=3, places=places)) * num for rank, num in ((1, 2), (2, 1))] == [whole] * 2
