@@ -129,11 +129,11 @@ def _check_each_rank(world: World) -> None:
     assert sampler.row()["perf/gpu_utilization"] == 0.25 * (1 + world.rank)
     world.barrier()
     with sampler.step(1):
-        time.sleep(0.1 + 0.2 * world.rank)
+        time.sleep(0.3 + 0.6 * world.rank)  # a machine that is busy takes longer
         dist.all_reduce(torch.ones(8))
     row = sampler.row()
-    assert 70 < row["perf/examples_per_second/rank_0"] <= 100
-    assert 70 < row["perf/examples_per_second/rank_1"] <= 100
+    assert 20 < row["perf/examples_per_second/rank_0"] < 34
+    assert 20 < row["perf/examples_per_second/rank_1"] < 34
     assert (row["perf/gpu_utilization/rank_0"], row["perf/gpu_utilization/rank_1"]) == (0.25, 0.5)
     assert row["perf/memory_gb/rank_1"] > row["perf/memory_gb/rank_0"] + 0.3
     assert row["perf/max_memory_gb"] >= row["perf/memory_gb/rank_1"]
