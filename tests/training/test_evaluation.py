@@ -290,7 +290,7 @@ def test_a_stop_abandons_the_evaluation(model: HRM, rows: dict[str, np.ndarray],
     assert next(answers, None) is None
 
 
-@pytest.mark.parametrize("names", [SAVED_OUTPUTS, ["predictions"], ["inputs", "q_halt"]])
+@pytest.mark.parametrize("names", [SAVED_OUTPUTS, ["predictions"], ["inputs", "q_halt"], ["q_halt_at_step"]])
 def test_exactly_the_named_outputs_are_saved(
     model: HRM, rows: dict[str, np.ndarray], tmp_path: Path, names: list[SavedOutput]
 ) -> None:

@@ -143,7 +143,8 @@ def test_a_rank_holds_what_its_strategy_leaves_it() -> None:
     hsdp = _counted(4, "parallel=hsdp")  # 2 x 2
     assert hsdp[WEIGHTS] == pytest.approx(alone[WEIGHTS] / 2, rel=0.05)
 
-    tp = _counted(2, "parallel=tp")
+    tp, variants = _counted(2, "parallel=tp"), Footprints(SIZES, 2)
+    assert [variants.of(pretrain_config(*TINY, f"parallel={name}")) for name in ("ddp", "tp")][1] == tp
     assert tp[WEIGHTS] == pytest.approx(alone[WEIGHTS] / 2, rel=0.1)
     assert tp[CARRY] == alone[CARRY] and alone[ACTIVATIONS] / 2 < tp[ACTIVATIONS] < alone[ACTIVATIONS]
 

@@ -1,7 +1,7 @@
 """Every text model computes what its equations say, forward and backward."""
 
 from typing import Any
-from unittest.mock import MagicMock, call
+from unittest.mock import MagicMock, Mock, call
 
 import pytest
 import torch
@@ -53,13 +53,17 @@ def _loss(model: TextModel, grad_calls: CallCounts, sequences: Sequences = SEQUE
 def test_loss_and_gradients_are_those_of_the_equations(
     arch: type[TextConfig], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded = MagicMock()
+    recorded, of_blocks = MagicMock(), Mock(return_value=None)
     monkeypatch.setattr("models.text.model.record_function", recorded)
     model = make_model(make_config(arch, **options))
+    for block in model.blocks():
+        block.register_forward_pre_hook(of_blocks)
     inputs_N, labels_N, positions_N = make_row()
     grad_calls = model.config.grad_calls_at(1, 10)
     loss = _loss(model, grad_calls)
+    before = of_blocks.call_count
     loss.backward()
+    assert (of_blocks.call_count > before) == (model.config.activation_checkpointing != "none"), "computed again"
     calls = model.config.num_calls
     num_without = max(0, calls.H - grad_calls.H) + max(0, calls.L - grad_calls.L)
     assert recorded.call_args_list == [call("forward without gradient")] * num_without
