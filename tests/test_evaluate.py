@@ -210,6 +210,8 @@ def test_the_number_of_ranks_changes_no_result(run: Path, tmp_path: Path, evalua
     assert rows["trajectories=3 noise=0.7"]["segments"] > 2 * segments > rows["restarts=2 noise=0.7"]["segments"]
     evaluated(f"checkpoint={run}", f"out={tmp_path / 'usual'}")
     usual, single = _results(tmp_path / "usual"), rows["single pass of 4 steps"]
+    evaluated(f"checkpoint={run}", "num_steps=5", f"out={tmp_path / 'longer'}")
+    assert [row["method"] for row in _results(tmp_path / "longer")["compute"]] == methods[:2]
     assert usual["compute"] == [] and not any("loop_deltas" in name for name in usual["metrics"])
     assert single["exact_accuracy"] == usual["metrics"]["eval/all/exact_accuracy"]
     assert single["segments"] == pytest.approx(usual["metrics"]["eval/all/steps"])

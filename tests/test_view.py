@@ -223,6 +223,12 @@ def test_runs_of_a_folder_are_compared(tmp_path: Path, monkeypatch: pytest.Monke
     (runs / "hrm" / OUTPUTS / "all_rank0_0000.safetensors").unlink()
     puzzles = page_of(runs, tmp_path / "view.html", "--max-examples", "2")["examples"]
     assert [(each["row"], sorted(each["runs"])) for each in puzzles] == [(1, ["0", "1"]), (5, ["0", "1"])]
+    shard = runs / "trm-0" / OUTPUTS / "all_rank1_0000.safetensors"
+    arrays = load_file(shard)
+    arrays["inputs"][2] = SOLUTION_S  # row 5 is another puzzle
+    save_file(arrays, shard)
+    puzzles = page_of(runs, tmp_path / "view.html", "--max-examples", "2")["examples"]
+    assert [(each["row"], *each["runs"]) for each in puzzles] == [(1, "0", "1"), (5, "0"), (5, "1")]
 
 
 def test_answers_to_another_task_are_not_missing_and_restrict_no_rows(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def _save(run: Path, *typed: str) -> Weights:
 
 def _results(run: Path, name: str, data: str, exact: float) -> None:
     metrics = {"exact_accuracy": exact, "lm_loss": 0.5, "q_halt_accuracy": 0.9}
-    metrics |= {"trajectories/exact_accuracy": 0.97, "tta/exact_accuracy": 0.98}
-    settings = {"num_steps": 16, "vote_with": ["/home/me/a", "b"], "trajectories": 2, "noise": 0.3}
+    metrics |= {"trajectories/exact_accuracy": 0.97, "restarts/exact_accuracy": 0.96, "tta/exact_accuracy": 0.98}
+    settings = {"num_steps": 16, "vote_with": ["/home/me/a", "b"], "trajectories": 2, "restarts": 1, "noise": 0.3}
     results = {
         "checkpoint": str(run),
         "data": f"/home/me/{data}/test",
@@ -118,6 +118,7 @@ def test_the_card_has_every_evaluation_of_this_step(tmp_path: Path) -> None:
         for metric, value in (
             (f"exact_accuracy {typed}", exact),
             (f"trajectories/exact_accuracy {typed} trajectories=2 noise=0.3", 0.97),
+            (f"restarts/exact_accuracy {typed} restarts=1 noise=0.3", 0.96),
             (f"tta/exact_accuracy {typed} tta=8", 0.98),
         )
     ]

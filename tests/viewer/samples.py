@@ -185,14 +185,10 @@ def write_arc(folder: Path) -> tuple[Path, Path]:
     def candidate(grid: list[list[int]], count: int, right: bool) -> dict[str, Any]:
         return {"grid": grid, "count": count, "confidence": count / 10, "right": right}
 
-    votes = {
-        "aaaa0000": [candidate([[9, 9]], 7, False), candidate([[2, 1]], 2, True)],
-        "aaaa0001": [candidate([[3, 3]], 8, False)],
-    }
-    report = {
-        name: [{"input": [[1, 2]], "solution": [[2, 1]], "num_votes": 9, "num_empty": 1, "candidates": candidates}]
-        for name, candidates in votes.items()
-    }
+    wrong, right = candidate([[9, 9]], 7, False), candidate([[2, 1]], 2, True)
+    votes = {"aaaa0000": [[wrong, right]], "aaaa0001": [[wrong], [wrong, wrong, right]]}
+    test = {"input": [[1, 2]], "solution": [[2, 1]], "num_votes": 9, "num_empty": 1}
+    report = {name: [test | {"candidates": candidates} for candidates in tests] for name, tests in votes.items()}
     (outputs / "arc_votes.json").write_text(json.dumps(report))
     return data, run
 

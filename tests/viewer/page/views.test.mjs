@@ -134,5 +134,6 @@ test("ARC votes are ranked", async () => {
   assert.match(text("#vote-stage"), /Training pairs of the task/);
   click("#vote-filter [data-value=unsolved]");
   assert.match(text("#vote-stage"), /not among the candidates/);
+  assert.match(text("#vote-stage"), /aaaa0001, test 2 of 2 ✗ right answer in place 3/);
   assert.equal(find("#vote-items").find("button").length, 1);
 });
