@@ -99,15 +99,21 @@ class Plan:
 
     def update_best(self, metrics: dict[str, float], progress: Progress) -> bool:
         """Note whether an evaluation is the best so far, which NaN never is, and return that."""
-        value, best, mode = metrics.get(self.best_metric, math.nan), progress.best, self.config.best_mode
-        if mode == "auto":
-            name = f"{self.best_metric}//".split("/")[2]  # of eval/<set>/<name>, or of eval/<set>/<name>/<task>
-            mode = "min" if name in _LOWER_IS_BETTER else "max"
-        if math.isnan(value) or (best is not None and (value <= best if mode == "max" else value >= best)):
+        value = metrics.get(self.best_metric, math.nan)
+        if math.isnan(value) or not self._beats(value, progress.best):
             progress.evaluations_since_best += 1
             return False
         progress.best, progress.evaluations_since_best = value, 0
         return True
+
+    def _beats(self, value: float, best: float | None) -> bool:
+        if best is None or math.isnan(best):  # older versions stored NaN
+            return True
+        mode = self.config.best_mode
+        if mode == "auto":
+            _, _, name, *_ = self.best_metric.split("/")  # eval, the set, the metric, and of a text its task
+            mode = "min" if name in _LOWER_IS_BETTER else "max"
+        return value < best if mode == "min" else value > best
 
     def out_of_patience(self, progress: Progress) -> bool:
         patience = self.config.early_stop_patience
