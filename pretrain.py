@@ -17,20 +17,17 @@ from utils import openmp  # isort: skip # noqa: F401 - before torch
 
 import sys
 import uuid
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor
 from torch.profiler import record_function
 
 from models import build_on_meta
-from models.act import ActSettings
-from models.carry import Outputs
 from models.metric_sums import OpenSums
 from models.parallel import parallelize
 from models.puzzle_embedding import PUZZLE_TABLE
-from models.text.objective import TextBatch, TextSettings
+from models.text.objective import TextBatch
 from optim.ema import EMA
 from optim.loss_scale import LossScale
 from optim.sparse_sign_sgd import sparse_sign_sgd_
@@ -40,6 +37,7 @@ from records.heading import heading
 from records.lock import RunLock
 from records.metrics import Row
 from training.compiling import with_compile
+from training.config import PretrainConfig
 from training.data import Data
 from training.dry_run import dry_run, smaller_step
 from training.kernels import require_kernels
@@ -51,6 +49,8 @@ from training.resume import Start, read_start
 from training.session import Session
 from training.splits import open_data
 from training.state import TrainState, optimizers_of, require_same_run
+from training.step import StepResult, StepSettings, TrainStep
+from training.step_graph import StepGraph, uses_cuda_graph
 from training.trained import initial_weights, require_tokens_of, weights_from, weights_of
 from utils.batch import Batch
 from utils.command_line import CommandLine
@@ -189,6 +189,7 @@ def build_state(start: Start, data: Data, world: World) -> TrainState:
         state.restore(checkpoint, config, world)
         if start.branches_off:  # a run of its own, which has no best yet
             state.progress = state.progress.of_branch(fresh.wandb_run_id)
+    start.config = config.model_copy(update={"cuda_graph": uses_cuda_graph(config, state, world)})
     return state
 
 
@@ -220,8 +221,9 @@ def train(start: Start, data: Data, state: TrainState, stop: StopSignal, lock: R
         # The progress holds a row if a stop or an error interrupted the evaluation of its step.
         if progress.pending_row is not None and after_step(session, progress.pending_row):
             return
+        step = stepper(start.config, state, session.say, world)
         for batch in session.batches():  # which moves progress.step and progress.draws on
-            row = take_step(session, batch, world)
+            row = take_step(session, step, batch, world)
             if after_step(session, row):
                 break
 
@@ -229,49 +231,23 @@ def train(start: Start, data: Data, state: TrainState, stop: StopSignal, lock: R
 # ---- one step ----------------------------------------------------------------------------------
 
 
-def take_step(session: Session, batch: Batch | TextBatch, world: World) -> Row:
+def stepper(config: PretrainConfig, state: TrainState, say: Callable[[str], None], world: World) -> TrainStep:
+    """Return `train_step` for a state, which is replayed with cuda_graph."""
+
+    def step(batch: Batch | TextBatch, settings: StepSettings) -> StepResult:
+        return train_step(state, batch, settings, world)
+
+    return StepGraph(step, state, say, world) if config.cuda_graph is True else step
+
+
+def take_step(session: Session, step: TrainStep, batch: Batch | TextBatch, world: World) -> Row:
     """Train on a batch, and return the row of the step, empty if none is due. Every rank."""
-    state, progress = session.state, session.state.progress
+    progress = session.state.progress
     if progress.step not in progress.skipped_steps:
         with session.measuring_communication():
-            result = train_step(state, batch, StepSettings.at(progress.step, session.plan, world), world)
+            result = step(batch, StepSettings.at(progress.step, session.plan, world))
             session.add_to_sums(result.sums, result.grad_norm, result.divisor)
     return session.end_step()
-
-
-@dataclass(frozen=True)
-class StepSettings:
-    """What the config and the number of a step decide about it."""
-
-    objective: ActSettings | TextSettings  # what the objective of the model needs
-    lr_factor: float  # factor of every optimizer's own rate: the schedule times lr_scaling
-    puzzle_emb_lr: float  # the rate itself, times the schedule
-    puzzle_emb_weight_decay: float
-    grad_clip: float | None
-    ema_rate: float
-
-    @staticmethod
-    def at(step: int, plan: Plan, world: World) -> "StepSettings":
-        config, multiplier = plan.config, plan.lr_multiplier(step)
-        return StepSettings(
-            objective=plan.kind.settings(config, step, plan.last_step, world),
-            lr_factor=multiplier * plan.lr_scale,
-            puzzle_emb_lr=config.puzzle_emb_lr * multiplier,
-            puzzle_emb_weight_decay=config.puzzle_emb_weight_decay,
-            grad_clip=config.grad_clip,
-            ema_rate=plan.ema_rate(step),
-        )
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one training step found out, on the device."""
-
-    outputs: list[Outputs]  # of each microbatch, for python -m tests.parity
-    sums: Tensor  # this rank's, in the order of the objective's SumsSpec
-    divisor: int  # what the losses were divided by, over all ranks
-    grad_norm: Tensor  # of the global batch before clipping, over all parameters; NaN if puzzle rows are not finite
-    was_taken: bool  # False: float16 overflowed, and nothing was updated
 
 
 def train_step(state: TrainState, batch: Batch | TextBatch, settings: StepSettings, world: World) -> StepResult:

@@ -28,12 +28,13 @@ from dataset.loader import TrainLoader
 from dataset.sampler import Sampler
 from models.base import RecursiveModel
 from models.puzzle_embedding import PUZZLE_TABLE
-from pretrain import StepSettings, build_state, open_run, train_step
+from pretrain import build_state, open_run, stepper
 from records.checkpoint.writer import Snapshot
 from training.config import PretrainConfig
 from training.flops import flops_of_step
 from training.plan import Plan
 from training.resume import Start
+from training.step import StepSettings
 from utils.command_line import read_config, validate
 from utils.perf.devices import max_memory_gb
 from utils.perf.recording import AVERAGE, BACKWARD, FORWARD, NO_GRAD, OPTIMIZER, recording, transfers, union
@@ -50,8 +51,9 @@ class OurTrainer:
         start = Start(validate(PretrainConfig, read_config("pretrain", overrides)))
         self.world, self._data = open_run(start, world)
         data = self._data
-        self._config, self._sizes = start.config, data.sizes
         self._state = build_state(start, data, self.world)
+        self._config, self._sizes = start.config, data.sizes
+        self._take = stepper(self._config, self._state, print, self.world)
         self._plan = Plan.make(self._config, data, self._state.progress, self.world)
         sampler = self._plan.sampler
         assert isinstance(sampler, Sampler)
@@ -133,7 +135,7 @@ class OurTrainer:
         batch = next(self._batches)
         self._data_s += time.perf_counter() - began
         state.progress.step += 1
-        result = train_step(state, batch, StepSettings.at(state.progress.step, self._plan, self.world), self.world)
+        result = self._take(batch, StepSettings.at(state.progress.step, self._plan, self.world))
         with record_function(METRICS):
             state.sums.add(result.sums, result.grad_norm)
 

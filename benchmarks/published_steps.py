@@ -71,7 +71,7 @@ class PublishedTrainer:
     is_main = True
 
     def __init__(self, repository: Path, arch: str, dtype: str, options: dict[str, int], *, eager: bool) -> None:
-        from optim.adam_atan2 import AdamATan2  # before its package `models` takes the place of ours
+        from optim.adam import AdamATan2  # before its package `models` takes the place of ours
 
         use_clone(repository)
         module, class_name, own = PUBLISHED_ARCHS[arch]

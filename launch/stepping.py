@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-from pretrain import build_state, open_run, read_config_and_checkpoint, read_overrides, take_step
+from pretrain import build_state, open_run, read_config_and_checkpoint, read_overrides, stepper, take_step
 from records.checkpoint.format import read_name
 from records.lock import RunLock
 from records.metrics import Row
@@ -37,6 +37,7 @@ class SteppedRun:
             self._session = opened.enter_context(session)
             self._opened = opened.pop_all()
         self._batches = self._session.batches()
+        self._take = stepper(start.config, self._state, self._session.say, self._world)
         self._is_best = False
         # The row of the newest step, until it is logged. A step has one row in metrics.jsonl, which
         # also holds the metrics of its evaluation.
@@ -57,7 +58,7 @@ class SteppedRun:
         if batch is None:
             raise UserError(f"the run has done all {self._session.plan.last_step} steps; raise epochs or max_steps")
         self._is_best = False
-        self._row = row = take_step(self._session, batch, self._world)
+        self._row = row = take_step(self._session, self._take, batch, self._world)
         _, data_failed = self._session.vote_to_end()
         if data_failed:
             self._session.raise_data_error()

@@ -14,8 +14,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from optim.adam_atan2 import AdamATan2
+from optim.adam import AdamATan2, AdamW
 from optim.muon import Coefficients, Muon, Scale
+from optim.replayable import Replayable
 from utils.config import Float, Int, StrictModel, name_of, union_of
 from utils.errors import UserError
 from utils.perf.recording import OPTIMIZER
@@ -83,14 +84,7 @@ class AdamWConfig(OptimizerConfig):
     eps: Float = Field(gt=0)  # with 0, a weight whose gradients have all been 0 would become NaN
 
     def make(self, groups: Groups, rates: Rates) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            groups,
-            lr=rates.lr,
-            betas=rates.betas,
-            eps=self.eps,
-            weight_decay=rates.weight_decay,
-            foreach=True,
-        )
+        return AdamW(groups, lr=rates.lr, betas=rates.betas, weight_decay=rates.weight_decay, eps=self.eps)
 
     def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         return _moments(parameter)
@@ -164,6 +158,7 @@ class Optimizers:
     def __init__(self, optimizers: Sequence[tuple[OptimizerConfig, torch.optim.Optimizer]]) -> None:
         """Make the initial state of every parameter."""
         self._by_name = {config.name: optimizer for config, optimizer in optimizers}
+        self._numbers: Tensor | None = None  # those of the next step on the device, if steps are replayed
         for config, optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["base_lr"] = group["lr"]
@@ -173,10 +168,41 @@ class Optimizers:
     def step(self, multiplier: float) -> None:
         """Update every parameter that has a gradient, at a multiple of each group's base rate."""
         with record_function(OPTIMIZER):
-            for optimizer in self._by_name.values():
-                for group in optimizer.param_groups:
-                    group["lr"] = group["base_lr"] * multiplier
-                optimizer.step()
+            if self._numbers is None:
+                self._set_rates(multiplier)
+                for optimizer in self._by_name.values():
+                    optimizer.step()
+            else:  # `prepare` has set the rates
+                left = iter(self._numbers.unbind())
+                for optimizer in self._replayable():
+                    optimizer.update(left)
+
+    def _set_rates(self, multiplier: float) -> None:
+        for optimizer in self._by_name.values():
+            for group in optimizer.param_groups:
+                group["lr"] = group["base_lr"] * multiplier
+
+    # ---- steps that are replayed ----
+
+    @property
+    def can_be_replayed(self) -> bool:
+        return all(isinstance(optimizer, Replayable) for optimizer in self._by_name.values())
+
+    def _replayable(self) -> list[Replayable]:
+        return [optimizer for optimizer in self._by_name.values() if isinstance(optimizer, Replayable)]
+
+    def prepare(self, multiplier: float, device: torch.device) -> None:
+        """Let the next `step`, captured or not, read what depends on the step from the device."""
+        self._set_rates(multiplier)
+        numbers = torch.tensor([number for optimizer in self._replayable() for number in optimizer.numbers()])
+        if self._numbers is None:
+            self._numbers = torch.empty_like(numbers, device=device)
+        self._numbers.copy_(numbers.pin_memory() if device.type == "cuda" else numbers, non_blocking=True)
+
+    def count_replay(self) -> None:
+        """Count a step that was replayed, as `step` does on the host."""
+        for optimizer in self._replayable():
+            optimizer.count()
 
     def zero_grad(self) -> None:
         for optimizer in self._by_name.values():

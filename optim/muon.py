@@ -3,12 +3,14 @@
 # R = rows, C = columns of a weight
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from optim.replayable import Number, Replayable
 from utils.ranks.world import is_dtensor
 
 Coefficients = Literal["jordan", "urm"]
@@ -36,7 +38,7 @@ _NUM_ITERATIONS = 5
 _RMS_OF_ADAMW = 0.2
 
 
-class Muon(torch.optim.Muon):
+class Muon(Replayable):
     """Momentum, orthogonalized.
 
     m = b m + (1 - b) g; u = b m + (1 - b) g
@@ -68,22 +70,35 @@ class Muon(torch.optim.Muon):
         coefficients: Coefficients = "jordan",
         scale: Scale = "spectral",
     ) -> None:
-        super().__init__(
-            params, lr=lr, momentum=momentum, weight_decay=weight_decay, ns_steps=iterations, adjust_lr_fn="original"
-        )
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "iterations": iterations}
+        super().__init__(params, defaults)
         self._coefficients: Coefficients = coefficients
         self._scale: Scale = scale
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update the weights from the gradients in `.grad`. Every rank that holds a shard."""
-        assert closure is None, "the loss is computed once, outside"
+    def numbers(self) -> list[float]:
+        found = []
         for group in self.param_groups:
-            for weight_RC in group["params"]:
-                if weight_RC.grad is not None:
-                    self._update(weight_RC, weight_RC.grad, group)
+            found.append(1 - group["lr"] * group["weight_decay"])
+            found += [-group["lr"] * self._factor(weight_RC) for weight_RC in group["params"]]
+        return found
 
-    def _update(self, weight_RC: torch.Tensor, grad_RC: torch.Tensor, group: dict[str, Any]) -> None:
+    @torch.no_grad()
+    def update(self, numbers: Iterator[Number]) -> None:
+        """As in the base class. Every rank that holds a shard."""
+        for group in self.param_groups:
+            decay = next(numbers)
+            for weight_RC in group["params"]:
+                rate = next(numbers)
+                if weight_RC.grad is not None:
+                    self._update(weight_RC, weight_RC.grad, group, decay, rate)
+
+    def _factor(self, weight_RC: Tensor) -> float:
+        num_rows, num_columns = weight_RC.shape
+        if self._scale == "rms":  # an orthogonal matrix has a root mean square of 1 / sqrt(max(R, C))
+            return _RMS_OF_ADAMW * math.sqrt(max(num_rows, num_columns))
+        return math.sqrt(max(1, num_rows / num_columns))
+
+    def _update(self, weight_RC: Tensor, grad_RC: Tensor, group: dict[str, Any], decay: Number, rate: Number) -> None:
         state = self.state[weight_RC]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(weight_RC)
@@ -95,17 +110,16 @@ class Muon(torch.optim.Muon):
             from torch.distributed.tensor import distribute_tensor
 
             mesh, placements = update_RC.device_mesh, update_RC.placements
-            whole_RC = orthogonal(update_RC.full_tensor(), group["ns_steps"], self._coefficients)
+            whole_RC = orthogonal(update_RC.full_tensor(), group["iterations"], self._coefficients)
             # Every rank keeps its own part of the whole. Without a source rank nothing is sent.
             update_RC = distribute_tensor(whole_RC, mesh, placements, src_data_rank=None)
         else:
-            update_RC = orthogonal(update_RC, group["ns_steps"], self._coefficients)
-        num_rows, num_columns = weight_RC.shape
-        factor = math.sqrt(max(1, num_rows / num_columns))
-        if self._scale == "rms":  # an orthogonal matrix has a root mean square of 1 / sqrt(max(R, C))
-            factor = _RMS_OF_ADAMW * math.sqrt(max(num_rows, num_columns))
-        weight_RC.mul_(1 - group["lr"] * group["weight_decay"])
-        weight_RC.add_(update_RC, alpha=-group["lr"] * factor)
+            update_RC = orthogonal(update_RC, group["iterations"], self._coefficients)
+        weight_RC.mul_(decay)
+        if isinstance(rate, Tensor):
+            weight_RC.addcmul_(update_RC, rate)
+        else:
+            weight_RC.add_(update_RC, alpha=rate)
 
 
 def orthogonal(

@@ -5,6 +5,7 @@
 
 import torch
 
+from optim.replayable import Number
 from utils.ranks.world import World, is_dtensor
 
 
@@ -14,7 +15,7 @@ def sparse_sign_sgd_(
     ids_B: torch.Tensor,
     grad_BE: torch.Tensor,
     *,
-    lr: float,
+    lr: Number,
     weight_decay: float,
     world: World,
     num_slots: int | None = None,
@@ -64,7 +65,7 @@ def sparse_sign_sgd_(
 
 
 def _update_own_(
-    rows_QE: torch.Tensor, ids_B: torch.Tensor, signs_BE: torch.Tensor, *, lr: float, weight_decay: float
+    rows_QE: torch.Tensor, ids_B: torch.Tensor, signs_BE: torch.Tensor, *, lr: Number, weight_decay: float
 ) -> None:
     """Update this rank's rows in place. Rows of other ranks have ids outside of 0..Q-1."""
     if not len(rows_QE):  # more ranks than rows

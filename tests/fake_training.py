@@ -12,12 +12,13 @@ from models.losses import ACT_SUMS
 from models.metric_sums import OpenSums
 from models.parallel.layout import Layout
 from optim.ema import EMA
-from pretrain import StepSettings, train_step
+from pretrain import train_step
 from records.checkpoint.format import Progress
 from training.config import PretrainConfig
 from training.data import Sizes
 from training.number_watch import NumberWatch
 from training.state import TrainState, optimizers_of
+from training.step import StepSettings
 from utils.batch import Batch
 from utils.ranks.world import World
 

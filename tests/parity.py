@@ -31,13 +31,14 @@ from models.se_rrm import SERRMConfig
 from models.trm import TRMConfig
 from models.urm import URMConfig
 from optim.build import AdamATan2Config, MuonConfig, OptimizerConfig, build_optimizers
-from pretrain import StepSettings, train_step
+from pretrain import train_step
 from records.checkpoint.format import Progress
 from sharing.published import fit_one_by_one, to_ours
 from tests import parity_text
 from tests.recordings import TOLERANCE, Report, expect_keys, number, read_json, read_tensors, take
 from training.number_watch import NumberWatch
 from training.state import TrainState
+from training.step import StepSettings
 from utils.batch import Batch
 from utils.command_line import validate
 from utils.ranks.world import World

@@ -30,12 +30,13 @@ from models.text.packing import Packing
 from optim.build import AdamATan2Config, build_optimizers
 from optim.ema import EMA
 from optim.schedule import lr_multiplier
-from pretrain import StepSettings, train_step
+from pretrain import train_step
 from records.checkpoint.format import Progress
 from sharing.published import fit_one_by_one, to_ours, to_published
 from tests.recordings import Report, expect_keys, number, read_json, read_tensors
 from training.number_watch import NumberWatch
 from training.state import TrainState
+from training.step import StepSettings
 from utils.command_line import validate
 from utils.ranks.world import World
 

@@ -83,7 +83,7 @@ def test_the_walk_finds_the_project() -> None:
     assert {
         Path("training/plan.py"),
         Path("models/hrm.py"),
-        Path("optim/adam_atan2.py"),
+        Path("optim/adam.py"),
         Path("dataset/loader.py"),
         Path("utils/ranks/world.py"),
     } <= set(SOURCES)
@@ -302,7 +302,10 @@ STEP_PATH = {
     "models/text/packing.py": ("Packing.attend",),
     "models/text/losses.py": ("chunked_cross_entropy", "text_sums"),
     "models/puzzle_embedding.py": ("ShardedPuzzleEmbedding.rows",),
+    "optim/adam.py": ("Adam.update", "AdamW._step_", "AdamATan2._step_"),
+    "optim/muon.py": ("Muon.update",),
     "optim/sparse_sign_sgd.py": ("_update_own_",),
+    "training/step_graph.py": ("StepGraph.__call__", "StepGraph.step"),
     "models/parallel/dtensor.py": ("DTensorLayout.grad_norm", "DTensorLayout.clip_"),
     "models/parallel/ddp.py": ("_sum",),
     "dataset/tasks/sudoku.py": ("SudokuTask.judge",),

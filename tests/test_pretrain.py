@@ -21,9 +21,9 @@ from models import build_puzzle_arch
 from models.act import ActSettings, draw_min_halt_steps, initial_carry, segment
 from models.base import RecursiveModel
 from models.losses import act_loss
-from optim.adam_atan2 import AdamATan2
+from optim.adam import AdamATan2
 from optim.schedule import lr_multiplier
-from pretrain import StepResult, StepSettings, after_step, train_step
+from pretrain import after_step, train_step
 from records.checkpoint.format import Progress
 from records.checkpoint.reader import Checkpoint
 from records.lock import RunLock
@@ -34,6 +34,7 @@ from training.resume import read_start
 from training.session import Evaluation
 from training.splits import open_data
 from training.state import TrainState
+from training.step import StepResult, StepSettings
 from utils.errors import UserError
 from utils.ranks.launch import Launch
 

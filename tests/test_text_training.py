@@ -8,12 +8,12 @@ import torch
 
 from models import ARCHS
 from models.text.objective import TextBatch
-from pretrain import StepSettings
 from tests import runs
 from tests.dataset.text.samples import random_dataset
 from tests.in_process import SINGLE, begin, changed, mistake, train_here, weights_of
 from tests.text_runs import write_run
 from training.plan import Plan
+from training.step import StepSettings
 from utils.config import name_of
 
 TEXT_ARCHS = sorted(name_of(arch) for arch in ARCHS if arch.kind == "text")

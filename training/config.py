@@ -107,6 +107,7 @@ class PretrainConfig(RunConfig):
 
     device: DeviceName
     compile: Literal["auto"] | Bool
+    cuda_graph: Literal["auto"] | Bool
     deterministic: Bool
     dist: DistConfig
 

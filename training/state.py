@@ -118,7 +118,7 @@ class TrainState:
                     {name: slots[name].to(world.device, fresh[name].dtype) for name in fresh}
                 )
 
-    def _local_tensors(self) -> dict[str, Tensor]:
+    def local_tensors(self) -> dict[str, Tensor]:
         """Return the tensors on this rank that a step changes, but for open sums and losses."""
         live = {name: tensor for name, (_, tensor) in _live_tensors(self).items()}
         named = {"model": self.model.state_dict(), "live": live, "carry": _tensors_of(self.carry)}
@@ -127,7 +127,7 @@ class TrainState:
     def host_copy(self, config: PretrainConfig, world: World) -> HostCopy:
         """Return a copy of everything that a step of this rank changes. Every rank."""
         shared = self.sums.tensors() | self.watch.tensors()
-        tensors = self._local_tensors() | {f"shared.{name}": tensor for name, tensor in shared.items()}
+        tensors = self.local_tensors() | {f"shared.{name}": tensor for name, tensor in shared.items()}
         return HostCopy(
             {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()},
             self.progress.model_copy(deep=True),
@@ -137,7 +137,7 @@ class TrainState:
     @torch.no_grad()
     def take_host_copy(self, copy: HostCopy, config: PretrainConfig, world: World) -> None:
         """Go on where another state was when `copy` was made, bit for bit. Every rank."""
-        own, shared = self._local_tensors(), _without_prefix("shared.", copy.tensors)
+        own, shared = self.local_tensors(), _without_prefix("shared.", copy.tensors)
         given = {name: tensor for name, tensor in copy.tensors.items() if not name.startswith("shared.")}
         place = (world.rank, world.size, config.parallel.name)
         with world.shared_errors():

@@ -12,7 +12,7 @@ import torch
 from dataset.loader import TrainLoader
 from dataset.sampler import Sampler
 from models.text.config import HRMTextConfig
-from pretrain import StepSettings, train_step
+from pretrain import stepper
 from tests import runs
 from tests.dataset.text.samples import random_dataset
 from tests.gpu.device import DEVICE, on_the_gpu, waiting_is_an_error
@@ -20,6 +20,7 @@ from tests.in_process import begin, train_here
 from tests.models.text.helpers import make_config
 from training.kernels import why_fp8_fails, why_varlen_fails
 from training.plan import Plan
+from training.step import StepSettings
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
 
@@ -75,8 +76,8 @@ OPTIONS: dict[str, tuple[list[str], float]] = {
 
 def _settings(data: Path, run: Path, device: str, *typed: str) -> list[str]:
     return [
-        *["debug=tiny", f"data_path={data}", f"device={device}", f"checkpoint_path={run}", "max_steps=4"],
-        *["eval_every_n_steps=4", "arch.halt_max_steps=3", "arch.halt_exploration_prob=0.5", *typed],
+        *["debug=tiny", f"data_path={data}", f"device={device}", f"checkpoint_path={run}", "max_steps=6"],
+        *["eval_every_n_steps=6", "arch.halt_max_steps=3", "arch.halt_exploration_prob=0.5", *typed],
     ]
 
 
@@ -149,16 +150,18 @@ def test_nothing_waits_between_two_logs(typed: list[str], data: Path, tmp_path: 
     loader = TrainLoader(
         begun.data.puzzles("train"), plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on
     )
-    batches = enumerate(loader.batches(range(1, 9)), start=1)
+    batches, said = enumerate(loader.batches(range(1, 11)), start=1), list[str]()
+    take = stepper(config, state, said.append, world)
 
     def train(num_steps: int) -> None:
         for _ in range(num_steps):
             step, batch = next(batches)
-            result = train_step(state, batch, StepSettings.at(step, plan, world), world)
+            result = take(batch, StepSettings.at(step, plan, world))
             state.sums.add(result.sums, result.grad_norm)
             state.watch.add(step, result.divisor, result.sums, result.grad_norm)
 
-    train(4)  # libraries start, and levels are compiled
+    train(6)  # libraries start, levels are compiled, and the step is captured
+    assert [line.split(";")[0] for line in said] == ([] if DEVICE == "cpu" else ["cuda_graph: on"])
     with waiting_is_an_error():
         train(4)
     world.wait_for_device()

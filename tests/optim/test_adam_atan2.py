@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from optim.adam_atan2 import AdamATan2
+from optim.adam import AdamATan2
 
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optim.adam_atan2 import AdamATan2
+from optim.adam import AdamATan2
 from optim.ema import EMA, require_same_average
 from utils.errors import UserError
 

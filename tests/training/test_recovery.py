@@ -24,6 +24,7 @@ from training.number_watch import BadStep
 from training.recovery import Recovery
 from training.resume import Start
 from training.state import TrainState
+from training.step import StepResult
 
 pytestmark = pytest.mark.faults
 
@@ -68,11 +69,9 @@ def _does_nothing(at: Steps, rank: int) -> None:
     Session.add_to_sums = count  # type: ignore[method-assign,assignment]
 
     def step(number: int, real: Any, *args: Any) -> Any:
-        import pretrain
-
         if number not in at:
             return real(*args)
-        return pretrain.StepResult([], torch.zeros(()), 1, torch.zeros(()), was_taken=False)
+        return StepResult([], torch.zeros(()), 1, torch.zeros(()), was_taken=False)
 
     _at_steps(step)
 
