@@ -1,6 +1,5 @@
 """The number of ranks does not change losses and evaluation of a run, even if it resumes."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -79,15 +78,3 @@ def test_a_run_resumes_with_another_number_of_ranks(data: Path, one_rank: list[R
     for step in (5, 10, 12):
         for name in (name for name in COUNTED if f"eval/all/{name}" in alone[step]):
             assert logged[step][f"eval/all/{name}"] == alone[step][f"eval/all/{name}"], f"{name} at step {step}"
-
-
-@pytest.mark.parametrize(("ranks", "batch_size"), [(1, 20), (2, 7), (4, 3)])
-def test_evaluate_gives_the_scores_of_training(
-    quiet: Path, log: Path, tmp_path: Path, ranks: int, batch_size: int
-) -> None:
-    arguments = [f"checkpoint={quiet}", f"batch_size={batch_size}", "device=cpu"]
-    output = train(arguments, log, ranks=ranks, program="evaluate").ok()
-    printed = dict(re.findall(r"^  (eval/\S+) +(\S+)", output, re.MULTILINE))
-    expected = {name: value for name, value in rows(quiet)[-1].items() if name.startswith("eval/")}
-    assert {name: float(printed[name]) for name in expected} == pytest.approx(expected, abs=1e-4)
-    assert output.rstrip().endswith(f"exact_accuracy={expected['eval/all/exact_accuracy']:.4f}")
