@@ -50,6 +50,32 @@ def write_arc_tasks(folder: Path, **subfolders: dict[str, Any]) -> Path:
     return folder
 
 
+def write_combined_arc_tasks(folder: Path, **subsets: dict[str, Any]) -> Path:
+    """Write tasks in Kaggle's layout, and return the prefix of the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    prefix = folder / "arc-agi"
+    for subset, tasks in subsets.items():
+        challenges = {
+            name: {**task, "test": [{"input": pair["input"]} for pair in task["test"]]} for name, task in tasks.items()
+        }
+        solutions = {name: [pair["output"] for pair in task["test"]] for name, task in tasks.items()}
+        Path(f"{prefix}_{subset}_challenges.json").write_text(json.dumps(challenges))
+        with gzip.open(f"{prefix}_{subset}_solutions.json.gz", "wt") as stream:
+            json.dump(solutions, stream)
+    return prefix
+
+
+def write_small_arc_tasks(folder: Path) -> None:
+    """Write two tasks of each subset that pages name, with grids of 3x3, in Kaggle's layout."""
+    grids = iter(np.random.default_rng(0).integers(0, 10, (100, 3, 3)).tolist())
+
+    def task() -> dict[str, Any]:
+        return {part: [{"input": next(grids), "output": next(grids)}] for part in ("train", "test")}
+
+    subsets = ("training", "evaluation", "concept")
+    write_combined_arc_tasks(folder, **{name: {f"{name}{n}": task() for n in range(2)} for name in subsets})
+
+
 def put(at: Any, value: int | np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function that changes a place of an array."""
 
