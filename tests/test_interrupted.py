@@ -31,10 +31,7 @@ def _gone(processes: list[psutil.Process], timeout_s: float) -> bool:
 
 
 def test_killed_between_changes_on_disk(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
-    """The kills come before a random write, rename or removal, mostly within saves.
-
-    Old checkpoints are removed at the same time.
-    """
+    """The kills come before a random write, rename or removal, also of old checkpoints."""
     draw = random.Random(2)
     run, moments = tmp_path / "run", []
     arguments = settings(data, run, resume="auto", keep_last_k=1)
@@ -241,10 +238,6 @@ def test_torchrun_stops_on_sigusr1(data: Path, quiet_2: Path, tmp_path: Path, lo
 
 
 def test_torchrun_ends_if_a_worker_is_killed(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
-    """All processes end within 30 s and name the reason and the last good checkpoint.
-
-    The run can be resumed.
-    """
     run = tmp_path / "run"
     launched = Torchrun(["--standalone", "--max-restarts", "0"], runs.slowly, settings(data, run), log, tmp_path)
     try:

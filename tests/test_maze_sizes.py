@@ -13,7 +13,6 @@ from tests.runs import settings
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run that trained on mazes of 6x6."""
     folder = tmp_path_factory.mktemp("mazes")
     arguments = ["--output-dir", str(folder / "6x6"), "--size", "6", "--generate", "12", "--generate-test", "6"]
     assert build(arguments) == 0

@@ -35,7 +35,6 @@ def _arguments(data: Path, run: Path, **changes: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def one_rank(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
-    """Return the rows of a run on one rank."""
     folder = tmp_path_factory.mktemp("one_rank")
     train(_arguments(data, folder / "run"), folder / "log").ok()
     return rows(folder / "run")

@@ -146,7 +146,6 @@ def test_command(clone: Path, command: str) -> None:
 
 
 def test_the_python_example(clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The example of the README runs as it stands there, and prints one line."""
     (example,) = blocks(REPOSITORY / "README.md", "python")
     monkeypatch.chdir(clone)
     exec(example.replace("<project>/<run>", "p/run"), {})

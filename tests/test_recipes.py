@@ -27,7 +27,6 @@ def _average(run: Path, step: int) -> Tensors:
 
 
 def _printed(lines: list[str]) -> dict[str, str]:
-    """Return the metrics that evaluate.py has printed."""
     found = (line.split() for line in lines if line.startswith("  eval/"))
     return {name: value for name, value, *_ in found}
 

@@ -21,10 +21,7 @@ def build(main: Main, output_dir: Path, *options: object) -> dict[SplitName, Spl
 
 
 def refused(main: Main, capsys: pytest.CaptureFixture[str], output_dir: Path, *options: object) -> str:
-    """Return the line with which the builder refuses the options.
-
-    The exit status must be 2, and the builder must leave no file behind.
-    """
+    """Return the line with which the builder refuses the options."""
     before = sorted(output_dir.parent.iterdir())
     assert main(["--output-dir", str(output_dir), *map(str, options)]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
