@@ -24,6 +24,7 @@ from records.checkpoint.reader import Checkpoint
 from sharing.weights_file import read_weights
 from tests import fuzz, runs
 from tests.in_process import SINGLE, load_run, mistake, train_here
+from tests.records.checkpoint.helpers import fix_manifest
 from tests.viewer.samples import write_run
 from training.resume import _config_of
 from training.saved_outputs import OutputWriter
@@ -183,7 +184,7 @@ def _forge(run: Path, **changes: Any) -> None:
     for key, value in changes.items():
         (state if key in state else state["config"])[key] = value
     file.write_text(json.dumps(state))
-    fuzz.seal(run / LAST)
+    fix_manifest(run / LAST)
 
 
 @pytest.mark.parametrize("value", ["${oc.env:HOME}", "${"])

@@ -40,7 +40,7 @@ def one_rank(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     return rows(folder / "run")
 
 
-def _assert_same_numbers(there: list[Row], here: list[Row]) -> None:
+def assert_same_numbers(there: list[Row], here: list[Row]) -> None:
     assert [row["step"] for row in there] == [row["step"] for row in here]
     for row, expected in zip(here, there, strict=True):
         assert row.keys() == expected.keys()
@@ -57,7 +57,7 @@ def test_the_number_of_ranks_does_not_change_losses_and_evaluation(
     data: Path, one_rank: list[Row], tmp_path: Path, log: Path, ranks: int
 ) -> None:
     train(_arguments(data, tmp_path / "run"), log, ranks=ranks).ok()
-    _assert_same_numbers(one_rank, rows(tmp_path / "run"))
+    assert_same_numbers(one_rank, rows(tmp_path / "run"))
     evaluated = [row["eval/all/exact_accuracy"] for row in one_rank if "eval/all/exact_accuracy" in row]
     assert any(0 < value < 1 for value in evaluated), "the test proves little if all answers are wrong or all are right"
     assert any(row["train/grad_norm"] > 1.0 for row in one_rank), "nothing was clipped"

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from models.layers import ConvSwiGLU
 from models.urm import URM, URMConfig
 from optim.build import MuonConfig
-from tests import fuzz, runs
+from tests import runs
 from tests.in_process import begin, changed, load_run, pretrain_config, train_here
+from tests.records.checkpoint.helpers import fix_manifest
 from utils.errors import UserError
 
 SMALL = {"arch": "urm", "arch.num_layers": 1, "arch.H_cycles": 2, "arch.L_cycles": 2, "lr_warmup_steps": 3}
@@ -33,7 +34,7 @@ def old(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         stored = json.loads(state.read_text())
         del stored["config"]["arch"]["conv_bias"], stored["config"]["lr_counts_from"]
         state.write_text(json.dumps(stored))
-        fuzz.seal(state.parent)
+        fix_manifest(state.parent)
     return run
 
 
