@@ -161,7 +161,6 @@ class FakeAccelerator(TorchDispatchMode):
             self._refuses_waits = True
 
     def forget(self) -> None:
-        """Set all counts to zero."""
         self.operators.clear()
         self.num_bytes.clear()
 
@@ -206,12 +205,7 @@ def _is_view(func: Any) -> bool:
 
 @contextmanager
 def fake_accelerator(device: torch.device, *, as_cuda: bool = False) -> Iterator[FakeAccelerator]:
-    """Let all tensors that are made inside be fake.
-
-    Args:
-        as_cuda: let tensors of the device answer True to `is_cuda`, which takes the branches that
-            only a CUDA device takes.
-    """
+    """Let all tensors that are made inside be fake; `as_cuda`: they say that they lie on CUDA."""
     on_device = property(lambda tensor: tensor.device == device)
     answer = patch.object(FakeTensor, "is_cuda", on_device, create=True)
     with FakeTensorMode() as fake, FakeAccelerator(fake) as seen:

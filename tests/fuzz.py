@@ -55,6 +55,7 @@ from records.lock import RunLock
 from records.metrics.row_file import keep_rows
 from sharing.weights_file import write_weights
 from tests import runs
+from tests.dataset.builders import write_arc_tasks
 from tests.in_process import SINGLE, begin, load_run, pretrain_config
 from tests.records.checkpoint.helpers import Trap, fix_manifest
 from tests.viewer.samples import write_arc, write_run
@@ -182,12 +183,10 @@ def _read_tasks(folder: Path, rng: Random) -> None:
 
 
 def _write_arc(folder: Path) -> None:
-    (folder / "tasks" / "evaluation").mkdir(parents=True)
-    for name, task in _some_tasks().items():
-        (folder / "tasks" / "evaluation" / f"{name}.json").write_text(json.dumps(task))
-    options = ["--dataset-dirs", str(folder / "tasks"), "--num-aug", "3"]
+    tasks = write_arc_tasks(folder / "tasks", evaluation=_some_tasks())
+    options = ["--dataset-dirs", str(tasks), "--num-aug", "3"]
     assert build_arc_dataset.main([*options, "--output-dir", str(folder / "data")]) == 0
-    shutil.rmtree(folder / "tasks")
+    shutil.rmtree(tasks)
 
 
 def _read_arc(folder: Path, rng: Random) -> None:
@@ -536,9 +535,6 @@ def _gzip_bomb() -> bytes:
     return blanks * 16  # a gzip file may have several members
 
 
-seal = fix_manifest
-
-
 def alter(folder: Path, kind: Kind, rng: Random) -> None:
     """Alter one file of the example, sometimes two."""
     files = sorted({file for pattern in kind.altered for file in folder.glob(pattern) if file.is_file()})
@@ -549,7 +545,7 @@ def alter(folder: Path, kind: Kind, rng: Random) -> None:
         alter_file(file, rng)
     for step in folder.glob("run/step_*"):
         if rng.random() < 0.9 and not any(file.name == "manifest.json" for file in chosen):
-            seal(step)
+            fix_manifest(step)
     (folder.parent / "altered").write_text("\n".join(map(str, chosen)))
 
 

@@ -116,11 +116,7 @@ runpy.run_path("pretrain.py", run_name="__main__")
 
 
 def launch(tree: Path, ranks: int, program: list[str], overrides: list[str]) -> None:
-    """Run a Python program in a tree, under torchrun if there are several ranks.
-
-    Raises:
-        AssertionError: The program failed. The message has its output.
-    """
+    """Run a Python program in a tree, under torchrun if there are several ranks."""
     launcher = []
     if ranks > 1:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -164,7 +160,6 @@ def train(tree: Path, name: str, run: Path, recorded: Path, origins: Path) -> No
 
 
 def resume(tree: Path, name: str, run: Path) -> None:
-    """Go on from the newest checkpoint of a case's run with the code of a tree."""
     launch(tree, CASES[name].ranks, ["pretrain.py"], ["resume=auto", f"checkpoint_path={run}"])
 
 
@@ -219,11 +214,7 @@ def assert_same(run: Path, recorded: Path, *, clocked: bool) -> None:
 
 
 def compare(name: str, recorded: Path, own: Path) -> None:
-    """Train a case with this tree, once from the beginning and once from the recorded run.
-
-    Raises:
-        AssertionError: A number or a bit differs.
-    """
+    """Train a case with this tree, once from the beginning and once from the recorded run."""
     fresh, continued, clocked = own / name, own / f"{name}_continued", CASES[name].clocked
     train(ROOT, name, fresh, recorded, origins=own)
     assert_same(fresh, recorded / name, clocked=clocked)

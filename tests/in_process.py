@@ -57,7 +57,6 @@ def begin(overrides: list[str], world: World = SINGLE) -> Begun:
 
 
 def train_here(overrides: list[str], world: World = SINGLE) -> TrainState:
-    """Train a whole run and return its final state."""
     return begin(overrides, world).fit()
 
 
@@ -66,7 +65,6 @@ def pretrain_config(*typed: str) -> PretrainConfig:
 
 
 def load_run(path: Path, world: World = SINGLE) -> tuple[PretrainConfig, RecursiveModel, Checkpoint]:
-    """Load a trained model with its config and its checkpoint."""
     trained = open_trained(path, world)
     assert trained.config is not None and trained.checkpoint is not None
     return trained.config, trained.load_puzzle_model(world), trained.checkpoint

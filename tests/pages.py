@@ -20,7 +20,6 @@ _NOTE = 'PATH=/nowhere; command_not_found_handle() { printf "%s\\0" "$@" END >&3
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """Return the code blocks of a page in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 

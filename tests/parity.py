@@ -143,11 +143,7 @@ def recordings_in(folder: Path) -> list[Path]:
 
 
 def read_recording(folder: Path) -> Recording:
-    """Read a folder.
-
-    Raises:
-        ValueError: The folder is missing or damaged, or needs something that this project lacks.
-    """
+    """Read a folder. Raise ValueError if it is damaged or needs something that is not here."""
     description = read_json(folder / "trajectory.json")
     expect_keys(description, {"arch", "model", "loss_type", "optim", "train", "eval"}, {"noise"}, "trajectory.json")
     if description["arch"] not in ARCHS:
@@ -173,11 +169,7 @@ def read_recording(folder: Path) -> Recording:
 
 
 def replay(recording: Recording) -> Report:
-    """Train and evaluate as in the recording, and compare all values.
-
-    Raises:
-        ValueError: The initial weights don't fit the model.
-    """
+    """Train and evaluate as in the recording, and compare all values."""
     report = Report(dict(recording.recorded), QUANTITIES)
     config, optim = recording.config, recording.optim
     model = build_puzzle_arch(config, **{name: recording.sizes[name] for name in SIZES if name != "batch_size"})
@@ -256,7 +248,6 @@ def replay(recording: Recording) -> Report:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the program and return the exit status."""
     reports = []
     for folder in [Path(argument) for argument in arguments] or recordings_in(REFERENCE):
         try:

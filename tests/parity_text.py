@@ -109,11 +109,7 @@ def is_text(description: Any) -> bool:
 
 
 def read_recording(folder: Path) -> Recording:
-    """Read a folder.
-
-    Raises:
-        ValueError: The folder is missing or damaged, or needs something that this project lacks.
-    """
+    """Read a folder. Raise ValueError if it is damaged or needs something that is not here."""
     description = read_json(folder / "trajectory.json")
     required = {"arch", "model", "data", "optim", "row_stride", "train", "generate"}
     expect_keys(description, required, NOTES, "trajectory.json")
@@ -158,11 +154,7 @@ def read_recording(folder: Path) -> Recording:
 
 
 def replay(recording: Recording) -> Report:
-    """Train and generate as in the recording, and compare all values.
-
-    Raises:
-        ValueError: The initial weights don't fit the model.
-    """
+    """Train and generate as in the recording, and compare all values."""
     report = Report(dict(recording.recorded), QUANTITIES)
     config, optim = recording.config, recording.optim
     model = TextModel(config, vocab_size=recording.vocab_size)

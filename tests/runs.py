@@ -147,7 +147,6 @@ def start(
 
 
 def fork(function: Callable[..., None], *arguments: object) -> Any:
-    """Start a process that only calls a function, and return the process."""
     process = _CONTEXT.Process(target=function, args=arguments, daemon=True)
     process.start()
     return process
@@ -161,7 +160,6 @@ def train(
 
 
 def resume(data: Path, run: Path, log: Path, **changes: object) -> Finished:
-    """Go on with a run of `settings`, and wait for its end."""
     return train(settings(data, run, resume="auto", **changes), log)
 
 

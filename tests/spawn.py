@@ -22,11 +22,7 @@ _CONTEXT.set_forkserver_preload(["torch", "utils.ranks.setup"])
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120) -> list[Any]:
-    """Call `function(world, *args)` on each of `world_size` ranks and return the results by rank.
-
-    Raises:
-        AssertionError: A rank failed. The message has the rank and its traceback.
-    """
+    """Call `function(world, *args)` on each rank, and return the results by rank."""
     port = free_port()
     pipes, processes = [], []
     for rank in range(world_size):

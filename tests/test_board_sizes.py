@@ -14,6 +14,7 @@ from models.se_mixer import SEMixerConfig
 from solve import Solver
 from tests.in_process import mistake
 from tests.runs import Evaluate, rows, settings, train
+from tests.test_ranks import assert_same_numbers
 from training.trained import Trained
 from utils.ranks.world import World
 from viewer.run_page import page_of_run
@@ -64,11 +65,7 @@ def test_every_set_has_its_own_metrics_and_can_be_scored_alone(
 @pytest.mark.invariance
 def test_two_ranks_give_the_same_curve(boards: dict[str, Path], one_rank: Path, tmp_path: Path, log: Path) -> None:
     train(_arguments(boards, tmp_path / "run"), log, ranks=2).ok()
-    for row, expected in zip(rows(tmp_path / "run"), rows(one_rank), strict=True):
-        assert row.keys() == expected.keys()
-        for name in expected:
-            tolerance = 0.0 if name.startswith("eval/") and name.split("/")[-1] in COUNTED else 1e-5
-            assert row[name] == pytest.approx(expected[name], rel=tolerance, abs=tolerance), f"{name} at {row['step']}"
+    assert_same_numbers(rows(one_rank), rows(tmp_path / "run"))
 
 
 def test_other_architectures_and_label_smoothing_are_refused(boards: dict[str, Path], tmp_path: Path) -> None:

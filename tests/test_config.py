@@ -318,10 +318,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("experiment", COMMANDS)
 def test_a_published_command_equals_its_experiment(experiment: str) -> None:
-    """They may differ in the name of the run and in data_path or data_paths.
-
-    Recipes of this project also name evaluators, which published commands lack.
-    """
+    """They may differ in names, and recipes of this project also name evaluators."""
     typed = shlex.split(COMMANDS[experiment].replace("${run_name}", "x"))
     one, other = compose(f"experiment={experiment}"), compose(*typed)
     apart = {"run_name", "data_path", "data_paths", "evaluators"}

@@ -114,10 +114,7 @@ def test_every_rank_ends_with_the_reason(
 def test_the_run_saves_its_steps_before_it_ends(
     own_data: Path, data: Path, quiet_2: Path, tmp_path: Path, log: Path, split: str
 ) -> None:
-    """Only the end of the run saves a checkpoint here.
-
-    Once the file is back, the resumed run ends like an undisturbed run.
-    """
+    """Only the end of the run saves a checkpoint here."""
     file, run = own_data / split / "all__labels.npy", tmp_path / "run"
     arguments = runs.settings(own_data, run, checkpoint_every_n_steps=None, checkpoint_every_eval="false")
     running = runs.start(arguments, log, ranks=2, hook=runs.slowly)

@@ -3,7 +3,6 @@
 They run in a folder that looks like a clone. The test appends options that make them small.
 """
 
-import json
 import re
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from dataset import validate
 from dataset.schema import open_split
 from tests import runs
+from tests.dataset.builders import write_small_arc_tasks
 from tests.pages import blocks, commands
 from tests.runs import REPOSITORY
 
@@ -45,19 +45,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert file is not None
     (folder / file.group(1)).write_text(builder)
 
-    rng = np.random.default_rng(0)
-    grids = iter(rng.integers(0, 10, (100, 3, 3)).tolist())
-    (folder / "kaggle" / "combined").mkdir(parents=True)
-    for subset in ("training", "evaluation", "concept"):
-        names = [f"{subset}{number}" for number in range(2)]
-        challenges = {
-            name: {"train": [{"input": next(grids), "output": next(grids)}], "test": [{"input": next(grids)}]}
-            for name in names
-        }
-        solutions = {name: [next(grids)] for name in names}
-        prefix = folder / "kaggle" / "combined" / f"arc-agi_{subset}"
-        prefix.with_name(f"{prefix.name}_challenges.json").write_text(json.dumps(challenges))
-        prefix.with_name(f"{prefix.name}_solutions.json").write_text(json.dumps(solutions))
+    write_small_arc_tasks(folder / "kaggle" / "combined")
     return folder
 
 

@@ -32,7 +32,6 @@ SHORTER = {
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """Return a copy of the repository, with the builder of docs/datasets.md."""
     folder = tmp_path / "clone"
     folder.mkdir()
     for path in [*REPOSITORY.glob("*.py"), REPOSITORY / "pyproject.toml"]:
@@ -78,7 +77,6 @@ def _become(words: list[str], folder: str, output: str) -> None:
 
 
 def _run(folder: Path, command: str, log: Path) -> str:
-    """Run a command of the page in the copy and return its output."""
     for long, short in SHORTER.items():
         command = command.replace(long, short)
     python, *words = shlex.split(command)

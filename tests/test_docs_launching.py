@@ -104,7 +104,6 @@ def test_ray_command(command: str, data: Path, tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_ray_program(data: Path, tmp_path: Path) -> None:
-    """Run the page's program that drives a training."""
     pytest.importorskip("ray", reason="Ray is not installed (requirements-ray.txt)")
     (program,) = blocks(REPOSITORY / "docs/launching.md", "python")
     tiny = ["debug=tiny", "device=cpu", "eval_every_n_steps=2", "best_metric=null"]

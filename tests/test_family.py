@@ -29,7 +29,6 @@ def _typed(data: Path, run: Path, *more: str) -> list[str]:
     [(arch, optim) for arch in ARCHS for optim in OPTIMS if arch == "trm" or optim in ("adam_atan2", "muon")],
 )
 def test_every_architecture_trains_with_every_optimizer(data: Path, tmp_path: Path, arch: str, optim: str) -> None:
-    """Losses are finite, and two steps change every weight and the puzzle table."""
     begun = begin(_typed(data, tmp_path / "run", f"arch={arch}", f"optim={optim}"))
     before = weights_of(begun.state)
     state = begun.fit()

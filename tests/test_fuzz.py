@@ -1,6 +1,5 @@
 """A stranger's files can't run code, write outside their place, take all memory, or never end."""
 
-import dataclasses
 import gzip
 import json
 import os
@@ -8,10 +7,8 @@ import re
 import shutil
 import time
 import zipfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import huggingface_hub
@@ -27,6 +24,7 @@ from records.checkpoint.reader import Checkpoint
 from sharing.weights_file import read_weights
 from tests import fuzz, runs
 from tests.in_process import SINGLE, load_run, mistake, train_here
+from tests.records.checkpoint.helpers import fix_manifest
 from tests.viewer.samples import write_run
 from training.resume import _config_of
 from training.saved_outputs import OutputWriter
@@ -48,34 +46,6 @@ def test_some_altered_files(kind: str, tmp_path: Path) -> None:
     assert not fuzz.failures(outcomes)
     refused = [outcome for outcome in outcomes.values() if outcome.how == "refused"]
     assert len(refused) > 3, "too few altered files were refused"
-
-
-def _misbehaves(turns: Iterator[str], folder: Path, rng: Random) -> None:
-    match next(turns) if (folder.parent / "altered").exists() else "":
-        case "raises":
-            raise KeyError("step")
-        case "runs code":
-            (folder / "sprung").mkdir()
-        case "writes elsewhere":
-            (folder.parent / "outside" / "victim").write_text("taken over")
-        case "dies":
-            os._exit(7)
-
-
-def test_the_fuzzer_notices_a_failure(tmp_path: Path) -> None:
-    said = {
-        "raises": "KeyError: 'step'",
-        "runs code": "the file's code ran",
-        "writes elsewhere": "a file outside was written",
-        "dies": "the process ended with 7",
-    }
-    fuzz.write_example("tasks", tmp_path)
-    kind = dataclasses.replace(fuzz.KINDS["tasks"], read=partial(_misbehaves, iter(said)))
-    worker = fuzz.Worker("tasks", kind, tmp_path / "worker", 0)
-    for index, expected in enumerate(said.values()):
-        outcome = worker.read(index)
-        assert outcome.how == "crash" and outcome.said.startswith(expected)
-    worker.close()
 
 
 # ---- what has no end, or says that it is larger than it is -------------------------------------
@@ -214,7 +184,7 @@ def _forge(run: Path, **changes: Any) -> None:
     for key, value in changes.items():
         (state if key in state else state["config"])[key] = value
     file.write_text(json.dumps(state))
-    fuzz.seal(run / LAST)
+    fix_manifest(run / LAST)
 
 
 @pytest.mark.parametrize("value", ["${oc.env:HOME}", "${"])

@@ -31,10 +31,7 @@ def _gone(processes: list[psutil.Process], timeout_s: float) -> bool:
 
 
 def test_killed_between_changes_on_disk(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
-    """The kills come before a random write, rename or removal, mostly within saves.
-
-    Old checkpoints are removed at the same time.
-    """
+    """The kills come before a random write, rename or removal, also of old checkpoints."""
     draw = random.Random(2)
     run, moments = tmp_path / "run", []
     arguments = settings(data, run, resume="auto", keep_last_k=1)
@@ -241,10 +238,6 @@ def test_torchrun_stops_on_sigusr1(data: Path, quiet_2: Path, tmp_path: Path, lo
 
 
 def test_torchrun_ends_if_a_worker_is_killed(data: Path, quiet_2: Path, tmp_path: Path, log: Path) -> None:
-    """All processes end within 30 s and name the reason and the last good checkpoint.
-
-    The run can be resumed.
-    """
     run = tmp_path / "run"
     launched = Torchrun(["--standalone", "--max-restarts", "0"], runs.slowly, settings(data, run), log, tmp_path)
     try:
@@ -277,17 +270,6 @@ def test_a_rank_that_raises_ends_all_ranks(data: Path, tmp_path: Path, log: Path
     assert "says nothing" not in done.output
 
 
-def test_disk_full_while_saving(data: Path, quiet: Path, copied: Path, log: Path) -> None:
-    runs.rewind(copied, 4)
-    hook = with_arguments(runs.small_disk, 100_000)  # the weights alone are larger
-    message = train(settings(data, copied, resume="auto"), log, hook=hook).error()
-    assert "the checkpoint of step 5 could not be written" in message and "step_00000004" in message
-    assert (copied / "latest").read_text() == "step_00000004\n"
-    assert sorted(path.name for path in copied.glob("*step_*")) == ["step_00000002", "step_00000004"]
-    runs.resume(data, copied, log).ok()
-    assert_same_run(copied, quiet)
-
-
 def test_disk_full_at_a_log_line(data: Path, quiet: Path, tmp_path: Path, log: Path) -> None:
     """The incomplete line is no row of the resumed run."""
     run = tmp_path / "run"
@@ -296,14 +278,6 @@ def test_disk_full_at_a_log_line(data: Path, quiet: Path, tmp_path: Path, log: P
     assert f"error: {run / 'metrics.jsonl'} could not be written: File too large; free the disk" in message, message
     train([*typed, "resume=auto"], log).ok()
     assert_same_run(run, quiet)
-
-
-def test_disk_full_on_one_rank(data: Path, tmp_path: Path, log: Path) -> None:
-    """Both ranks end with the reason, and no step folder is published."""
-    run = tmp_path / "run"
-    done = train(settings(data, run), log, ranks=2, hook=with_arguments(runs.small_disk_later, 1, 1000, [1]))
-    assert "the checkpoint of step 2 could not be written" in done.error()
-    assert not list(run.glob("*step_*")) and not (run / "latest").exists()
 
 
 def test_disk_full_from_the_start(data: Path, tmp_path: Path, log: Path) -> None:

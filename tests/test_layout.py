@@ -31,10 +31,7 @@ ENTRYPOINTS = [path.stem for path in SOURCES if len(path.parts) == 1]
 
 
 def each_source(check: Callable[[Path], None]) -> Callable[[], None]:
-    """Make one test of a check of a module: it fails with what the check says of all modules.
-
-    A test for each module would be thousands of tests, whose overhead is larger than the checks.
-    """
+    """Make one test of a check of a module. A test for each module would take longer."""
 
     def test() -> None:
         wrong = []

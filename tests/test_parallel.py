@@ -169,7 +169,6 @@ def _differences(expected: list[Row], found: list[Row]) -> list[str]:
 def require_the_same(
     failures: dict[str, Any], folder: Path, expected: dict[str, list[Row]], resumed: Iterable[str], last_step: int
 ) -> None:
-    """Require that runs are as expected, and that resumed ones end with the same bits."""
     for name, there in expected.items():
         if name not in failures and (said := _differences(there, rows(folder / name))):
             failures[name] = said[:3]

@@ -1,7 +1,6 @@
-"""Recorded trajectories of HRM-Text are reproduced, and the replay notices every difference."""
+"""Recorded trajectories of HRM-Text are reproduced, and all that is recorded is compared."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from models.text.model import TextModel
 from sharing.published import to_published
 from tests import parity, parity_text
 from tests.models.text.helpers import NUM_TOKENS, SEQUENCES, VOCAB_SIZE, make_row
-from tests.recordings import Report, of_json, of_tensor
+from tests.recordings import Report
 
 # Recordings of the published program that some machines have beside the checkout.
 SHARED = Path(__file__).parents[1].parent / "shared" / "reference_text"
@@ -115,43 +114,14 @@ def _write(folder: Path, net: str) -> None:
         save_file({name: tensor.contiguous() for name, tensor in published.items()}, folder / f"{file}.safetensors")
 
 
-@pytest.fixture(params=["hrm"])
+@pytest.fixture(params=NETS)
 def folder(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a recording that a test may change."""
     with monkeypatch.context() as patch:
         patch.setattr(parity_text, "Report", _Recorder)
         _write(tmp_path, request.param)
     return tmp_path
 
 
-@pytest.mark.parametrize("folder", NETS, indirect=True)
 def test_every_architecture_and_option_can_be_replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert parity.main([str(folder)]) == 0, capsys.readouterr()
     assert capsys.readouterr().out.splitlines()[-1] == "max_relative_error=0"
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (of_json(lambda d: d["train"][2].update(bp_steps=2)), "train[2].bp_steps is 5, and 2"),
-        (of_json(lambda d: d["train"][2].update(lr=0.5)), "train[2].lr "),
-        (of_json(lambda d: d["train"][1].update(loss=9.0)), "train[1].loss "),
-        (of_json(lambda d: d["train"][1].update(grad_norm=9.0)), "train[1].grad_norm "),
-        (of_json(lambda d: d["train"][1].update(loss_divisor=9.0)), "train[1].loss_divisor "),
-        (of_json(lambda d: d["train"][0].update(without_gradient=["lm_head.weight"])), "train[0].without_gradient "),
-        (of_json(lambda d: d["train"][0]["metrics"].update(accuracy=[9, 9])), "train[0].accuracy[0] "),
-        (of_json(lambda d: d["generate"]["ema"]["tokens"][0].append(1)), "generate.ema.tokens "),
-        (of_json(lambda d: d["optim"].update(ema=0.8)), "ema.lm_head.weight "),
-        (of_tensor("trajectory", "train.03.logits", lambda x: x * 1.001), "train.03.logits "),
-        (of_tensor("trajectory", "generate.final.logits", lambda x: x * 1.001), "generate.final.logits "),
-        (of_tensor("final", "lm_head.weight", lambda x: x * 1.001), "final.lm_head.weight "),
-        (of_tensor("ema", "lm_head.weight", lambda x: x[::2].clone()), "ema.lm_head.weight "),
-    ],
-)
-def test_a_changed_recording_fails_by_name(
-    folder: Path, change: Callable[[Path], Any], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    change(folder)
-    assert parity.main([str(folder)]) == 1
-    out = capsys.readouterr().out
-    assert any(line.startswith(f"  FAILED: {named}") for line in out.splitlines()), out

@@ -50,7 +50,6 @@ def _build(log: Path, box: str) -> runs.Finished:
 
 @pytest.fixture(scope="module")
 def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run whose name is not ASCII."""
     folder = tmp_path_factory.mktemp("run") / "café"
     runs.train(runs.settings(data, folder, wandb__group="é"), folder.parent / "log").ok()
     return folder

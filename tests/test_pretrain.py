@@ -125,7 +125,6 @@ def test_losses_and_rates_equal_those_of_a_loop_written_out(data: Path, tmp_path
 
 
 def test_evaluations_do_not_change_training(data: Path, tmp_path: Path, every_step: list[Row]) -> None:
-    """With evaluations after every step, the losses are the same as with few evaluations."""
     _, rows = _run(data, tmp_path / "run", log_interval=1, eval_every_n_steps=1, checkpoint_every_eval=False)
     assert [row["train/lm_loss"] for row in rows] == [row["train/lm_loss"] for row in every_step]
     assert all("eval/all/exact_accuracy" in row for row in rows)

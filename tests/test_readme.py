@@ -7,7 +7,6 @@ seconds that importing PyTorch takes. Only the published command goes through ba
 """
 
 import csv
-import json
 import os
 import re
 import subprocess
@@ -20,6 +19,7 @@ import pytest
 
 from dataset.augment import BOXES, draw_symmetries
 from tests import runs
+from tests.dataset.builders import write_small_arc_tasks
 from tests.hub_stand_in import hub
 from tests.pages import blocks, commands
 from tests.runs import REPOSITORY
@@ -60,13 +60,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
             writer.writerow(["source", "question", "answer", "rating"])
             for question, answer in zip(questions, answers, strict=True):
                 writer.writerow(["x", *("".join(str(d) if d else "." for d in row) for row in (question, answer)), 1])
-    for subset, name in (("training", "a"), ("evaluation", "b"), ("concept", "c")):
-        (folder / "kaggle" / "combined").mkdir(parents=True, exist_ok=True)
-        pair = {"input": [[1, 2], [3, ord(name) % 10]], "output": [[2, 1], [ord(name) % 10, 3]]}
-        task = {"train": [pair, {"input": [[5]], "output": [[ord(name) % 9]]}], "test": [{"input": [[4, 6]]}]}
-        prefix = folder / "kaggle" / "combined" / f"arc-agi_{subset}"
-        Path(f"{prefix}_challenges.json").write_text(json.dumps({name * 8: task}))
-        Path(f"{prefix}_solutions.json").write_text(json.dumps({name * 8: [[[6, ord(name) % 7]]]}))
+    write_small_arc_tasks(folder / "kaggle" / "combined")
     return folder
 
 
@@ -152,7 +146,6 @@ def test_command(clone: Path, command: str) -> None:
 
 
 def test_the_python_example(clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The example of the README runs as it stands there, and prints one line."""
     (example,) = blocks(REPOSITORY / "README.md", "python")
     monkeypatch.chdir(clone)
     exec(example.replace("<project>/<run>", "p/run"), {})

@@ -27,7 +27,6 @@ def _average(run: Path, step: int) -> Tensors:
 
 
 def _printed(lines: list[str]) -> dict[str, str]:
-    """Return the metrics that evaluate.py has printed."""
     found = (line.split() for line in lines if line.startswith("  eval/"))
     return {name: value for name, value, *_ in found}
 
@@ -172,13 +171,6 @@ def test_a_run_can_train_on_two_datasets_and_evaluate_both(
     names = {name for name in last if name.startswith("eval/")}
     assert names and all(name.startswith("eval/second.all/") for name in names)
     assert all(last[name] == expected[name] for name in names)
-
-
-def test_data_on_changes_no_result(data: Path, two: tuple[Path, Path], tmp_path: Path) -> None:
-    for where in ("host", "device"):
-        paths = f"[{two[0]},{two[1]}]"
-        train_here(settings(data, tmp_path / where, data_on=where, augment="online", data_paths=paths))
-    runs.assert_same_run(tmp_path / "device", tmp_path / "host")
 
 
 # ---- mistakes ----------------------------------------------------------------------------------

@@ -15,14 +15,6 @@ from tests.in_process import mistake, train_here
 from tests.runs import assert_same_run, rows, settings, train, until, with_arguments
 
 
-def test_resume_with_damaged_latest_warns(data: Path, quiet: Path, copied: Path, log: Path) -> None:
-    weights = copied / "step_00000012" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    output = runs.resume(data, copied, log).ok()
-    assert "step_00000012 is damaged: model.safetensors has" in output and "going back to step_00000010" in output
-    assert_same_run(copied, quiet)
-
-
 def test_a_finished_run_and_one_without_a_checkpoint_change_no_file(data: Path, copied: Path, log: Path) -> None:
     before = runs.contents(copied)
     (copied / "stopped").write_text("SIGUSR1\n")

@@ -15,10 +15,7 @@ TASK: dict[str, Any] = yaml.safe_load((ROOT / "launch/skypilot.yaml").read_text(
 
 
 def _run(tmp_path: Path, *, status: int, before: bool = False, stopped: bool = False, **typed: str) -> tuple[int, str]:
-    """Run the commands with a torchrun that prints its arguments.
-
-    `before`: the run's folder has the marker of an earlier stop. `stopped`: torchrun leaves one.
-    """
+    """Run the commands with a torchrun that prints its arguments, and may leave a marker."""
     run, torchrun = tmp_path / "run", tmp_path / ".venv/bin/torchrun"
     torchrun.parent.mkdir(parents=True)
     # As pretrain.py does: clear the old marker, and write a new one.

@@ -108,8 +108,6 @@ Call = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Return a function that runs main() and returns the exit status and the printed text."""
-
     def run_main(*typed: str, stdin: str = "") -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["solve.py", "device=cpu", *typed])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))

@@ -48,8 +48,6 @@ Call = Callable[..., str]
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: TextModel) -> Call:
-    """Return a function that runs main() and returns the printed text."""
-
     def run_main(*typed: str, stdin: bytes = b"") -> str:
         monkeypatch.setattr(sys, "argv", ["solve.py", "device=cpu", *typed])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))

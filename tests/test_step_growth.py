@@ -128,9 +128,3 @@ def test_only_the_average_reads_the_whole_puzzle_table(counts: dict[str, list[Co
     grown = {function: last[function] - first[function] for function in last if last[function] != first[function]}
     more_rows = 2 * 1001
     assert grown == {EMA_UPDATE: 2 * 4 * more_rows * WIDTH}, "the average and the table, float32"
-
-
-def test_what_grows_faster_is_noticed() -> None:
-    line, square = [5, 8, 11, 14], [5, 8, 13, 20]
-    assert more_than(1, line) == more_than(2, line) == more_than(2, square) == 0
-    assert more_than(0, line) == 3 and more_than(1, square) == 2

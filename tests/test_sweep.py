@@ -45,7 +45,6 @@ class Started:
         runs.until(condition, self._running)
 
     def wait(self) -> str:
-        """Wait for the end and return the output."""
         return self._running.wait().ok()
 
     def kill(self) -> None:
@@ -60,7 +59,6 @@ class Started:
 
 
 def forked(rank: int) -> None:
-    """Let a sweep fork its runs."""
     fork_runs()
 
 

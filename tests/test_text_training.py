@@ -21,7 +21,6 @@ TEXT_ARCHS = sorted(name_of(arch) for arch in ARCHS if arch.kind == "text")
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a dataset of 300 problems for training and 20 for testing, with random tokens."""
     return random_dataset(tmp_path_factory.mktemp("text"))
 
 

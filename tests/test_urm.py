@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from models.layers import ConvSwiGLU
 from models.urm import URM, URMConfig
 from optim.build import MuonConfig
-from sharing import export
-from tests import fuzz, runs
+from tests import runs
 from tests.in_process import begin, changed, load_run, pretrain_config, train_here
+from tests.records.checkpoint.helpers import fix_manifest
 from utils.errors import UserError
 
 SMALL = {"arch": "urm", "arch.num_layers": 1, "arch.H_cycles": 2, "arch.L_cycles": 2, "lr_warmup_steps": 3}
@@ -34,7 +34,7 @@ def old(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         stored = json.loads(state.read_text())
         del stored["config"]["arch"]["conv_bias"], stored["config"]["lr_counts_from"]
         state.write_text(json.dumps(stored))
-        fuzz.seal(state.parent)
+        fix_manifest(state.parent)
     return run
 
 
@@ -141,23 +141,3 @@ def test_both_names_of_a_key_are_refused() -> None:
     for typed in (["arch.loops=4", "arch.halt_max_steps=4"], ["use_muon=True", "optim=adamw"]):
         with pytest.raises(UserError, match="give one of them"):
             pretrain_config("arch=urm", *typed)
-
-
-def test_a_checkpoint_for_the_program_of_urm_starts_a_run_here(data: Path, tmp_path: Path) -> None:
-    """Its program saves the names of a compiled model."""
-    run, again = tmp_path / "run", tmp_path / "again"
-    train_here(_settings(data, run, max_steps=2))
-    assert export.main(["--format", "urm", "--compiled", str(run), "-o", str(tmp_path / "step_2.pt")]) == 0
-    begun = begin(_settings(data, again, init_from=tmp_path / "step_2.pt"))
-    saved = load_file(run / "step_00000002/model.safetensors")
-    assert all(
-        torch.equal(tensor.float(), saved[name].float()) for name, tensor in begun.state.model.state_dict().items()
-    )
-    begun.fit()
-
-
-def test_a_published_schedule_begins_with_a_rate_of_0(data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train_here(_settings(data, run, lr=3e-3, lr_scaling="none"))
-    rates = [row["train/lr"] for row in runs.rows(run) if "train/lr" in row]
-    assert rates == pytest.approx([0.0, 1e-3, 2e-3, 3e-3])

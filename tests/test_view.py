@@ -288,10 +288,7 @@ def ended(status: int) -> subprocess.CompletedProcess[bytes]:
 def test_a_run_without_answers_gets_them_from_evaluate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The results of an earlier evaluation stay, whatever its size.
-
-    A run went on after view.py had saved its answers. They are not taken for the newest.
-    """
+    """The results of an earlier evaluation stay, and answers of an older step aren't the newest."""
     run = write_run(tmp_path / "my run", None)
     saved, output = tmp_path / "answers", tmp_path / "view.html"
     shutil.copytree(run / OUTPUTS, run / f"{OUTPUTS}_other")

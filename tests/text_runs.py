@@ -34,11 +34,7 @@ def write_data(folder: Path, form: Form) -> Path:
 
 
 def write_run(run: Path, data: Path, *overrides: str, sizes: dict[str, Any] | None = None) -> TextModel:
-    """Write a run with one checkpoint, and return its model.
-
-    Args:
-        sizes: in place of those of the data.
-    """
+    """Write a run with one checkpoint, and return its model."""
     config = pretrain_config("arch=gpt", *SMALL, *overrides, f"data_path={data}")
     of_data = TextSizes.of(open_text_split(data, "train"))
     model = build_arch(config.arch, **of_data.of_model())

@@ -21,10 +21,7 @@ def build(main: Main, output_dir: Path, *options: object) -> dict[SplitName, Spl
 
 
 def refused(main: Main, capsys: pytest.CaptureFixture[str], output_dir: Path, *options: object) -> str:
-    """Return the line with which the builder refuses the options.
-
-    The exit status must be 2, and the builder must leave no file behind.
-    """
+    """Return the line with which the builder refuses the options."""
     before = sorted(output_dir.parent.iterdir())
     assert main(["--output-dir", str(output_dir), *map(str, options)]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
@@ -48,6 +45,32 @@ def write_arc_tasks(folder: Path, **subfolders: dict[str, Any]) -> Path:
         for name, task in tasks.items():
             (folder / subfolder / f"{name}.json").write_text(json.dumps(task))
     return folder
+
+
+def write_combined_arc_tasks(folder: Path, **subsets: dict[str, Any]) -> Path:
+    """Write tasks in Kaggle's layout, and return the prefix of the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    prefix = folder / "arc-agi"
+    for subset, tasks in subsets.items():
+        challenges = {
+            name: {**task, "test": [{"input": pair["input"]} for pair in task["test"]]} for name, task in tasks.items()
+        }
+        solutions = {name: [pair["output"] for pair in task["test"]] for name, task in tasks.items()}
+        Path(f"{prefix}_{subset}_challenges.json").write_text(json.dumps(challenges))
+        with gzip.open(f"{prefix}_{subset}_solutions.json.gz", "wt") as stream:
+            json.dump(solutions, stream)
+    return prefix
+
+
+def write_small_arc_tasks(folder: Path) -> None:
+    """Write two tasks of each subset that pages name, with grids of 3x3, in Kaggle's layout."""
+    grids = iter(np.random.default_rng(0).integers(0, 10, (100, 3, 3)).tolist())
+
+    def task() -> dict[str, Any]:
+        return {part: [{"input": next(grids), "output": next(grids)}] for part in ("train", "test")}
+
+    subsets = ("training", "evaluation", "concept")
+    write_combined_arc_tasks(folder, **{name: {f"{name}{n}": task() for n in range(2)} for name in subsets})
 
 
 def put(at: Any, value: int | np.ndarray) -> Callable[[np.ndarray], np.ndarray]:

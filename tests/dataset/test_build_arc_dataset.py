@@ -1,13 +1,11 @@
 """The ARC builder: the dataset that it writes, its warnings, and the mistakes that it refuses."""
 # S = cells of the canvas
 
-import gzip
 import json
 import os
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from dataset.arc import SIDE, crop, parse_name
 from dataset.arc_votes import ArcVotes
 from dataset.build_arc_dataset import main
 from dataset.validate import main as main_of_validate
-from tests.dataset.builders import build, fingerprints, refused, write_arc_tasks
+from tests.dataset.builders import build, fingerprints, refused, write_arc_tasks, write_combined_arc_tasks
 from utils.ranks.world import World
 
 _build = partial(build, main)
@@ -42,20 +40,6 @@ def _task(seed: int, num_train: int = 2, num_test: int = 1) -> dict[str, list[di
 
 TRAINING = {"a": _task(1), "b": _task(2, num_train=3, num_test=2)}
 EVALUATION = {"c": _task(3, num_train=3), "d": _task(4, num_train=2, num_test=2)}
-
-
-def _write_combined(folder: Path, **subsets: dict[str, Any]) -> Path:
-    """Write tasks in Kaggle's layout, and return the prefix of the files."""
-    prefix = folder / "arc-agi"
-    for subset, tasks in subsets.items():
-        challenges = {
-            name: {**task, "test": [{"input": pair["input"]} for pair in task["test"]]} for name, task in tasks.items()
-        }
-        solutions = {name: [pair["output"] for pair in task["test"]] for name, task in tasks.items()}
-        Path(f"{prefix}_{subset}_challenges.json").write_text(json.dumps(challenges))
-        with gzip.open(f"{prefix}_{subset}_solutions.json.gz", "wt") as stream:
-            json.dump(solutions, stream)
-    return prefix
 
 
 @pytest.fixture
@@ -107,7 +91,7 @@ def test_combined_files_and_folders_give_the_dataset_of_the_seed(
     tmp_path: Path, tasks_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Combined files may be named with a hyphen, as those of URM."""
-    prefix = _write_combined(tmp_path, evaluation=EVALUATION, training=TRAINING)
+    prefix = write_combined_arc_tasks(tmp_path, evaluation=EVALUATION, training=TRAINING)
     options = ("--subsets", "evaluation", "training", "--test-set-name", "evaluation", "--num-aug", 4)
     _build(tmp_path / "folders", "--dataset-dirs", tasks_dir, "--num-aug", 4)
     of_e03333b = ["77661aba487c", "2bc08c2b40db"]
@@ -130,7 +114,7 @@ def test_combined_files_and_folders_give_the_dataset_of_the_seed(
 
 
 def test_a_test_set_without_outputs_is_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prefix = _write_combined(tmp_path, training=TRAINING, evaluation=EVALUATION)
+    prefix = write_combined_arc_tasks(tmp_path, training=TRAINING, evaluation=EVALUATION)
     for subset in ("training", "evaluation"):
         Path(f"{prefix}_{subset}_solutions.json.gz").unlink()
     options = ("--subsets", "training", "evaluation", "--test-set-name", "evaluation", "--num-aug", 2)
@@ -153,7 +137,7 @@ def test_leaks_of_up_to_one_percent_are_a_warning(
 ) -> None:
     evaluation = {f"many{seed:03}": _task(1000 + seed, num_train=1) for seed in range(num_test)}
     leaking = {"train": TRAINING["a"]["train"], "test": evaluation["many007"]["test"]}
-    prefix = _write_combined(tmp_path, t={"leaking": leaking}, e=evaluation)
+    prefix = write_combined_arc_tasks(tmp_path, t={"leaking": leaking}, e=evaluation)
     options = ["--subsets", "t", "e", "--test-set-name", "e", "--num-aug", "0", "--output-dir", str(tmp_path / "data")]
     assert main(["--input-file-prefix", str(prefix), *options]) == status
     messages = capsys.readouterr().err

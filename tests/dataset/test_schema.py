@@ -12,6 +12,7 @@ import pytest
 from dataset import schema
 from dataset.schema import check_contents, merge_splits, open_datasets, open_split
 from tests.dataset.builders import put
+from tests.records.checkpoint.helpers import Trap
 
 NUM_GROUPS, GROUP_SIZE, EXAMPLES, SEQ_LEN, VOCAB = 3, 2, 2, 5, 7
 METADATA: dict[str, Any] = {
@@ -195,21 +196,11 @@ def test_truncated_and_garbled_arrays_are_named(tmp_path: Path) -> None:
         assert str(file) in _error(tmp_path)
 
 
-class _Payload:
-    """An object that creates a file when it is unpickled."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.trace,))
-
-
 @pytest.mark.parametrize("name", ["inputs", "puzzle_identifiers"])
 def test_no_code_runs_from_a_dataset(tmp_path: Path, name: str) -> None:
     file = _write(tmp_path / "data") / "train" / f"all__{name}.npy"
     trace = tmp_path / "trace"
-    np.save(file, np.array([_Payload(trace)], dtype=object), allow_pickle=True)
+    np.save(file, np.array([Trap(trace)], dtype=object), allow_pickle=True)
     assert f"{file}: cannot be mapped as a plain array" in _error(tmp_path / "data")
     file.write_bytes(b"\x80\x04]." + b"\x00" * 100)  # a bare pickle
     assert f"{file}: cannot be mapped as a plain array" in _error(tmp_path / "data")

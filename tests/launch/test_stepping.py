@@ -125,7 +125,6 @@ def test_a_state_of_another_run_is_refused(data: Path, tmp_path: Path) -> None:
     for state, message in (
         (wide.get_state(), "the state of a run with this model"),
         (replace(earlier, place=(1, 2, "ddp")), "that of rank 1 of 2 with parallel=ddp, here is rank 0 of 1 with"),
-        (replace(earlier, place=(0, 1, "fsdp")), "that of rank 0 of 1 with parallel=fsdp, here is rank 0 of 1 with"),
         (replace(earlier, progress=ahead), "another global_batch_size"),
     ):
         with pytest.raises(UserError, match=message):

@@ -66,7 +66,6 @@ def _results(run: Path, name: str, data: str, exact: float) -> None:
 
 
 def _card(folder: Path) -> tuple[dict[str, Any], str]:
-    """Return the metadata and the text of a card."""
     nothing, metadata, text = (folder / "README.md").read_text().split("---\n", 2)
     assert nothing == ""
     return yaml.safe_load(metadata), text

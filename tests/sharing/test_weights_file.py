@@ -15,6 +15,7 @@ from safetensors.torch import save, save_file
 from torch import Tensor
 
 from sharing.weights_file import read_weights, write_weights
+from tests.records.checkpoint.helpers import Trap
 from tests.sharing.test_export import assert_same
 
 
@@ -68,20 +69,10 @@ def test_nested_weights_are_unwrapped(tmp_path: Path) -> None:
 # ---- what is refused ---------------------------------------------------------------------------
 
 
-class _Payload:
-    """An object that calls a function when it is unpickled."""
-
-    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
-        self.call = (function, arguments)
-
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return self.call
-
-
 PAYLOADS = {
-    "os.system": lambda mark: _Payload(os.system, f"touch {mark}"),
-    "beside weights": lambda mark: {**_weights(), "more": _Payload(os.system, f"touch {mark}")},
-    "in the nested dict": lambda mark: {"model": _weights(), "optimizer": _Payload(os.system, f"touch {mark}")},
+    "alone": Trap,
+    "beside weights": lambda mark: {**_weights(), "more": Trap(mark)},
+    "in the nested dict": lambda mark: {"model": _weights(), "optimizer": Trap(mark)},
 }
 KINDS: dict[str, Callable[[object, int], bytes]] = {
     "raw": lambda contents, protocol: pickle.dumps(contents, protocol=protocol),
@@ -96,7 +87,7 @@ KINDS: dict[str, Callable[[object, int], bytes]] = {
 def test_a_pickle_with_code_is_refused_and_does_not_run(payload: str, kind: str, protocol: int, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     pickle.loads(pickle.dumps(PAYLOADS[payload](mark)))
-    mark.unlink()  # the payload works
+    mark.rmdir()  # the payload works
     for name in ("step_21700", "model.safetensors"):
         (tmp_path / name).write_bytes(KINDS[kind](PAYLOADS[payload](mark), protocol))
         _one_line(tmp_path / name, "loading it would run code: refused|no file of weights")

@@ -86,7 +86,6 @@ def _model(seed: int) -> HRM:
 
 
 def _halts_at(said: list[dict[str, torch.Tensor]], n: int) -> int:
-    """Return the step at which the Q head halts."""
     wants = [t + 1 for t in range(STEPS) if said[t]["q_halt"][n] > said[t]["q_continue"][n]]
     return min([*wants, STEPS])
 

@@ -10,11 +10,12 @@ import torch
 
 from models.base import RecursiveModel
 from models.text.config import GPTConfig
-from tests import fuzz, runs
+from tests import runs
 from tests.dataset.text.samples import random_dataset
 from tests.in_process import changed, load_run, mistake, train_here
 from tests.models.helpers import needs_fp8, small_model
 from tests.models.text.helpers import make_config, varlen_attention
+from tests.records.checkpoint.helpers import fix_manifest
 from training.kernels import require_kernels, why_fp8_fails, why_varlen_fails
 from utils.errors import UserError
 from utils.ranks.world import World
@@ -101,7 +102,7 @@ def test_a_run_that_began_without_the_key_goes_on_without_fp8(data: Path, tmp_pa
         stored = json.loads(state.read_text())
         del stored["config"]["arch"]["fp8_no_grad"]
         state.write_text(json.dumps(stored))
-        fuzz.seal(state.parent)
+        fix_manifest(state.parent)
     config, _, _ = load_run(run)
     assert config.puzzle_arch.fp8_no_grad is False
     again = train_here([f"resume={run / 'step_00000001'}", f"checkpoint_path={tmp_path / 'again'}"])

@@ -41,8 +41,11 @@ PROGRESS = Progress(
 class Trap:
     """An object that makes a folder when it is unpickled."""
 
+    def __init__(self, folder: str | Path = "the_trap_was_sprung") -> None:
+        self._folder = str(folder)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, ("the_trap_was_sprung",)
+        return os.mkdir, (self._folder,)
 
 
 def weights_at(step: int) -> dict[str, Tensor]:

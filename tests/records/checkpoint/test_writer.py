@@ -200,10 +200,6 @@ def _save_and_die(run: str, step: int, moment: int) -> None:
 @pytest.mark.faults
 @pytest.mark.parametrize("step", [6, 8], ids=["a step that is there already", "a new step"])
 def test_killed_at_every_moment_of_a_save(tmp_path: Path, step: int) -> None:
-    """After the kill there is a whole step, not older than the last one.
-
-    The next save succeeds and removes the leftovers.
-    """
     for moment in range(1, 100):
         run = tmp_path / f"run_{moment}"
         save_step(run, 6, World.single(), keep_last_k=1)
