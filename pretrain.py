@@ -37,7 +37,6 @@ from records.heading import heading
 from records.lock import RunLock
 from records.metrics import Row
 from training.compiling import with_compile
-from training.config import PretrainConfig
 from training.data import Data
 from training.dry_run import dry_run, smaller_step
 from training.kernels import require_kernels
@@ -189,7 +188,7 @@ def build_state(start: Start, data: Data, world: World) -> TrainState:
         state.restore(checkpoint, config, world)
         if start.branches_off:  # a run of its own, which has no best yet
             state.progress = state.progress.of_branch(fresh.wandb_run_id)
-    start.config = config.model_copy(update={"cuda_graph": uses_cuda_graph(config, state, world)})
+    state.is_replayed = uses_cuda_graph(config, state, world)
     return state
 
 
@@ -221,7 +220,7 @@ def train(start: Start, data: Data, state: TrainState, stop: StopSignal, lock: R
         # The progress holds a row if a stop or an error interrupted the evaluation of its step.
         if progress.pending_row is not None and after_step(session, progress.pending_row):
             return
-        step = stepper(start.config, state, session.say, world)
+        step = stepper(state, session.say, world)
         for batch in session.batches():  # which moves progress.step and progress.draws on
             row = take_step(session, step, batch, world)
             if after_step(session, row):
@@ -231,13 +230,13 @@ def train(start: Start, data: Data, state: TrainState, stop: StopSignal, lock: R
 # ---- one step ----------------------------------------------------------------------------------
 
 
-def stepper(config: PretrainConfig, state: TrainState, say: Callable[[str], None], world: World) -> TrainStep:
+def stepper(state: TrainState, say: Callable[[str], None], world: World) -> TrainStep:
     """Return `train_step` for a state, which is replayed with cuda_graph."""
 
     def step(batch: Batch | TextBatch, settings: StepSettings) -> StepResult:
         return train_step(state, batch, settings, world)
 
-    return StepGraph(step, state, say, world) if config.cuda_graph is True else step
+    return StepGraph(step, state, say, world) if state.is_replayed else step
 
 
 def take_step(session: Session, step: TrainStep, batch: Batch | TextBatch, world: World) -> Row:

@@ -52,7 +52,7 @@ class OurTrainer:
         data = self._data
         self._state = build_state(start, data, self.world)
         self._config, self._sizes = start.config, data.sizes
-        self._take = stepper(self._config, self._state, print, self.world)
+        self._take = stepper(self._state, print, self.world)
         self._plan = Plan.make(self._config, data, self._state.progress, self.world)
         sampler = self._plan.sampler
         assert isinstance(sampler, Sampler)

@@ -37,7 +37,7 @@ class SteppedRun:
             self._session = opened.enter_context(session)
             self._opened = opened.pop_all()
         self._batches = self._session.batches()
-        self._take = stepper(start.config, self._state, self._session.say, self._world)
+        self._take = stepper(self._state, self._session.say, self._world)
         self._is_best = False
         # The row of the newest step, until it is logged. A step has one row in metrics.jsonl, which
         # also holds the metrics of its evaluation.

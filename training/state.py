@@ -49,6 +49,7 @@ class TrainState:
     sums: OpenSums
     watch: NumberWatch
     progress: Progress
+    is_replayed: bool = False  # whether its steps are a CUDA graph (training/step_graph.py)
 
     @property
     def model(self) -> Model:

@@ -151,7 +151,7 @@ def test_nothing_waits_between_two_logs(typed: list[str], data: Path, tmp_path: 
         begun.data.puzzles("train"), plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on
     )
     batches, said = enumerate(loader.batches(range(1, 11)), start=1), list[str]()
-    take = stepper(config, state, said.append, world)
+    take = stepper(state, said.append, world)
 
     def train(num_steps: int) -> None:
         for _ in range(num_steps):

@@ -81,7 +81,7 @@ class _RecordedGraph(StepGraph):
     """A StepGraph, each of whose steps is recorded."""
 
     def __init__(self, begun: Begun, fault: Fault) -> None:
-        plain = stepper(begun.start.config, begun.state, print, SINGLE)
+        plain = stepper(begun.state, print, SINGLE)
 
         def step(batch: Batch | TextBatch, settings: StepSettings) -> StepResult:
             fault(self)
@@ -162,7 +162,7 @@ def test_a_step_reads_the_same_numbers_from_the_device(data: Path, tmp_path: Pat
     """Both steps have another rate, of the weights and of the puzzle rows."""
     typed, numbers = [f"optim={optim}", "lr_warmup_steps=3", "lr=0.01", "ema=true"], range(1, 3)
     plain, fixed = (_begun(data, tmp_path / name, *typed) for name in ("plain", "fixed"))
-    step, other = (stepper(begun.start.config, begun.state, print, SINGLE) for begun in (plain, fixed))
+    step, other = (stepper(begun.state, print, SINGLE) for begun in (plain, fixed))
     _steps(plain, step, numbers)
     _steps(fixed, StepGraph(other, fixed.state, print, SINGLE), numbers)
     found = fixed.state.local_tensors()
