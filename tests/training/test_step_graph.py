@@ -1,9 +1,11 @@
 """A step can be replayed: two steps issue the same operators, with the same numbers and memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from models.carry import Carry
 from models.text.objective import TextBatch
 from pretrain import stepper
-from tests.in_process import SINGLE, Begun, begin, mistake
+from tests.in_process import SINGLE, Begun, begin, changed, mistake
 from tests.test_family import ARCHS, OPTIMS, OTHER_FORWARD, OTHER_GRADIENT
 from training.plan import Plan
 from training.step import StepResult, StepSettings, TrainStep
@@ -159,8 +161,9 @@ def test_a_step_that_cant_be_replayed_is_seen(data: Path, tmp_path: Path, fault:
 
 @pytest.mark.parametrize("optim", OPTIMS)
 def test_a_step_reads_the_same_numbers_from_the_device(data: Path, tmp_path: Path, optim: str) -> None:
-    """Both steps have another rate, of the weights and of the puzzle rows."""
-    typed, numbers = [f"optim={optim}", "lr_warmup_steps=3", "lr=0.01", "ema=true"], range(1, 3)
+    """Both steps have another batch, and another rate of the weights and of the puzzle rows."""
+    typed = [f"optim={optim}", "lr_warmup_steps=3", "lr=0.01", "ema=true", "arch.halt_max_steps=1"]
+    numbers = range(1, 3)
     plain, fixed = (_begun(data, tmp_path / name, *typed) for name in ("plain", "fixed"))
     step, other = (stepper(begun.state, print, SINGLE) for begun in (plain, fixed))
     _steps(plain, step, numbers)
@@ -168,6 +171,62 @@ def test_a_step_reads_the_same_numbers_from_the_device(data: Path, tmp_path: Pat
     found = fixed.state.local_tensors()
     for name, tensor in plain.state.local_tensors().items():
         assert torch.allclose(found[name], tensor, rtol=1e-4, atol=1e-5), name
+
+
+class _FakeCard:
+    """Stands in for a card: what runs while a graph is captured changes nothing but the host."""
+
+    def __init__(self, graph: StepGraph, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._graph, self._fault, self._own_step = graph, fault, graph.step
+        state = graph._state.optimizers.export_state(graph._state.model)
+        self._counts = [tensor for name, tensor in state.items() if ".step." in name]
+        graph._stream = Mock()
+        monkeypatch.setattr(graph, "step", self._step)
+        fakes = {"current_stream": Mock(), "stream": nullcontext, "CUDAGraph": lambda: self, "graph": self._capture}
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def _step(self, settings: StepSettings) -> StepResult:
+        self._settings, self._result = settings, self._own_step(settings)
+        return self._result
+
+    @contextmanager
+    def _capture(self, *given: object, **options: object) -> Iterator[None]:
+        before = self._graph._copy()
+        yield
+        counts = [count.clone() for count in self._counts]
+        self._graph._restore(before)
+        torch._foreach_copy_(self._counts, counts)
+        self._captured, self._replayed = self._result, self._settings
+        if self._fault == "raises":
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    def replay(self) -> None:
+        counts = [count.clone() for count in self._counts]
+        result = self._own_step(self._replayed)
+        torch._foreach_copy_(self._counts, counts)
+        self._captured.sums.copy_(result.sums)
+        if self._fault == "spoils":
+            with torch.no_grad():
+                next(self._graph._state.model.parameters()).mul_(1.001)
+
+
+@pytest.mark.parametrize("fault", ["", "raises", "spoils"])
+def test_a_replayed_run_is_the_same_and_one_without_a_graph_too(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """After the curriculum's change of depth the step is captured anew."""
+    typed = ["ema=true", "max_steps=12", "arch.depth_curriculum=[{until: 0.5, H_cycles: 1, L_cycles: 1}]"]
+    ends, said = [], list[str]()
+    for name in ("plain", "graph"):
+        begun, sums = _begun(data, tmp_path / name, *typed), list[Tensor]()
+        graph = StepGraph(stepper(begun.state, print, SINGLE), begun.state, said.append, SINGLE)
+        if name == "graph":
+            _FakeCard(graph, fault, monkeypatch)
+        _steps(begun, lambda *given, graph=graph, sums=sums: sums.append(graph(*given).sums.clone()), range(1, 13))
+        ends.append(begun.state.local_tensors() | {f"sums of step {n}": each for n, each in enumerate(sums, start=1)})
+    assert not changed(*ends)
+    assert [line.split()[1] for line in said] == (["off,"] if fault else ["on;", "on;"])
 
 
 def test_a_graph_is_refused_where_it_cant_be(data: Path, tmp_path: Path) -> None:
