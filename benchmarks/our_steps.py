@@ -18,7 +18,6 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import record_function
 
 from benchmarks.gpu.kernels import summary, trace
@@ -36,7 +35,7 @@ from training.plan import Plan
 from training.resume import Start
 from utils.command_line import read_config, validate
 from utils.perf.devices import max_memory_gb
-from utils.perf.recording import AVERAGE, BACKWARD, FORWARD, NO_GRAD, OPTIMIZER, recording, transfers, union
+from utils.perf.recording import AVERAGE, BACKWARD, FORWARD, NO_GRAD, OPTIMIZER, recording, spans_of, transfers, union
 from utils.ranks.setup import join_ranks
 
 METRICS = "metrics"
@@ -145,30 +144,30 @@ class OurTrainer:
     def parts(self, num_steps: int) -> dict[str, float]:
         """Train some steps, and return the ms that each part of one takes. Every rank.
 
-        The parts are exclusive. What ranks send while they compute is not part of the reduction.
+        The parts are exclusive. What ranks send while they compute is not part of the reduction. On
+        CUDA a part is the time of its kernels, and `rest` has what the card waits.
         """
-        device = self.world.device
-        with recording(device) as events:
+        with recording(self.world.device) as events:
             row = self.steps(num_steps)
-        names = (NO_GRAD, FORWARD, BACKWARD, PUZZLE_TABLE, OPTIMIZER, AVERAGE, METRICS)
-        spans: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
-        wanted = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU  # on CUDA, a part's kernels
-        for event in events:
-            if event.name() in spans and event.device_type() == wanted:
-                spans[event.name()].append((event.start_ns(), event.start_ns() + event.duration_ns()))
-        ms = {name: union(each) / num_steps / 1e6 for name, each in spans.items()}
-        ms[FORWARD] -= ms[NO_GRAD]
-        # The update of the puzzle table waits for what the ranks send for it.
-        sent = list(transfers(events))
-        ms[PUZZLE_TABLE] = (union([*spans[PUZZLE_TABLE], *sent]) - union(sent)) / num_steps / 1e6
-        computing = [span for name, each in spans.items() if name != PUZZLE_TABLE for span in each]
-        reduction_ns = union([*computing, *sent]) - union(computing)
-        ms = {"data": row["data_ms"], **ms, "reduction": reduction_ns / num_steps / 1e6}
-        return {"step": row["step_ms"], **ms, "rest": row["step_ms"] - sum(ms.values())}
+        return parts_of(events, row, num_steps, self.world.device)
 
     def snapshot(self) -> Snapshot:
         """Return what a checkpoint saves now. Every rank."""
         return self._state.snapshot(self._config, self._data, self.world)
+
+
+def parts_of(events: list[Any], row: dict[str, float], num_steps: int, device: torch.device) -> dict[str, float]:
+    """Return the ms of each part of a step, from the recorded events of some and their `row`."""
+    spans = spans_of((NO_GRAD, FORWARD, BACKWARD, PUZZLE_TABLE, OPTIMIZER, AVERAGE, METRICS), events, device)
+    ms = {name: union(each) / num_steps / 1e6 for name, each in spans.items()}
+    ms[FORWARD] -= ms[NO_GRAD]
+    # The update of the puzzle table waits for what the ranks send for it.
+    sent = list(transfers(events))
+    ms[PUZZLE_TABLE] = (union([*spans[PUZZLE_TABLE], *sent]) - union(sent)) / num_steps / 1e6
+    computing = [span for name, each in spans.items() if name != PUZZLE_TABLE for span in each]
+    reduction_ns = union([*computing, *sent]) - union(computing)
+    ms = {"data": row["data_ms"], **ms, "reduction": reduction_ns / num_steps / 1e6}
+    return {"step": row["step_ms"], **ms, "rest": row["step_ms"] - sum(ms.values())}
 
 
 if __name__ == "__main__":

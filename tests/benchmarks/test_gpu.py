@@ -2,18 +2,22 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch._functorch import config as functorch
 from torch._inductor import config as inductor
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.attention import CHOSEN, HEAD_DIM, NUM_HEADS, make_heads, measure, measure_packed
 from benchmarks.gpu.kernels import Event, summary, work
 from benchmarks.gpu.switched_steps import SWITCHES
+from benchmarks.our_steps import parts_of
 from models.attention import Attention, rotary_tables
 from tests.in_process import pretrain_config
 
@@ -127,6 +131,35 @@ def test_attention_counts_two_products_forward_and_five_backward() -> None:
     _, backward = work(_operator(1, "aten::_flash_attention_backward", [shape] * 5))
     assert forward == 2 * 2 * 3 * 8 * 81 * 81 * 64 and backward == 2.5 * forward
     assert work(_operator(1, "aten::_scaled_dot_product_cudnn_attention", [[3, 8, 81, 64]] * 3))[1] == forward
+
+
+# ---- parts of a step ----------------------------------------------------------------------------
+
+CPU, CUDA = DeviceType.CPU, DeviceType.CUDA
+
+
+def _event(name: str, on: DeviceType, number: int, begin: int, end: int, *, is_named: bool = False) -> SimpleNamespace:
+    """Return an event as the profiler gives it, of whole milliseconds."""
+    values = {"name": name, "device_type": on, "correlation_id": number, "is_user_annotation": is_named}
+    values |= {"start_ns": begin * 10**6, "end_ns": end * 10**6}
+    return SimpleNamespace(**{key: partial(lambda value: value, value) for key, value in values.items()})
+
+
+def test_a_part_on_cuda_is_what_its_code_launched() -> None:
+    """The names on the device leave out backward and the optimizer, as in a trace of an H200."""
+    code = {1: ("forward", 0, 10), 2: ("forward without gradient", 1, 4), 3: ("backward", 10, 20)}
+    code |= {4: ("optimizer", 20, 26), 5: ("Optimizer.step#AdamW.step", 21, 25), 6: ("metrics", 26, 28)}
+    # When the host launched a kernel, and when it ran. Numbers of launches are also those of names.
+    kernels = {3: ("mm", 2, 5, 9), 1: ("mm", 6, 9, 11), 2: ("mm_backward", 12, 14, 30), 4: ("adamw", 22, 31, 35)}
+    kernels |= {5: ("ncclDevKernel_AllReduce", 13, 28, 32), 6: ("add", 27, 35, 36), 7: ("augment", 29, 36, 40)}
+    events = [_event(name, CPU, number, *span, is_named=True) for number, (name, *span) in code.items()]
+    for number, (name, at, begin, end) in kernels.items():
+        events += [_event("cudaLaunchKernel", CPU, number, at, at + 1), _event(name, CUDA, number, begin, end)]
+    events += [_event(code[each][0], CUDA, each, 5, 35, is_named=True) for each in (1, 2, 5, 6)]
+    events.append(_event("cudaStreamSynchronize", CPU, 8, 30, 40))
+    found = parts_of(events, {"data_ms": 0.5, "step_ms": 45.0}, 1, torch.device("cuda"))
+    parts = {"forward without gradient": 4, "forward": 2, "backward": 16, "optimizer": 4, "metrics": 1}
+    assert found == {"step": 45, "data": 0.5, **parts, "puzzle table": 0, "average": 0, "reduction": 1, "rest": 16.5}
 
 
 # ---- levers and attention -----------------------------------------------------------------------
