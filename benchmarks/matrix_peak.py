@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.on_request import timed
-from models.base import RecursiveModel
 from models.layers import Linear, LinearOfColumns
+from models.model import Model
 
 _ROUNDS = 12
 # Calls of a round on CUDA, where a single call would measure its launch and the wait as well.
@@ -42,20 +42,21 @@ class Product:
         return self.forward_ms + self.input_gradient_ms + self.weight_gradient_ms
 
 
-def measure_products(model: RecursiveModel, num_slots: int) -> list[Product]:
+def measure_products(model: Model, num_units: int, width: int) -> list[Product]:
     """Measure the products that the blocks need, if nothing else ran.
 
     Args:
-        num_slots: the slots of a microbatch.
+        num_units: the slots of a microbatch, or its tokens of text.
+        width: the hidden size.
     """
-    device, width = next(model.parameters()).device, model.config.hidden_size
+    device = next(model.parameters()).device
     layers = [layer for block in model.blocks() for layer in block.modules()]
     shapes = Counter(
         (isinstance(layer, LinearOfColumns), *layer.weight.shape) for layer in layers if isinstance(layer, Linear)
     )
     products = []
     for (of_columns, out_features, in_features), number in shapes.items():
-        rows = num_slots * (width if of_columns else model.positions_per_slot)
+        rows = num_units * (width if of_columns else model.positions_per_slot)
         x, weight, gradient = (
             torch.randn(shape, device=device, dtype=model.dtype)
             for shape in ((rows, in_features), (out_features, in_features), (rows, out_features))

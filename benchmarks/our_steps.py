@@ -1,4 +1,4 @@
-"""Train this project's model on request (benchmarks/on_request.py).
+"""Train a model of puzzles or of text on request (benchmarks/on_request.py).
 
 python -m benchmarks.our_steps OVERRIDE...
 torchrun --nproc-per-node N -m benchmarks.our_steps OVERRIDE...
@@ -13,7 +13,7 @@ kernels N  trace N steps, and return the largest kernels and what bounds each
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -23,10 +23,8 @@ from torch.profiler import record_function
 from benchmarks.gpu.kernels import summary, trace
 from benchmarks.matrix_peak import ceilings, measure_products, peak_tflops
 from benchmarks.on_request import WARMUP, answer_requests, timed
-from dataset.loader import TrainLoader
-from dataset.sampler import Sampler
-from models.base import RecursiveModel
 from models.puzzle_embedding import PUZZLE_TABLE
+from models.text.objective import TextBatch
 from pretrain import build_state, open_run, stepper
 from records.checkpoint.writer import Snapshot
 from training.config import PretrainConfig
@@ -34,6 +32,7 @@ from training.flops import flops_of_step
 from training.plan import Plan
 from training.resume import Start
 from training.step import StepSettings
+from utils.batch import Batch
 from utils.command_line import read_config, validate
 from utils.perf.devices import max_memory_gb
 from utils.perf.recording import AVERAGE, BACKWARD, FORWARD, NO_GRAD, OPTIMIZER, recording, spans_of, transfers, union
@@ -51,19 +50,11 @@ class OurTrainer:
         self.world, self._data = open_run(start, world)
         data = self._data
         self._state = build_state(start, data, self.world)
-        self._config, self._sizes = start.config, data.sizes
         self._take = stepper(self._state, print, self.world)
-        self._plan = Plan.make(self._config, data, self._state.progress, self.world)
-        sampler = self._plan.sampler
-        assert isinstance(sampler, Sampler)
-        loader = TrainLoader(
-            data.puzzles("train"),
-            sampler,
-            self.world,
-            augmentation=self._plan.augmentation,
-            data_on=self._config.data_on,
-        )
-        self._batches = iter(loader.batches(range(1, self._plan.last_step + 1)))
+        self._config, self._sizes = start.config, data.sizes
+        self._plan = plan = Plan.make(self._config, data, self._state.progress, self.world)
+        loader = plan.kind.loader(self._config, data.train, plan.sampler, plan.augmentation, self.world)
+        self._batches: Iterator[Batch | TextBatch] = loader.batches(range(1, plan.last_step + 1))
         self._data_s = 0.0
         self.is_main = self.world.is_main
 
@@ -82,14 +73,15 @@ class OurTrainer:
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "batch_size": config.global_batch_size,
-            "flops": flops_of_step(config, self._sizes, config.puzzle_arch.depth),
+            "unit": self._plan.kind.unit,
+            "flops": flops_of_step(config, self._sizes, self._plan.kind.usual_depth(config)),
         }
 
     def peak(self) -> dict[str, Any]:
-        """Measure the products of the blocks with the slots that this rank computes at once."""
-        config, model = self._config, self._state.model
-        assert isinstance(model, RecursiveModel)
-        products = measure_products(model, config.global_batch_size // self.world.size // config.grad_accumulation)
+        """Measure the products of the blocks with what this rank computes at once."""
+        config = self._config
+        num_units = config.global_batch_size // self.world.size // config.grad_accumulation
+        products = measure_products(self._state.model, num_units, config.arch.hidden_size)
         return {
             "peak_tflops": self.world.size * peak_tflops(products),
             "best": self._ceilings(),

@@ -3,16 +3,18 @@
 python -m benchmarks.gpu [--minutes 25] [--data-path DIR | --source-dir DIR] [--published DIR]
                          [--only NAME ...] [--output DIR] [--rehearse]
 e.g. python -m benchmarks.gpu --minutes 10 --source-dir sudoku-csv --published ../clones
-     python -m benchmarks.gpu --minutes 5 --only trm trm_published trm_cpp
+     python -m benchmarks.gpu --minutes 5 --only trm trm_published trm_graph_off
      python -m benchmarks.gpu --rehearse --only hrm mixer
 
 The tests of the card and all programs start and compile side by side, which costs CPU time only.
-When they are warm, they are timed in turn while nothing else runs. Then single programs look at
-attention and at checkpoints. The fast recipe trains on Sudoku-Extreme in the rest of the time.
+When they are warm, they are timed in turn, while the others only hold memory: the recipes beside
+the published code, steps without CUDA graphs, levers, and models of text. Then they measure the
+card's peak and record their kernels. Single programs look at attention and at checkpoints. The rest
+of the time is for the accuracy of sudoku_extreme_10min.
 
 Sudoku-Extreme is a built dataset (--data-path), or the folder with train.csv and test.csv or
 .csv.gz (--source-dir). Without it, generated boards take its place, and no accuracy is measured.
---published names a folder with clones of HRM and TinyRecursiveModels, which are timed as well.
+Text is drawn tokens. --published names a folder with clones of HRM and TinyRecursiveModels.
 
 <output>/result.json has all figures. It is written after each step, so a machine that is taken away
 costs only the step that runs. <output>/<name>.txt is what a program printed to standard error.
@@ -29,8 +31,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, spread, table, write
 from benchmarks.on_request import Asked, Ended
+from dataset.text.tokenizer import ByteTokenizer
+from dataset.text.writer import TextSplitWriter
 from records.history import METRICS_FILE, History
 
 # The shares of the time by which programs have to be warm, and the time in turn has to be over.
@@ -42,55 +48,72 @@ _GRACE_S = 20.0  # a run saves a checkpoint in this time
 RECIPES = {
     "hrm": ["experiment=sudoku_extreme_1k_single_gpu"],
     "trm_mlp": ["experiment=trm_sudoku_extreme", "global_batch_size=192"],
-    "fast": ["experiment=sudoku_extreme_fast"],
     "trm": ["experiment=trm_sudoku_extreme_attention", "global_batch_size=192"],
     "mixer": ["experiment=sudoku_extreme_mixer_gpu"],
+    "fast": ["experiment=sudoku_extreme_fast"],
+    "fast_10min": ["experiment=sudoku_extreme_10min"],
+}
+# Fewer tokens than the recipes have on a GPU, because all programs share the card's memory.
+TEXT_RECIPES = {
+    "gpt_small": ["experiment=gpt_small", "global_batch_size=16384", "rows_per_step=8"],
+    "hrm_text_l": ["experiment=hrm_text_l", "global_batch_size=8192", "arch.activation_checkpointing=block"],
 }
 # The published code beside which a recipe is timed: a clone, its architecture, and its slots.
 PUBLISHED = {"hrm": ("HRM", "hrm", 384), "trm_mlp": ("TinyRecursiveModels", "trm_mlp", 192)}
 PUBLISHED |= {"trm": ("TinyRecursiveModels", "trm", 192)}
-# What might make a step faster: the recipe, the program that takes its steps, overrides, variables.
-_STEPS_OF, _SWITCHED = ["benchmarks.our_steps"], "benchmarks.gpu.switched_steps"
-_GRAPHS, _CPP = {"TORCHINDUCTOR_CUDAGRAPHS": "1"}, {"TORCHINDUCTOR_CPP_WRAPPER": "1"}
-LEVERS: dict[str, tuple[str, list[str], list[str], dict[str, str]]] = {
-    "trm_cpp": ("trm", _STEPS_OF, [], _CPP),
-    "mixer_cpp": ("mixer", _STEPS_OF, [], _CPP),
-    "mixer_graphs": ("mixer", [_SWITCHED, "mark-steps"], [], _GRAPHS),
-    "fast_pad": ("fast", [_SWITCHED, "shape-pad"], [], {}),
-    "hrm_fp8": ("hrm", _STEPS_OF, ["arch.fp8_no_grad=true"], {}),
-    "hrm_no_cudnn": ("hrm", [_SWITCHED, "no-cudnn-attention"], [], {}),
-    "fast_autotune": ("fast", _STEPS_OF, [], {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}),
+# What may change the time of a step: the recipe, overrides, variables.
+_NO_GRAPH, _CPP = ["cuda_graph=false"], {"TORCHINDUCTOR_CPP_WRAPPER": "1"}
+LEVERS: dict[str, tuple[str, list[str], dict[str, str]]] = {
+    **{f"{recipe}_graph_off": (recipe, _NO_GRAPH, {}) for recipe in ("mixer", "trm", "hrm")},
+    **{f"{recipe}_cpp": (recipe, _NO_GRAPH, _CPP) for recipe in ("mixer", "trm")},
 }
 # What a rehearsal on the CPU makes of every recipe. The code is the same, and the sizes are tiny.
-TINY = ["global_batch_size=8", "arch.hidden_size=32", "arch.H_cycles=1", "arch.L_cycles=1"]
-TINY += ["arch.forward_dtype=float32", "compile=false", "device=cpu"]
+TINY = ["arch.hidden_size=32", "arch.forward_dtype=float32", "compile=false", "device=cpu"]
+_TINY_PUZZLES = ["global_batch_size=8", "arch.H_cycles=1", "arch.L_cycles=1"]
+_TINY_TEXT = ["global_batch_size=256", "rows_per_step=2"]
 Programs = dict[str, tuple[list[str], dict[str, str]]]
 
 
 def overrides_of(recipe: str, data: Path, *, rehearse: bool) -> list[str]:
     """Return the overrides of a recipe."""
-    size = ["compile=true", "device=cuda"]
+    size, is_text = ["compile=true", "device=cuda"], recipe in TEXT_RECIPES
     if rehearse:
-        size = TINY if recipe == "mixer" else [*TINY, "arch.num_heads=2"]
-    return [*RECIPES[recipe], f"data_path={data}", "wandb.mode=disabled", *size]
+        size = [*TINY, *(_TINY_TEXT if is_text else _TINY_PUZZLES), *["arch.num_heads=2"] * (recipe != "mixer")]
+    path = [f"data_path={data}", *["epochs=1000", "eval_interval=null", "eval_every_n_steps=null"] * is_text]
+    return [*(RECIPES | TEXT_RECIPES)[recipe], *path, "wandb.mode=disabled", *size]
 
 
-def programs(data: Path, published: Path | None, *, rehearse: bool) -> Programs:
+def programs(data: Path, text: Path, published: Path | None, *, rehearse: bool) -> Programs:
     """Return the command and the variables of each program, in the order of their worth."""
     found: Programs = {}
+
+    def add(name: str, recipe: str, *more: str, variables: dict[str, str] | None = None) -> None:
+        path = text if recipe in TEXT_RECIPES else data
+        words = ["benchmarks.our_steps", *overrides_of(recipe, path, rehearse=rehearse), *more]
+        found[name] = (words, variables or {})
+
     for name in RECIPES:
-        ours = overrides_of(name, data, rehearse=rehearse)
-        found[name] = (["benchmarks.our_steps", *ours], {})
+        add(name, name)
         if published is not None and name in PUBLISHED:
             clone, arch, num_slots = PUBLISHED[name]
             words = ["benchmarks.published_steps", str(published / clone), "--arch", arch]
             tiny = ["--eager", "--dtype", "float32", "hidden_size=32", "num_heads=2", "batch_size=8"]
             found[f"{name}_published"] = ([*words, *(tiny if rehearse else [f"batch_size={num_slots}"])], {})
-    eager = [*overrides_of("hrm", data, rehearse=rehearse), "compile=false"]
-    found["hrm_eager"] = (["benchmarks.our_steps", *eager], {})
-    for name, (recipe, program, more, variables) in LEVERS.items():
-        found[name] = ([*program, *overrides_of(recipe, data, rehearse=rehearse), *more], variables)
+    add("hrm_eager", "hrm", "compile=false")
+    for name, (recipe, more, variables) in LEVERS.items():
+        add(name, recipe, *more, variables=variables)
+    for name in TEXT_RECIPES:
+        add(name, name)
     return {name: ([sys.executable, "-m", *command], variables) for name, (command, variables) in found.items()}
+
+
+def draw_text(folder: Path, vocab_size: int, sample_len: int) -> None:
+    """Write a dataset of drawn tokens."""
+    tokenizer = ByteTokenizer()
+    tokenizer.vocab_size = vocab_size
+    folder.mkdir()
+    with TextSplitWriter(folder / "train", tokenizer, sample_len, ["text"]) as writer:
+        writer.add_text(np.random.default_rng(0).integers(vocab_size, size=2**20), task=0)
 
 
 def singles(*, rehearse: bool) -> dict[str, list[str]]:
@@ -165,7 +188,7 @@ def time_in_turn(measurement: Measurement, chosen: Programs, tests: "subprocess.
             if measurement.left_s(TIMED_BY) < 0:
                 return None
             try:
-                return warm[name].ask(request, _ANSWER_S)
+                return warm[name].ask(request, _ANSWER_S) | {"idle_programs": len(warm) - 1}
             except Ended:
                 drop(name, f"{request}: {measurement.last_line(name)}")
                 return None
@@ -186,7 +209,7 @@ def time_in_turn(measurement: Measurement, chosen: Programs, tests: "subprocess.
             measurement.note(f"{name} is warm")
         if tests is not None:
             measurement.end_of("tests", tests, measurement.left_s(READY_BY))
-            measurement.found["tests"] = measurement.last_line("tests")
+            measurement.found["tests"] = f"{measurement.last_line('tests')}, beside {len(chosen)} programs that started"
             measurement.note(f"tests: {measurement.found['tests']}")
         for number in range(_ROUNDS):
             for name in list(warm):
@@ -194,7 +217,8 @@ def time_in_turn(measurement: Measurement, chosen: Programs, tests: "subprocess.
                     found[name]["rounds"].append(row)
             measurement.note(f"round {number + 1} of {_ROUNDS}")
         # The losses tell whether a lever computes the same. Recordings slow down what follows them.
-        for request in ("metrics", "peak", "parts 3", "kernels 2"):
+        # That of kernels says how long the card is busy.
+        for request in ("metrics", "peak", "kernels 2", "parts 3"):
             for name in [each for each in warm if not each.endswith("_published")]:
                 if answer := ask(name, request):
                     found[name][request.split()[0]] = answer
@@ -204,18 +228,18 @@ def time_in_turn(measurement: Measurement, chosen: Programs, tests: "subprocess.
 
 
 def train(measurement: Measurement, data: Path, *, rehearse: bool) -> None:
-    """Train the fast recipe in the rest of the time, and note its evaluations."""
+    """Train the recipe of ten minutes in the rest of the time, and note its evaluations."""
     run = measurement.output / "accuracy"
     often = ["max_steps=4", "eval_every_n_steps=2", "eval_max_examples=8"]
     normal = ["log_interval=50", "checkpoint_every_n_steps=500", "keep_last_k=1"]
-    words = [*overrides_of("fast", data, rehearse=rehearse), *(often if rehearse else normal)]
+    words = [*overrides_of("fast_10min", data, rehearse=rehearse), *(often if rehearse else normal)]
     command = [sys.executable, "pretrain.py", *words, "resume=auto", f"checkpoint_path={run}"]
     measurement.end_of("train", measurement.run("train", command), measurement.left_s() - _GRACE_S)
     history = History(run / METRICS_FILE)
     history.refresh()
     exact = "eval/all/exact_accuracy"
     measurement.found["accuracy"] = [
-        {"step": row["step"], "seconds": row["time_s"], "exact_accuracy": row[exact]}
+        {"step": row["step"], "seconds": row["time_s"], "exact_accuracy": row[exact], "beside": "nothing"}
         for row in history.rows
         if exact in row
     ]
@@ -224,28 +248,32 @@ def train(measurement: Measurement, data: Path, *, rehearse: bool) -> None:
 
 def summary(found: dict[str, Any]) -> str:
     """Return the time of each program's steps as Markdown, beside that of its recipe."""
-    ms = {name: [row["step_ms"] for row in each["rounds"]] for name, each in found["programs"].items()}
+    rounds = {name: each["rounds"] for name, each in found["programs"].items() if each["rounds"]}
+    ms = {name: statistics.median(row["step_ms"] for row in each) for name, each in rounds.items()}
     rows = []
-    for name, times in ms.items():
-        recipe, about = name.split("_published")[0], found["programs"][name]
-        recipe = LEVERS[name][0] if name in LEVERS else recipe
-        base = ms.get(recipe) if recipe != name else None
-        ratio = f"{statistics.median(times) / statistics.median(base):.3f}" if times and base else ""
-        tflops = about["flops"] / statistics.median(times) / 1e9 if times and "flops" in about else 0.0
-        busy = about.get("kernels", {}).get("busy_ms")
-        rows.append(
-            [
-                name,
-                about["batch_size"],
-                spread(times, "{:.1f}".format) if times else "",
-                ratio,
-                f"{tflops:.0f}" if tflops else "",
-                f"{busy:.1f}" if busy else "",
-                f"{about['metrics']['train/lm_loss']:.4f}" if "metrics" in about else "",
-            ]
-        )
-    titles = ["program", "slots", "step, ms", "of its recipe's", "TFLOP/s", "the card is busy, ms", "loss"]
-    return table(titles, rows)
+    for name, about in found["programs"].items():
+        row: dict[str, Any] = {"program": name, "batch": about["batch_size"]}
+        if name in ms:
+            recipe = LEVERS[name][0] if name in LEVERS else name.removesuffix("_published").removesuffix("_eager")
+            row["step, ms"] = spread([each["step_ms"] for each in rounds[name]], "{:.1f}".format)
+            if recipe != name and recipe in ms:
+                row["of its recipe's"] = f"{ms[name] / ms[recipe]:.3f}"
+            row["a second"] = f"{1e3 * about['batch_size'] / ms[name]:,.0f} {about.get('unit', 'examples')}"
+            row["idle beside"] = rounds[name][-1]["idle_programs"]
+            if "cpu_ms" in rounds[name][-1]:
+                row["the host computes, ms"] = f"{statistics.median(each['cpu_ms'] for each in rounds[name]):.1f}"
+            if "flops" in about:
+                row["TFLOP/s"] = f"{about['flops'] / ms[name] / 1e9:.0f}"
+                if "peak" in about:
+                    row["of the peak"] = f"{about['flops'] / ms[name] / 1e9 / about['peak']['best']['tflops']:.1%}"
+        if "kernels" in about:
+            row["the card is busy, ms"] = f"{about['kernels']['busy_ms']:.1f}"
+        if "metrics" in about:
+            row["loss"] = f"{next(iter(about['metrics'].values())):.4f}"  # losses come first
+        rows.append(row)
+    titles = ["program", "batch", "step, ms", "of its recipe's", "the host computes, ms", "the card is busy, ms"]
+    titles += ["a second", "TFLOP/s", "of the peak", "loss", "idle beside"]
+    return table(titles, [[row.get(title, "") for title in titles] for row in rows])
 
 
 def _options(argv: list[str] | None) -> Namespace:
@@ -260,7 +288,7 @@ def _options(argv: list[str] | None) -> Namespace:
     parser.add_argument("--output", type=Path, metavar="DIR", default=Path("checkpoints/gpu"))
     parser.add_argument("--rehearse", action="store_true", help="everything in a tiny size on the CPU")
     options = parser.parse_args(argv)
-    known = programs(Path(), options.published, rehearse=options.rehearse)
+    known = programs(Path(), Path(), options.published, rehearse=options.rehearse)
     if wrong := set(options.only or ()) - set(known):
         parser.error(f"--only {' '.join(sorted(wrong))}: there is no such program; give some of {', '.join(known)}")
     return options
@@ -275,18 +303,20 @@ def main(argv: list[str] | None = None) -> None:
     if not data.exists():
         source = ["--source-dir", str(options.source_dir), "--subsample-size", "1000", "--num-aug", "0"]
         build_sudoku(data, *(source if options.source_dir else ["--generate", "100", "--generate-test", "20"]))
+    if not (text := output / ("tiny-text" if rehearse else "text")).exists():
+        draw_text(text, *((512, 128) if rehearse else (32_000, 1_024)))
     tests = None
     if options.only is None:
         wanted = ["tests/gpu/test_options.py", "-k", "urm and not compile"] if rehearse else ["tests/gpu"]
         command = [sys.executable, "-m", "pytest", "-q", "-n", "4", "-m", "gpu", "-o", "timeout=120", *wanted]
         tests = measurement.run("tests", command, {"GPU_TESTS_ON": "cpu" if rehearse else "cuda"})
-    known = programs(data, options.published and options.published.absolute(), rehearse=rehearse)
+    known = programs(data, text, options.published and options.published.absolute(), rehearse=rehearse)
     time_in_turn(measurement, {name: known[name] for name in options.only or known}, tests)
     if options.only is None:
         for name, words in singles(rehearse=rehearse).items():
             command = [sys.executable, "-m", *words, "--json", str(output / f"{name}.json")]
             status = measurement.end_of(name, measurement.run(name, command), measurement.left_s(0.9))
-            measurement.note(f"{name}: {measurement.last_line(name) if status else 'done'}")
+            measurement.note(f"{name}: {measurement.last_line(name) if status else 'done, beside nothing'}")
         if options.data_path or options.source_dir:
             train(measurement, data, rehearse=rehearse)
     print(summary(measurement.found))

@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch._functorch import config as functorch
-from torch._inductor import config as inductor
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.attention import CHOSEN, HEAD_DIM, NUM_HEADS, make_heads, measure, measure_packed
 from benchmarks.gpu.kernels import Event, summary, work
-from benchmarks.gpu.switched_steps import SWITCHES
 from benchmarks.our_steps import parts_of
 from models.attention import Attention, rotary_tables
 from tests.in_process import pretrain_config
@@ -31,33 +28,35 @@ if name == "breaks":
 if name == "compiles":
     time.sleep(60)
 answers = {"describe": '{"batch_size": 8, "flops": 2e9}', "metrics": '{"train/lm_loss": 2.0}'}
+answers |= {"peak": '{"best": {"tflops": 0.5}}', "kernels": '{"busy_ms": 4.0}'}
 for request in sys.stdin:
     kind = request.split()[0]
     if name == "dies" and kind == "steps":
         raise RuntimeError("accessing tensor output of CUDAGraphs")
     open(log, "a").write(f"{name} {kind}\\n")
-    ms = 5 if name == "hrm_fp8" else 10
+    ms = 5 if name == "hrm_graph_off" else 10
     print(answers.get(kind, f'{{"step_ms": {ms}}}'), flush=True)
 """
 
 
 def test_programs_are_timed_in_turn_and_none_ends_another(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    names = ("hrm", "hrm_fp8", "breaks", "dies", "compiles")
+    names = ("hrm", "hrm_graph_off", "breaks", "dies", "compiles")
     programs = {name: ([sys.executable, "-c", _STEPS, name, str(log)], dict[str, str]()) for name in names}
     measurement = gpu.Measurement(tmp_path, 20.0)
     gpu.time_in_turn(measurement, programs, None)
     found = json.loads((tmp_path / "result.json").read_text())
     rounds = {name: len(each["rounds"]) for name, each in found["programs"].items()}
-    assert rounds == {"hrm": 3, "hrm_fp8": 3, "dies": 0}
+    assert rounds == {"hrm": 3, "hrm_graph_off": 3, "dies": 0}
     assert "no FP8 here" in found["ended"]["breaks"] and "CUDAGraphs" in found["ended"]["dies"]
     assert "not warm in time" in found["ended"]["compiles"]
     asked = log.read_text().splitlines()
-    assert [line for line in asked if "steps" in line] == ["hrm steps", "hrm_fp8 steps"] * 3
-    assert "| hrm_fp8 | 8 | 5.0 (5.0 to 5.0) | 0.500 |" in gpu.summary(found)
+    assert [line for line in asked if "steps" in line] == ["hrm steps", "hrm_graph_off steps"] * 3
+    row = "| hrm_graph_off | 8 | 5.0 (5.0 to 5.0) | 0.500 |  | 4.0 | 1,600 examples | 0 | 80.0% | 2.0000 | 1 |"
+    assert row in gpu.summary(found)
 
 
-@pytest.mark.parametrize("recipe", gpu.RECIPES)
+@pytest.mark.parametrize("recipe", gpu.RECIPES | gpu.TEXT_RECIPES)
 def test_the_recipes_are_valid(recipe: str, tmp_path: Path) -> None:
     for rehearse in (False, True):
         config = pretrain_config(*gpu.overrides_of(recipe, tmp_path, rehearse=rehearse))
@@ -66,11 +65,14 @@ def test_the_recipes_are_valid(recipe: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_rehearsal_measures_a_step_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    gpu.main(["--rehearse", "--minutes", "4", "--only", "hrm", "--output", str(tmp_path)])
+    gpu.main(["--rehearse", "--minutes", "6", "--only", "hrm", "gpt_small", "--output", str(tmp_path)])
     found = json.loads((tmp_path / "result.json").read_text())
-    hrm = found["programs"]["hrm"]
-    assert hrm["kernels"]["step_ms"] > 0 and hrm["peak"]["peak_tflops"] > 0 and hrm["parts"]["forward"] > 0
-    assert "| hrm | 8 |" in capsys.readouterr().out
+    for name in ("hrm", "gpt_small"):
+        each = found["programs"][name]
+        assert each["kernels"]["step_ms"] > 0 and each["peak"]["peak_tflops"] > 0 and each["parts"]["forward"] > 0
+        assert [row["idle_programs"] for row in each["rounds"]] == [1] * 3
+    shown = capsys.readouterr().out
+    assert "| hrm | 8 |" in shown and "| gpt_small | 256 |" in shown and " tokens |" in shown
 
 
 # ---- kernels ------------------------------------------------------------------------------------
@@ -162,17 +164,7 @@ def test_a_part_on_cuda_is_what_its_code_launched() -> None:
     assert found == {"step": 45, "data": 0.5, **parts, "puzzle table": 0, "average": 0, "reduction": 1, "rest": 16.5}
 
 
-# ---- levers and attention -----------------------------------------------------------------------
-
-
-def test_a_switch_is_set_before_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed: list[bool] = []
-    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", allowed.append)
-    with inductor.patch(force_shape_pad=False), functorch.patch(enable_autograd_cache=True):
-        SWITCHES["shape-pad"]()
-        assert inductor.force_shape_pad and functorch.enable_autograd_cache
-        SWITCHES["no-cudnn-attention"]()
-        assert allowed == [False] and not functorch.enable_autograd_cache, "it would keep cuDNN"
+# ---- attention ----------------------------------------------------------------------------------
 
 
 def test_a_backend_that_is_refused_has_a_reason_and_no_time() -> None:

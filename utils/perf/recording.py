@@ -39,9 +39,8 @@ def recording(device: torch.device) -> Iterator[list[Any]]:
 def spans_of(names: Iterable[str], events: list[Any], device: torch.device) -> dict[str, list[Span]]:
     """Return when each named part ran: its code, or on CUDA the kernels that its code launched.
 
-    The profiler's own names on a device don't serve. It gives a kernel to the innermost name of the
-    thread that launched it. Autograd launches from a thread of its own, which has no name, and
-    torch.optim names each of its steps inside of the optimizer's part.
+    The profiler's own names on a device hold what their thread launched under no inner name. So
+    they lack what autograd's thread launches, and what torch.optim does under a name of its own.
     """
     code: dict[str, list[Span]] = {name: [] for name in names}
     launched_ns, kernels = dict[int, int](), list[tuple[int, Span]]()
