@@ -69,7 +69,7 @@ def test_nested_weights_are_unwrapped(tmp_path: Path) -> None:
 # ---- what is refused ---------------------------------------------------------------------------
 
 
-PAYLOADS = {
+PAYLOADS: dict[str, Callable[[Path], object]] = {
     "alone": Trap,
     "beside weights": lambda mark: {**_weights(), "more": Trap(mark)},
     "in the nested dict": lambda mark: {"model": _weights(), "optimizer": Trap(mark)},
