@@ -1,8 +1,6 @@
 """Measure how much a checkpoint slows training down.
 
-python -m benchmarks.checkpoint [--batch-size 768] [--optim adam_atan2] [--device auto]
-                                [--folder DIR] [--step-batch-size 2] [--num-saves 3]
-                                [--num-steps 3] [--json FILE] [OVERRIDE...]
+python -m benchmarks.checkpoint [--batch-size 768] [--step-batch-size 2] [OPTION...] [OVERRIDE...]
 
 Saving costs time twice: training stands still while tensors are copied, and its steps are slower
 while a thread writes the copies.

@@ -1,7 +1,6 @@
 """Measure whether a run under torchrun recovers from a fault, and after how many seconds.
 
-python -m benchmarks.elastic [--trials 20] [--hosts 1|2] [--kind kill|hang|network]
-                             [--rendezvous c10d|static] [--seed 0] [--json FILE] [OVERRIDE...]
+python -m benchmarks.elastic [--trials 20] [--hosts 1] [--kind kill] [OPTION...] [OVERRIDE...]
 
 A trial is a small run of two ranks under torchrun. At a random moment after the first checkpoint, a
 random rank is killed (kill -9) or made to hang (SIGSTOP), or the cable between two hosts is pulled
@@ -18,16 +17,15 @@ import json
 import random
 import re
 import signal
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.harness import machine, parser_of, table, write
+from benchmarks.harness import machine, parser_of, spread, table, write
 from tests.hosts import Host, Launched, two_hosts, why_no_two_hosts
 from tests.runs import assert_same_run, build_data, latest, settings, until
 
@@ -36,6 +34,7 @@ TRIAL_S = 180.0  # a run that takes longer hangs
 # Long enough for a fault in the middle of training, with checkpoints before and after it.
 RUN = {"max_steps": 150, "checkpoint_every_n_steps": 10, "eval_every_n_steps": 50, "log_interval": 1}
 FIRST_CHECKPOINT = 10
+WELL = ("by itself", "by hand")
 RESUMED = re.compile(r"resuming .* at step (\d+)")
 SILENT = re.compile(r"rank (\d+) \(process .* says nothing")
 
@@ -53,10 +52,6 @@ class Trial:
     until_next_step_s: float | None = None
     named: str = ""  # the ranks that other ranks report as silent
 
-    @property
-    def is_well(self) -> bool:
-        return self.end in ("by itself", "by hand")
-
 
 def main() -> None:
     parser = parser_of(__doc__)
@@ -72,52 +67,38 @@ def main() -> None:
         parser.error(f"--hosts 2: {reason}")
 
     draw, trials = random.Random(options.seed), list[Trial]()
-    with tempfile.TemporaryDirectory() as name, hosts_of(options.hosts) as hosts:
+    own_hosts = two_hosts() if options.hosts == 2 else nullcontext([Host()])
+    with tempfile.TemporaryDirectory() as name, own_hosts as hosts:
         folder = Path(name)
         data = build_data(folder / "data")
 
         def launch(run: Path, *more: str) -> Launched:
-            return Launched(
-                hosts,
-                [*settings(data, run, **RUN), *options.overrides, *more],
-                folder / "log",
-                options=["--max-restarts", "3"],
-                static=options.rendezvous == "static",
-            )
+            typed, static = [*settings(data, run, **RUN), *options.overrides, *more], options.rendezvous == "static"
+            return Launched(hosts, typed, folder / "log", options=["--max-restarts", "3"], static=static)
 
         quiet = folder / "quiet"
         launch(quiet).wait(TRIAL_S).ok()
         for number in range(options.trials):
             trial = strike(options.kind, hosts, launch, folder / f"run-{number}", quiet, draw)
             print(f"{number}: {trial}", file=sys.stderr, flush=True)
-            if not trial.is_well:
+            if trial.end not in WELL:
                 print((folder / "log").read_text(encoding="utf-8", errors="replace"), file=sys.stderr, flush=True)
             trials.append(trial)
-    ends = [trial.end for trial in trials]
+    ends, show = [trial.end for trial in trials], "{:.3g}".format
     columns = {
         "hosts": str(options.hosts),
         "fault": options.kind,
         "same bits by itself": f"{ends.count('by itself')} of {len(ends)}",
         "after a resume by hand": str(ends.count("by hand")),
-        "restarts": _spread([trial.num_restarts for trial in trials]),
+        "restarts": spread([trial.num_restarts for trial in trials], show),
         "named by others": str(sum(trial.named == str(trial.rank) for trial in trials)),
-        "until an error, s": _spread([trial.until_error_s for trial in trials]),
-        "until the next step, s": _spread([trial.until_next_step_s for trial in trials]),
-        "steps done again": _spread([trial.num_steps_again for trial in trials]),
+        "until an error, s": spread([trial.until_error_s for trial in trials], show),
+        "until the next step, s": spread([trial.until_next_step_s for trial in trials], show),
+        "steps done again": spread([trial.num_steps_again for trial in trials], show),
     }
-    about = machine()
     print(table(list(columns), [list(columns.values())]))
-    write(options.json, {**about, "trials": [asdict(trial) for trial in trials]})
-    sys.exit(not all(trial.is_well for trial in trials))
-
-
-@contextmanager
-def hosts_of(number: int) -> Iterator[list[Host]]:
-    if number == 1:
-        yield [Host()]
-    else:
-        with two_hosts() as hosts:
-            yield hosts
+    write(options.json, {**machine(), "trials": [asdict(trial) for trial in trials]})
+    sys.exit(not all(trial.end in WELL for trial in trials))
 
 
 def strike(
@@ -168,12 +149,6 @@ def _last_step(run: Path) -> int:
     """Return the step of the last complete line of metrics.jsonl, or 0 if there is none."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
     return int(json.loads(lines[-1])["step"]) if lines else 0
-
-
-def _spread(values: Sequence[float | None]) -> str:
-    """Return the median, lowest and highest of the values that are not None."""
-    known = [value for value in values if value is not None]
-    return f"{statistics.median(known):.3g} ({min(known):.3g}-{max(known):.3g})" if known else ""
 
 
 if __name__ == "__main__":

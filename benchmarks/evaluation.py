@@ -1,8 +1,6 @@
 """Measure how fast evaluation is, at what accuracy, also against the published code.
 
-python -m benchmarks.evaluation checkpoints/<project>/<run> [--published REPOSITORY] [--compile]
-                                [--dtype bfloat16] [--num-steps T ...] [--num-runs 3]
-                                [--batch-size B] [--max-examples N] [--device cpu] [--json FILE]
+python -m benchmarks.evaluation checkpoints/<project>/<run> [--published REPOSITORY] [OPTION...]
 
 REPOSITORY is a clone of the published HRM or TRM code. It loads the run's weights, exported in the
 published format, and evaluates them with its own loop, which runs every step for every example.
@@ -85,9 +83,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="torch.compile every model, before the first run")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="default: as in training")
     parser.add_argument("--num-runs", type=int, default=3)
-    parser.add_argument(
-        "--num-steps", type=int, nargs="+", help="most segments of an example (default: as in training)"
-    )
+    parser.add_argument("--num-steps", type=int, nargs="+", help="most segments (default: as in training)")
     parser.add_argument("--max-examples", type=int)
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--device", default="auto", choices=["auto", "cuda", "mps", "cpu"])
@@ -157,17 +153,10 @@ def measure(kinds: dict[str, Callable[[], Result]], num_steps: int, num_runs: in
 
 def shown(rows: list[dict[str, Any]]) -> str:
     """Return the rows as Markdown, with medians, and the lowest and the highest values."""
-    cells = [
-        [
-            row["num_steps"],
-            row["kind"],
-            f"{row['exact_accuracy']:.4f}",
-            f"{row['steps']:.2f}",
-            spread(row["examples_per_second"], "{:.1f}".format),
-            spread(row["times_the_first"], "{:.2f}".format),
-        ]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        speeds = spread(row["examples_per_second"], "{:.1f}".format), spread(row["times_the_first"], "{:.2f}".format)
+        cells.append([row["num_steps"], row["kind"], f"{row['exact_accuracy']:.4f}", f"{row['steps']:.2f}", *speeds])
     return table(["steps at most", "", "exact accuracy", "steps taken", "examples/s", "times the first row"], cells)
 
 

@@ -1,7 +1,6 @@
 """Run a campaign of faults. Each trial disturbs a small run with a fault and then resumes the run.
 
-python -m benchmarks.faults [--trials 100] [--seed 0] [--kinds kill-all flip-bit ...]
-                            [--only NUMBER] [--output FILE]
+python -m benchmarks.faults [--trials 100] [--seed 0] [--kinds kill-all ...] [--only NUMBER]
 
 A trial has one of three good endings. The run recovers by itself, it recovers when it is resumed,
 or it is refused with an error that names the fault. In all three cases the finished run must meet
@@ -16,7 +15,6 @@ Any other ending is "lost": the program prints the whole trial and exits with 1.
 take turns. The seed and the trial's number decide everything else, so --only repeats a trial.
 """
 
-import argparse
 import random
 import statistics
 import subprocess
@@ -26,14 +24,15 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
 from typing import Any, Literal, get_args
 
 import psutil
 
-from benchmarks.harness import machine, table, write
+from benchmarks.harness import machine, parser_of, table, write
 from records.checkpoint.format import step_folders
 from records.checkpoint.reader import Checkpoint
 from tests import runs
@@ -61,13 +60,21 @@ class Trial:
     story: list[str] = field(default_factory=list)
     newest: int = 0  # the newest step that `latest` has named so far
     processes: list[psutil.Process] = field(default_factory=list)
+    ending: Ending = "lost"
+    seconds: float = 0.0
+    failure: str | None = None
+
+    def result(self) -> dict[str, Any]:
+        names = ("number", "kind", "ranks", "ending", "seconds", "failure")
+        return {name: getattr(self, name) for name in names} | {"story": ", ".join(self.story)}
+
+    def line(self) -> str:
+        ranks, story = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}", ", ".join(self.story)
+        return f"{self.number:4} {self.kind}, {ranks}: {story}: {self.ending}, {self.seconds:.1f} s"
 
     @property
     def run(self) -> Path:
         return self.folder / "run"
-
-    def tell(self, what: str) -> None:
-        self.story.append(what)
 
     def start(self, *, hook: runs.Hook | None = None, ranks: int | None = None, **changes: object) -> Running:
         """Start the run, or resume it if it has a checkpoint."""
@@ -94,12 +101,8 @@ class Trial:
         """Wait until training begins, and then for a random time."""
         runs.until(lambda: "steps of" in running.output, running, timeout_s=60)
         delay = self.draw.uniform(0, at_most_s)
-        self.tell(f"{delay:.2f} s after training began")
+        self.story.append(f"{delay:.2f} s after training began")
         time.sleep(delay)
-
-    def until_step(self, running: Running, step: int) -> None:
-        """Wait until a step is saved."""
-        runs.until(lambda: runs.latest(self.run) >= step, running, timeout_s=60)
 
     def ended(self, running: Running | Torchrun, timeout_s: float = 60) -> runs.Finished:
         done = running.wait(timeout_s)
@@ -112,6 +115,12 @@ class Trial:
         running.signal(SIGKILL, ranks=ranks)
         self.ended(running).killed()
 
+    def killed_after(self, step: int) -> None:
+        """Start the run, and kill it once a step is saved."""
+        running = self.start(hook=runs.slowly)
+        runs.until(lambda: runs.latest(self.run) >= step, running, timeout_s=60)
+        self.killed(running)
+
     def resume(self, **changes: Any) -> Ending:
         self.ended(self.start(**changes)).ok()
         self.require_quiet_end()
@@ -122,7 +131,7 @@ class Trial:
         before = _contents(self.run)
         error = self.ended(self.start(**changes)).error()
         assert _contents(self.run) == before, f"the refused resume changed files: {error}"
-        self.tell(error)
+        self.story.append(error)
         return error
 
     def require_quiet_end(self) -> None:
@@ -137,10 +146,9 @@ class Trial:
             process.kill()
 
 
-def _contents(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the size and modification time of each file but the lock."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
-    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+def _contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """Return the bytes and the modification time of each file but the lock."""
+    return {path: (contents, path.stat().st_mtime_ns) for path, contents in runs.contents(folder).items()}
 
 
 # ---- killed ------------------------------------------------------------------------------------
@@ -151,7 +159,7 @@ def kill_worker(trial: Trial) -> Ending:
     running = trial.start(hook=runs.slowly)
     trial.until_training(running)
     rank = trial.draw.randrange(trial.ranks)
-    trial.tell(f"rank {rank}")
+    trial.story.append(f"rank {rank}")
     trial.killed(running, [rank])
     _require_named(running, rank)
     return trial.resume()
@@ -175,7 +183,7 @@ def kill_at_change(trial: Trial) -> Ending:
     kept = {"keep_last_k": trial.draw.choice([1, None])}
     for _ in range(trial.draw.randint(1, 3)):
         change = trial.draw.randint(1, 60)
-        trial.tell(f"before change {change}")
+        trial.story.append(f"before change {change}")
         done = trial.ended(trial.start(hook=with_arguments(runs.killed_at_file_event, str(trial.run), change), **kept))
         if done.status == 0:  # the run made fewer changes than that and finished
             break
@@ -187,14 +195,14 @@ def kill_worker_elastic(trial: Trial) -> Ending:
     """Kill a rank under torchrun, which restarts all ranks. The run goes on."""
     if trial.draw.random() < 0.5:
         change = trial.draw.randint(1, 60)
-        trial.tell(f"before change {change}")
+        trial.story.append(f"before change {change}")
         killed = with_arguments(runs.killed_at_file_event, str(trial.run), change)
         launched = trial.launch(_ELASTIC, with_arguments(runs.on_first_attempt, killed))
     else:
         launched = trial.launch(_ELASTIC, runs.slowly)
         trial.until_training(launched)
         rank = trial.draw.randrange(trial.ranks)
-        trial.tell(f"rank {rank}")
+        trial.story.append(f"rank {rank}")
         _rank_of(trial.workers_of(launched), rank).kill()
     trial.ended(launched).ok()
     trial.require_quiet_end()
@@ -214,7 +222,7 @@ def kill_agent(trial: Trial) -> Ending:
     launched.signal(SIGKILL)
     trial.ended(launched).killed()
     if trial.draw.random() < 0.5:
-        trial.tell("resumed at once")
+        trial.story.append("resumed at once")
         ending = trial.resume()
         assert not psutil.wait_procs(workers, timeout=1)[1], "the workers outlived their launcher"
         return ending
@@ -236,7 +244,7 @@ def signal_rank(trial: Trial) -> Ending:
     ranks = trial.draw.choice([[trial.draw.randrange(trial.ranks)], list(range(trial.ranks))])
     running = trial.start(hook=runs.slowly)
     trial.until_training(running)
-    trial.tell(f"{number.name} to ranks {ranks}")
+    trial.story.append(f"{number.name} to ranks {ranks}")
     running.signal(number, ranks)
     done = trial.ended(running)
     assert "resume=auto goes on from here\n" in done.ok() and (trial.run / "stopped").exists(), done.output
@@ -249,7 +257,7 @@ def signal_torchrun(trial: Trial) -> Ending:
     launched = trial.launch(_HANDLED, runs.slowly)
     trial.until_training(launched)
     workers = trial.workers_of(launched)
-    trial.tell(number.name)
+    trial.story.append(number.name)
     launched.signal(number)
     done = trial.ended(launched)
     assert (trial.run / "stopped").exists(), done.output
@@ -264,7 +272,7 @@ def file_limit(trial: Trial) -> Ending:
     """Limit the size of files that one rank or all ranks can write, from a random step on."""
     step, size = trial.draw.randint(1, runs.LAST_STEP - 1), trial.draw.randint(10_000, 180_000)
     ranks = trial.draw.choice([[trial.draw.randrange(trial.ranks)], list(range(trial.ranks))])
-    trial.tell(f"{size:,} bytes for ranks {ranks} from step {step}")
+    trial.story.append(f"{size:,} bytes for ranks {ranks} from step {step}")
     error = trial.ended(trial.start(hook=with_arguments(runs.small_disk_later, step, size, ranks))).error()
     assert "could not be written" in error and "free the disk, then resume" in error, error
     assert not list(trial.run.glob(".incomplete*")), "an incomplete checkpoint takes up the remaining space"
@@ -274,7 +282,7 @@ def file_limit(trial: Trial) -> Ending:
 def disk_full(trial: Trial) -> Ending:
     """Put the run's folder on a disk of random size, and enlarge the disk before the resume."""
     size = 4096 * trial.draw.randint(1, 1000)  # the whole run takes some 1,350 pages
-    trial.tell(f"{size:,} bytes")
+    trial.story.append(f"{size:,} bytes")
     with disk(trial.run, size) as resize:
         error = trial.ended(trial.start()).error()
         assert "No space left on device" in error, error
@@ -316,7 +324,7 @@ def truncate(trial: Trial) -> Ending:
     file = _file_of_newest(trial)
     whole = file.read_bytes()
     length = trial.draw.randrange(len(whole))
-    trial.tell(f"{file.relative_to(trial.run)} cut from {len(whole):,} to {length:,} bytes")
+    trial.story.append(f"{file.relative_to(trial.run)} cut from {len(whole):,} to {length:,} bytes")
     return _resume_damaged(trial, file, whole, whole[:length])
 
 
@@ -329,17 +337,14 @@ def flip_bit(trial: Trial) -> Ending:
 
 def _file_of_newest(trial: Trial) -> Path:
     """Kill a run some time after a random step, and return a random file of its newest step."""
-    step = trial.draw.randrange(2, runs.LAST_STEP, 2)
-    running = trial.start(hook=runs.slowly)
-    trial.until_step(running, step)
-    trial.killed(running)
+    trial.killed_after(trial.draw.randrange(2, runs.LAST_STEP, 2))
     newest = trial.run / (trial.run / "latest").read_text(encoding="utf-8").strip()
     return trial.draw.choice(sorted(path for path in newest.rglob("*") if path.is_file()))
 
 
 def _with_another_bit(trial: Trial, file: Path, whole: bytes, first: int = 0) -> bytes:
     place, change = trial.draw.randrange(first, len(whole)), 1 << trial.draw.randrange(8)
-    trial.tell(f"{file.name}, byte {place} from {whole[place]:#x} to {whole[place] ^ change:#x}")
+    trial.story.append(f"{file.name}, byte {place} from {whole[place]:#x} to {whole[place] ^ change:#x}")
     return whole[:place] + bytes([whole[place] ^ change]) + whole[place + 1 :]
 
 
@@ -366,9 +371,7 @@ def _resume_damaged(trial: Trial, file: Path, whole: bytes, damaged: bytes) -> E
 
 def flip_data(trial: Trial) -> Ending:
     """Flip a bit of the dataset before the resume. The run is refused until the bit is restored."""
-    running = trial.start(hook=runs.slowly)
-    trial.until_step(running, 2)
-    trial.killed(running)
+    trial.killed_after(2)
     file = trial.draw.choice(sorted(trial.data.rglob("*.npy")))
     whole = file.read_bytes()
     file.write_bytes(_with_another_bit(trial, file, whole, first=_NPY_HEADER))
@@ -390,7 +393,7 @@ def pause(trial: Trial) -> Ending:
     trial.until_training(running)
     ranks = trial.draw.choice([[trial.draw.randrange(trial.ranks)], list(range(trial.ranks))])
     seconds = trial.draw.uniform(0.1, 2)
-    trial.tell(f"ranks {ranks} for {seconds:.2f} s")
+    trial.story.append(f"ranks {ranks} for {seconds:.2f} s")
     running.signal(SIGSTOP, ranks)
     time.sleep(seconds)
     running.signal(SIGCONT, ranks)
@@ -406,7 +409,7 @@ def hang(trial: Trial) -> Ending:
     trial.until_training(running)
     rank = trial.draw.randrange(trial.ranks)
     stopped = running.processes[rank]
-    trial.tell(f"rank {rank}")
+    trial.story.append(f"rank {rank}")
     running.signal(SIGSTOP, [rank])
     others = [process for process in running.processes if process is not stopped]
     end = time.monotonic() + timeout_s + 15
@@ -424,7 +427,7 @@ def second_run(trial: Trial) -> Ending:
     first = trial.start(hook=with_arguments(runs.each_step_takes, 1.0))
     trial.until_training(first)
     owner, ranks = first.processes[0].pid, trial.draw.choice([1, 2])
-    trial.tell(f"a second run of {ranks} ranks")
+    trial.story.append(f"a second run of {ranks} ranks")
     error = trial.ended(trial.start(ranks=ranks)).error()
     assert f"{trial.run} is in use by process {owner} " in error, error
     trial.ended(first).ok()
@@ -460,29 +463,12 @@ KINDS = {
 }
 
 
-@dataclass
-class Result:
-    """The outcome of a trial."""
-
-    number: int
-    kind: str
-    ranks: int
-    story: str
-    ending: Ending
-    seconds: float
-    failure: str | None = None
-
-    def line(self) -> str:
-        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
-        return f"{self.number:4} {self.kind}, {ranks}: {self.story}: {self.ending}, {self.seconds:.1f} s"
-
-
 def kind_of(number: int) -> str:
     return list(KINDS)[number % len(KINDS)]
 
 
-def run_trial(number: int, seed: int, folder: Path, data: Path, quiet: Mapping[int, Path]) -> Result:
-    """Run one trial in a folder of its own. The result also holds whatever went wrong.
+def run_trial(number: int, seed: int, folder: Path, data: Path, quiet: Mapping[int, Path]) -> Trial:
+    """Run one trial in a folder of its own. The trial then also holds whatever went wrong.
 
     Args:
         quiet: the undisturbed run for each number of ranks.
@@ -490,18 +476,18 @@ def run_trial(number: int, seed: int, folder: Path, data: Path, quiet: Mapping[i
     draw, kind = random.Random(f"{seed}/{number}"), kind_of(number)
     ranks = draw.choice(KINDS[kind].ranks)
     trial = Trial(number, kind, ranks, draw, folder, data, quiet[ranks])
-    ending: Ending = "lost"
-    failure, began = None, time.monotonic()
+    began = time.monotonic()
     try:
-        ending = KINDS[kind].strike(trial)
+        trial.ending = KINDS[kind].strike(trial)
     except Exception:  # an error of one trial doesn't end the campaign
-        failure = traceback.format_exc()
+        trial.failure = traceback.format_exc()
     finally:
         trial.kill_all()
-    return Result(number, kind, ranks, ", ".join(trial.story), ending, time.monotonic() - began, failure)
+    trial.seconds = time.monotonic() - began
+    return trial
 
 
-def counted(results: list[Result]) -> str:
+def counted(results: list[Trial]) -> str:
     """Return how the trials of each kind ended, as Markdown."""
     rows = []
     for kind in [*KINDS, "all"]:
@@ -514,21 +500,18 @@ def counted(results: list[Result]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, overrides=False)
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--only", type=int, metavar="NUMBER", help="number of the trial to repeat")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the results to this file as JSON")
     options = parser.parse_args()
     kinds = set(options.kinds)
     if "disk-full" in kinds and not can_mount():
         print("disk-full is left out: it needs root, and a system that allows mounts", file=sys.stderr)
         kinds.remove("disk-full")
     of_kinds = (number for number in range(options.trials * len(KINDS)) if kind_of(number) in kinds)
-    numbers = [number for number, _ in zip(of_kinds, range(options.trials), strict=False)]
-    if options.only is not None:
-        numbers = [options.only]
+    numbers = [options.only] if options.only is not None else [*islice(of_kinds, options.trials)]
 
     about, results = machine(), []
     with tempfile.TemporaryDirectory() as name:
@@ -542,7 +525,7 @@ def main() -> None:
             print(results[-1].line(), file=sys.stderr, flush=True)
             if results[-1].failure:
                 print(results[-1].failure, file=sys.stderr, flush=True)
-            write(options.output, {**about, "trials": [asdict(result) for result in results]})
+            write(options.json, {**about, "trials": [result.result() for result in results]})
     print(counted(results))
     if lost := [str(result.number) for result in results if result.ending == "lost"]:
         sys.exit(f"lost: trials {', '.join(lost)}")

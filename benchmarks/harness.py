@@ -49,13 +49,22 @@ def write(file: Path | None, found: object) -> None:
         file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def spread(values: Sequence[float], show: Callable[[float], str]) -> str:
-    """Return the median, then the lowest and the highest value.
+def pretrain_command(num_ranks: int, *overrides: str) -> list[str]:
+    """Return the command that runs pretrain.py, under torchrun if there are several ranks."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    return [sys.executable, *(torchrun if num_ranks > 1 else []), "pretrain.py", *overrides]
+
+
+def spread(values: Sequence[float | None], show: Callable[[float], str]) -> str:
+    """Return the median, then the lowest and the highest of the values that are not None.
 
     Args:
         show: writes a number, such as `"{:.2f}".format`.
     """
-    median, lowest, highest = map(show, (statistics.median(values), min(values), max(values)))
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    median, lowest, highest = map(show, (statistics.median(known), min(known), max(known)))
     return f"{median} ({lowest} to {highest})"
 
 

@@ -1,7 +1,6 @@
 """Measure how long a run takes to save its checkpoint and to end after SIGTERM.
 
-python -m benchmarks.preemption [--trials 5] [--ranks 1] [--batch-size 2] [--device auto]
-                                [--json FILE] [OVERRIDE...]
+python -m benchmarks.preemption [--trials 5] [--ranks 1] [--batch-size 2] [OPTION...] [OVERRIDE...]
 
 The published HRM (27 M parameters, with a moving average) trains on generated 9x9 Sudokus and gets
 SIGTERM at a random moment of a step. Each trial resumes the run of the trial before. On a CPU a
@@ -12,12 +11,11 @@ with 768 slots is 0.2 GB larger; python -m benchmarks.checkpoint measures that o
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, spread, table, write
+from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, pretrain_command, spread, table, write
 from records.checkpoint.format import read_name
 
 FIGURES = {
@@ -38,13 +36,10 @@ def main() -> None:
     draw, about = random.Random(0), machine()
     with tempfile.TemporaryDirectory() as folder:
         data, run = build_sudoku(Path(folder) / "data", "--generate", "100", "--num-aug", "0"), Path(folder) / "run"
-        command = [sys.executable, "pretrain.py"]
-        if options.ranks > 1:
-            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks)]
-            command[1:1] = launcher
-        command += [f"data_path={data}", f"checkpoint_path={run}", "resume=auto", f"device={options.device}"]
-        command += [f"global_batch_size={options.batch_size}", "eval_interval=null", "ema=true", "log_interval=1"]
-        command += ["arch.forward_dtype=float32", "keep_last_k=1", *options.overrides]
+        typed = [f"data_path={data}", f"checkpoint_path={run}", "resume=auto", f"device={options.device}"]
+        typed += [f"global_batch_size={options.batch_size}", "eval_interval=null", "ema=true", "log_interval=1"]
+        typed += ["arch.forward_dtype=float32", "keep_last_k=1", *options.overrides]
+        command = pretrain_command(options.ranks, *typed)
         rows = [_preempted(command, run, draw) for _ in range(options.trials)]
     cells = [spread([row[name] for row in rows], "{:.4g}".format) for name in FIGURES]
     print(table(list(FIGURES.values()), [cells]))

@@ -1,9 +1,7 @@
 """Measure how training scales over ranks: step time, efficiency, bytes and memory by strategy.
 
-python -m benchmarks.scaling [--ranks 1 2 4] [--strategies ddp fsdp tp fsdp_tp] [--batch 16]
-                             [--steps 20] [--json FILE] [OVERRIDE...]
-python -m benchmarks.scaling --threads-against-processes [--batch 16] [--steps 20] [--json FILE]
-                             [OVERRIDE...]
+python -m benchmarks.scaling [--ranks 1 2 4] [--batch 16] [--steps 20] [OPTION...] [OVERRIDE...]
+python -m benchmarks.scaling --threads-against-processes [OPTION...] [OVERRIDE...]
 
 Each line of the table is a run of pretrain.py under torchrun, without its first steps. weak: every
 rank has --batch slots. strong: the ranks share --batch slots.
@@ -31,7 +29,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, table, write
+from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, pretrain_command, spread, table, write
 from dataset.schema import open_datasets
 from models import build_puzzle_arch
 from models.act import initial_carry, segment
@@ -75,12 +73,11 @@ class Measured:
         def mb(value: float | None) -> str:
             return "-" if value is None else f"{value / 1e6:.2f}"
 
-        spread = f"{median(self.step_ms):.0f} ({min(self.step_ms):.0f}-{max(self.step_ms):.0f})"
         share = "-" if self.comm_share is None else f"{self.comm_share:.0%}"
         imbalance = "-" if self.imbalance is None else f"{self.imbalance:.2f}"
         memory = f"{min(self.memory_gb):.2f}-{max(self.memory_gb):.2f}"
-        cells = [self.kind, self.strategy, self.num_ranks, self.num_threads, self.global_batch_size, spread]
-        cells += [f"{self.efficiency:.0%}", share, imbalance]
+        cells = [self.kind, self.strategy, self.num_ranks, self.num_threads, self.global_batch_size]
+        cells += [spread(self.step_ms, "{:.0f}".format), f"{self.efficiency:.0%}", share, imbalance]
         return [*cells, mb(self.bytes_sent), mb(self.bytes_in_theory), memory]
 
 
@@ -198,9 +195,7 @@ def measure(
     settings = [f"parallel={strategy}", f"global_batch_size={batch}", f"max_steps={timed + 1}"]
     settings += [f"perf_every_n_steps={timed + 1}", f"dist.num_threads={num_threads}", *_ALWAYS, *overrides]
     with tempfile.TemporaryDirectory() as folder:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-        program = [*(torchrun if num_ranks > 1 else []), "pretrain.py"]
-        command = [sys.executable, *program, *settings, f"checkpoint_path={folder}/run"]
+        command = pretrain_command(num_ranks, *settings, f"checkpoint_path={folder}/run")
         environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}
         idle = _idle_bytes_per_second()
         log, rows_path = Path(folder, "log"), Path(folder, "run", "metrics.jsonl")
@@ -216,11 +211,7 @@ def measure(
     last = rows[-1]
     sent = (ended - began - idle * (ended_at - began_at)) / num_steps / num_ranks
     return Measured(
-        kind=kind,
-        strategy=strategy,
-        num_ranks=num_ranks,
-        num_threads=num_threads,
-        global_batch_size=batch,
+        *(kind, strategy, num_ranks, num_threads, batch),
         step_ms=[row["perf/step_ms"] for row in rows[_WARMUP:timed]],
         comm_share=last.get("perf/comm_share"),
         imbalance=last.get("perf/imbalance"),

@@ -1,7 +1,6 @@
 """Train for an hour with a fault every few minutes, and report what grows and what is lost.
 
-python -m benchmarks.soak [--minutes 60] [--fault-every 3] [--seed 0] [--data-path DIR]
-                          [--folder checkpoints/soak] [OVERRIDE...]
+python -m benchmarks.soak [--minutes 60] [--fault-every 3] [--folder DIR] [OPTION...] [OVERRIDE...]
 
 torchrun with two ranks and elastic restarts trains on 6x6 Sudoku, with evaluations, checkpoints
 (the last three and the best) and a moving average. The faults come in random order: kill -9 of a

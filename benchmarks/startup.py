@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness import REPOSITORY, machine, parser_of, spread, table, write
+from benchmarks.harness import REPOSITORY, machine, parser_of, pretrain_command, spread, table, write
 from records.history import METRICS_FILE, History
 
 Times = dict[str, float]
@@ -60,8 +60,8 @@ def first_step(overrides: list[str]) -> Times:
     """Train one step, and return the times until it is logged. The CPU time is of the whole run."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        command = [sys.executable, "pretrain.py", "experiment=trm_sudoku_6x6", "max_steps=1"]
-        command += ["eval_every_n_steps=null", f"checkpoint_path={run}", *overrides]
+        command = pretrain_command(1, "experiment=trm_sudoku_6x6", "max_steps=1", "eval_every_n_steps=null")
+        command += [f"checkpoint_path={run}", *overrides]
         began, cpu_began = time.perf_counter(), _cpu_of_children()
         process = subprocess.Popen(command, cwd=REPOSITORY)
         history = History(run / METRICS_FILE)

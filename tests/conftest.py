@@ -120,5 +120,4 @@ def evaluate_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Return the file for a run's output."""
     return tmp_path / "log"

@@ -164,7 +164,6 @@ def resume(tree: Path, name: str, run: Path) -> None:
 
 
 def stopped(run: Path) -> Path:
-    """Return where the copy of a stopped run lies."""
     return run.with_name(f"{run.name}_stopped")
 
 

@@ -138,7 +138,6 @@ class Recording:
 
 
 def recordings_in(folder: Path) -> list[Path]:
-    """Return the recordings of puzzles in a folder of recordings."""
     return sorted(path.parent for arch in ARCHS for path in folder.glob(f"{arch}_*/trajectory.json"))
 
 

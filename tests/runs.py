@@ -155,7 +155,6 @@ def fork(function: Callable[..., None], *arguments: object) -> Any:
 def train(
     arguments: list[str], log: Path, *, ranks: int = 1, program: str = "pretrain", hook: Hook | None = None
 ) -> Finished:
-    """Start a program and wait for its end."""
     return start(arguments, log, ranks=ranks, program=program, hook=hook).wait()
 
 
@@ -242,7 +241,6 @@ class Torchrun:
         return self.process.is_alive()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the agent."""
         psutil.Process(self.process.pid).send_signal(number)
 
     def workers(self) -> list[psutil.Process]:
