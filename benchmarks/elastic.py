@@ -18,7 +18,6 @@ import json
 import random
 import re
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.harness import machine, parser_of, table, write
+from benchmarks.harness import machine, parser_of, spread, table, write
 from tests.hosts import Host, Launched, two_hosts, why_no_two_hosts
 from tests.runs import assert_same_run, build_data, latest, settings, until
 
@@ -173,7 +172,7 @@ def _last_step(run: Path) -> int:
 def _spread(values: Sequence[float | None]) -> str:
     """Return the median, lowest and highest of the values that are not None."""
     known = [value for value in values if value is not None]
-    return f"{statistics.median(known):.3g} ({min(known):.3g}-{max(known):.3g})" if known else ""
+    return spread(known, "{:.3g}".format) if known else ""
 
 
 if __name__ == "__main__":

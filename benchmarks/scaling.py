@@ -31,10 +31,10 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, table, write
+from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, spread, table, write
 from dataset.schema import open_datasets
 from models import build_puzzle_arch
-from models.act import initial_carry, segment
+from models.act import empty_batch, initial_carry, segment
 from models.block import Block
 from records.lock import RunLock
 from training.config import PretrainConfig
@@ -75,12 +75,11 @@ class Measured:
         def mb(value: float | None) -> str:
             return "-" if value is None else f"{value / 1e6:.2f}"
 
-        spread = f"{median(self.step_ms):.0f} ({min(self.step_ms):.0f}-{max(self.step_ms):.0f})"
         share = "-" if self.comm_share is None else f"{self.comm_share:.0%}"
         imbalance = "-" if self.imbalance is None else f"{self.imbalance:.2f}"
         memory = f"{min(self.memory_gb):.2f}-{max(self.memory_gb):.2f}"
-        cells = [self.kind, self.strategy, self.num_ranks, self.num_threads, self.global_batch_size, spread]
-        cells += [f"{self.efficiency:.0%}", share, imbalance]
+        cells = [self.kind, self.strategy, self.num_ranks, self.num_threads, self.global_batch_size]
+        cells += [spread(self.step_ms, "{:.0f}".format), f"{self.efficiency:.0%}", share, imbalance]
         return [*cells, mb(self.bytes_sent), mb(self.bytes_in_theory), memory]
 
 
@@ -137,11 +136,7 @@ def count_work(config: PretrainConfig) -> Work:
         work.blocks += weigh(block)
     model.register_forward_hook(saw_model)
     work.others = weigh(model) - work.blocks
-    batch = {
-        "inputs": torch.zeros(1, sizes.seq_len, dtype=torch.int32),
-        "labels": torch.zeros(1, sizes.seq_len, dtype=torch.int32),
-        "puzzle_identifiers": torch.zeros(1, dtype=torch.int32),
-    }
+    batch = empty_batch(1, sizes.seq_len, torch.device("cpu"))
     depth = config.puzzle_arch.depth_at(_WARMUP, config.max_steps or _WARMUP)
     least_B = torch.ones(1, dtype=torch.int32)
     segment(model, initial_carry(model, batch), batch, training=True, depth=depth, min_halt_steps_B=least_B)

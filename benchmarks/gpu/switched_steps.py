@@ -18,7 +18,7 @@ import torch
 import torch._functorch.config
 import torch._inductor.config
 
-from benchmarks.on_request import answer_requests
+from benchmarks.on_request import WARMUP, answer_requests
 from benchmarks.our_steps import OurTrainer
 
 
@@ -46,4 +46,4 @@ if __name__ == "__main__":
     switch, *overrides = sys.argv[1:]
     SWITCHES[switch]()
     trainer = (MarkedTrainer if switch == "mark-steps" else OurTrainer)(overrides)
-    answer_requests(trainer, trainer.warm_up)
+    answer_requests(trainer, lambda: trainer.train(WARMUP))
