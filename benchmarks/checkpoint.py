@@ -77,8 +77,8 @@ class _Training:
             scale: how many times more slots a whole step has.
         """
         device, snapshot = self.trainer.world.device, self.snapshot(number)
-        copy_s = timed(lambda: self.copy(snapshot), 1, device) / 1e3
-        stall_s = timed(lambda: checkpointer.save(snapshot, is_best=False), 1, device) / 1e3
+        copy_s = timed(lambda: self.copy(snapshot), 1, device)["step_ms"] / 1e3
+        stall_s = timed(lambda: checkpointer.save(snapshot, is_best=False), 1, device)["step_ms"] / 1e3
         meanwhile = [self.step_s()]  # steps while the thread writes
         while step_folders(checkpointer.run)[-1:] != [checkpointer.run / f"step_{number:08d}"]:
             meanwhile.append(self.step_s())

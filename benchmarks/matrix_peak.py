@@ -98,4 +98,4 @@ def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
 def fastest_ms(call: Callable[[], object], device: torch.device) -> float:
     """Return the time of the fastest of some rounds of calls, in ms for one call."""
     num_calls = _CALLS_ON_CUDA if device.type == "cuda" else 1
-    return min(timed(call, num_calls, device) for _ in range(_ROUNDS))
+    return min(timed(call, num_calls, device)["step_ms"] for _ in range(_ROUNDS))

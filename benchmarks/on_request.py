@@ -5,7 +5,7 @@ output. Each request is a method of the program that answers:
 
 describe   what trains here, and on what
 steps N    train N steps, and return the mean time of a step
-parts N    train N steps, and return how long each part of a step takes; {} if nobody knows
+parts N    train N steps, and return how long each part takes; asked for if flops are described
 evaluate   evaluate once, and return `seconds` and metrics
 
 benchmarks.our_steps answers more requests. The steps of a request run without waiting for the
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from functools import cached_property
 from queue import Empty, Queue
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Self
 
 import torch
 
@@ -32,12 +32,13 @@ WARMUP = 3
 _ENDING_S = 60  # a program that has nothing more to answer
 
 
-class Program(Protocol):
+class Program:
     """What answers requests: it has a method of the name of each request."""
 
-    is_main: bool
+    is_main = True
 
-    def next_request(self, read: Callable[[], str]) -> str: ...
+    def next_request(self, read: Callable[[], str]) -> str:
+        return read()
 
 
 def answer_requests(program: Program, warm_up: Callable[[], object]) -> None:
@@ -52,14 +53,15 @@ def answer_requests(program: Program, warm_up: Callable[[], object]) -> None:
             print(json.dumps(answer), file=answers, flush=True)
 
 
-def timed(train: Callable[[], object], num_steps: int, device: torch.device) -> float:
-    """Return the mean time of `num_steps` calls in ms, without waits in between."""
+def timed(train: Callable[[], object], num_steps: int, device: torch.device) -> dict[str, float]:
+    """Return the mean ms of `num_steps` calls without waits in between, and of their CPU time."""
     wait_for(device)
-    began = time.perf_counter()
+    began, cpu_s = time.perf_counter(), time.process_time()
     for _ in range(num_steps):
         train()
     wait_for(device)
-    return 1e3 * (time.perf_counter() - began) / num_steps
+    ms = 1e3 / num_steps
+    return {"step_ms": ms * (time.perf_counter() - began), "cpu_ms": ms * (time.process_time() - cpu_s)}
 
 
 def wait_for(device: torch.device) -> None:

@@ -22,7 +22,7 @@ from torch.profiler import record_function
 
 from benchmarks.gpu.kernels import summary, trace
 from benchmarks.matrix_peak import ceilings, measure_products, peak_tflops
-from benchmarks.on_request import WARMUP, answer_requests, timed
+from benchmarks.on_request import WARMUP, Program, answer_requests, timed
 from models.puzzle_embedding import PUZZLE_TABLE
 from models.text.objective import TextBatch
 from pretrain import build_state, open_run, stepper
@@ -41,7 +41,7 @@ from utils.ranks.setup import join_ranks
 METRICS = "metrics"
 
 
-class OurTrainer:
+class OurTrainer(Program):
     """Trains like pretrain.py, without evaluations, logs and checkpoints."""
 
     def __init__(self, overrides: list[str]) -> None:
@@ -99,19 +99,10 @@ class OurTrainer:
         torch.cuda.empty_cache()  # the programs of benchmarks.gpu share a card
         return found
 
-    def warm_up(self) -> None:
-        self.train(WARMUP)
-
     def steps(self, num_steps: int) -> dict[str, float]:
-        """Train some steps, and return the mean ms of one and of its wait for data. Every rank.
-
-        cpu_ms is what the threads of this rank used of the CPU.
-        """
-        self._data_s, cpu_s = 0.0, time.process_time()
-        step_ms = timed(self._step, num_steps, self.world.device)
-        return {
-            "step_ms": step_ms,
-            "cpu_ms": 1e3 * (time.process_time() - cpu_s) / num_steps,
+        """Train some steps, and return the mean ms of one and of its wait for data. Every rank."""
+        self._data_s = 0.0
+        return timed(self._step, num_steps, self.world.device) | {
             "data_ms": 1e3 * self._data_s / num_steps,
             "max_memory_gb": max_memory_gb(self.world.device),
         }
@@ -166,4 +157,4 @@ def parts_of(events: list[Any], row: dict[str, float], num_steps: int, device: t
 
 if __name__ == "__main__":
     trainer = OurTrainer(sys.argv[1:])
-    answer_requests(trainer, trainer.warm_up)
+    answer_requests(trainer, lambda: trainer.train(WARMUP))

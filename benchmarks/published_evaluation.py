@@ -13,7 +13,7 @@ slower.
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,15 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.on_request import answer_requests, wait_for
+from benchmarks.on_request import Program, answer_requests, wait_for
 from benchmarks.published_steps import PUBLISHED_ARCHS, use_clone
 
 _IGNORED_LABEL = -100
 _FIELDS = ("inputs", "labels", "puzzle_identifiers")
 
 
-class PublishedEvaluator:
+class PublishedEvaluator(Program):
     """Evaluates a published model on the examples of one set."""
-
-    is_main = True
 
     def __init__(self, repository: Path, folder: Path) -> None:
         about: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
@@ -48,9 +46,6 @@ class PublishedEvaluator:
         self._head = head.eval()
         self._called: Any = torch.compile(self._head, dynamic=False) if about["compile"] else self._head
         self._examples = {name: np.load(folder / f"{name}.npy") for name in _FIELDS}
-
-    def next_request(self, read: Callable[[], str]) -> str:
-        return read()
 
     def describe(self) -> dict[str, Any]:
         return {"what": "the published loop", "torch": torch.__version__}

@@ -13,7 +13,6 @@ tensors are made on the device at hand.
 import argparse
 import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.harness import REPOSITORY
-from benchmarks.on_request import WARMUP, answer_requests, timed
+from benchmarks.on_request import WARMUP, Program, answer_requests, timed
 
 # B = slots, S = tokens, T = positions, N = heads, H = head size
 
@@ -65,10 +64,8 @@ def use_clone(repository: Path) -> None:
     sys.modules.setdefault("flash_attn", attention)
 
 
-class PublishedTrainer:
+class PublishedTrainer(Program):
     """Trains a published model on random puzzles."""
-
-    is_main = True
 
     def __init__(self, repository: Path, arch: str, dtype: str, options: dict[str, int], *, eager: bool) -> None:
         from optim.adam import AdamATan2  # before its package `models` takes the place of ours
@@ -91,17 +88,11 @@ class PublishedTrainer:
         self._carry: Any = None
         self._draws = torch.Generator().manual_seed(0)
 
-    def next_request(self, read: Callable[[], str]) -> str:
-        return read()
-
     def describe(self) -> dict[str, Any]:
         return {"what": self._what, "torch": torch.__version__, "batch_size": self._config["batch_size"]}
 
     def steps(self, num_steps: int) -> dict[str, float]:
-        return {"step_ms": timed(self._step, num_steps, self._device)}
-
-    def parts(self, num_steps: int) -> dict[str, float]:
-        return {}
+        return timed(self._step, num_steps, self._device)
 
     def _step(self) -> None:
         shape = (self._config["batch_size"], self._config["seq_len"])

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, pretrain_command, spread, table, write
 from dataset.schema import open_datasets
 from models import build_puzzle_arch
-from models.act import initial_carry, segment
+from models.act import empty_batch, initial_carry, segment
 from models.block import Block
 from records.lock import RunLock
 from training.config import PretrainConfig
@@ -134,11 +134,7 @@ def count_work(config: PretrainConfig) -> Work:
         work.blocks += weigh(block)
     model.register_forward_hook(saw_model)
     work.others = weigh(model) - work.blocks
-    batch = {
-        "inputs": torch.zeros(1, sizes.seq_len, dtype=torch.int32),
-        "labels": torch.zeros(1, sizes.seq_len, dtype=torch.int32),
-        "puzzle_identifiers": torch.zeros(1, dtype=torch.int32),
-    }
+    batch = empty_batch(1, sizes.seq_len, torch.device("cpu"))
     depth = config.puzzle_arch.depth_at(_WARMUP, config.max_steps or _WARMUP)
     least_B = torch.ones(1, dtype=torch.int32)
     segment(model, initial_carry(model, batch), batch, training=True, depth=depth, min_halt_steps_B=least_B)

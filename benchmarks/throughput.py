@@ -42,7 +42,7 @@ def measure(commands: list[list[str]], num_steps: int, num_rounds: int) -> list[
                 result["rounds"].append(figures(result, program.ask(f"steps {num_steps}")))
         # The parts are measured last, because a recording may slow down what follows it.
         for program, result in zip(programs, results, strict=True):
-            result["parts"] = program.ask(f"parts {_PART_STEPS}")
+            result["parts"] = program.ask(f"parts {_PART_STEPS}") if "flops" in result else {}
         return results
 
 
@@ -53,7 +53,7 @@ def figures(about: dict[str, Any], row: Row) -> Row:
         found["model_tflops"] = about["flops"] / row["step_ms"] / 1e9
         found["peak_tflops"] = about["peak_tflops"]
         found["utilization"] = found["model_tflops"] / found["peak_tflops"]
-    return found | {name: row[name] for name in ("max_memory_gb",) if name in row}
+    return found | {name: row[name] for name in ("cpu_ms", "max_memory_gb") if name in row}
 
 
 def tables(result: dict[str, Any]) -> str:
