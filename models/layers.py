@@ -118,6 +118,18 @@ class Linear(nn.Linear):  # torch's tensor parallelism splits subclasses of nn.L
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
+def aligned(weight_NK: torch.Tensor) -> torch.Tensor:
+    """Return the same matrix in a layout that the fast kernels of a GPU can read.
+
+    They need rows, or else columns, that begin at multiples of 16 bytes. If the rows do not, the
+    result has its columns together in memory, and so has its gradient. torch.compile pads such
+    matrices only if a timing says so, and that timing depends on what else runs.
+    """
+    if weight_NK.device.type == "cpu" or weight_NK.shape[1] * weight_NK.itemsize % 16 == 0:
+        return weight_NK
+    return weight_NK.mT.contiguous().mT
+
+
 class LinearOfColumns(Linear):
     """A Linear that is fast for a matrix x whose columns lie together in memory: W x^T."""
 
@@ -129,7 +141,7 @@ class LinearOfColumns(Linear):
     def forward(self, x: torch.Tensor, *, fp8: bool = False) -> torch.Tensor:
         if fp8 and self.fits_fp8:
             return fp8_product(self.weight, x, x.dtype).mT
-        y: torch.Tensor = self.weight.to(x.dtype) @ x.mT
+        y: torch.Tensor = aligned(self.weight.to(x.dtype)) @ x.mT
         return y.mT
 
 

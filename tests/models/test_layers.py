@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.attention import apply_rotary, rotary_tables, rotary_tables_2d
@@ -144,6 +145,26 @@ def test_a_compiled_normalized_swiglu_keeps_nothing_but_gate_up_and_the_input_of
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         compiled(x)
     assert sum(numel for numel in kept if numel >= 96 * 64) == 96 * (2 * 64 + 64)
+
+
+@pytest.mark.parametrize("num_positions", [81, 82, 97, 96])
+def test_a_gpu_multiplies_positions_by_matrices_whose_rows_are_aligned(num_positions: int) -> None:
+    """The device meta stands for a GPU: strides decide which kernels it takes."""
+    seen = list[torch.Tensor]()
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = operator(*args, **(kwargs or {}))
+            if operator is torch.ops.aten.mm.default:
+                seen.extend((*args, result))
+            return result
+
+    layer = MLPS["swiglu"](num_positions, 64, over_first=True).to("meta")
+    x_TN = torch.empty(num_positions, 32, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    with Products():
+        layer(x_TN).backward(torch.empty_like(x_TN))
+    assert len(seen) == 3 * 6  # two operands and a result of each product, forward and backward
+    assert all(min(each.stride()) == 1 and max(each.stride()) % 8 == 0 for each in seen)
 
 
 def test_truncated_normal_has_the_requested_std() -> None:
