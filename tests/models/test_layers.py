@@ -99,36 +99,19 @@ def test_mlp_t_multiplies_all_slots_at_once(mlp: MlpKind) -> None:
     assert products == {torch.ops.aten.mm}, "PyTorch multiplies slot by slot, with the weights copied for each"
 
 
-def _passes_of_normalized_swiglu(dtype: torch.dtype, *, over_first: bool, as_written: bool) -> list[torch.Tensor]:
-    """Return the output and the gradients of x and of both weights.
-
-    With `as_written`, each operation is the equation's, in its order.
-    """
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 7e-3)])
+@pytest.mark.parametrize("over_first", [False, True])
+def test_a_normalized_swiglu_is_as_exact_as_its_equation(over_first: bool, dtype: torch.dtype, bound: float) -> None:
+    """In bfloat16 the operations of the equation, in its order, are off by up to 5.8e-3."""
     layer = NormalizedSwiGLU(24, 64, over_first=over_first)
     _init(layer)
-    layer, x_ND = layer.double(), _randn(96, 24).bfloat16().to(dtype).requires_grad_()
-    if as_written:
-        gate_NW, up_NW = (x_ND @ layer.gate_up_proj.weight.to(dtype).T).chunk(2, dim=-1)
-        product_NW = (gate_NW * up_NW).to(torch.promote_types(dtype, torch.float32))
-        rms_NW = product_NW * (product_NW.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
-        y_ND = (gate_NW.sigmoid() * rms_NW.to(dtype)) @ layer.down_proj.weight.to(dtype).T
-    else:
-        y_ND = layer(x_ND.mT).mT if over_first else layer(x_ND)
-    y_ND.backward(_randn(96, 24, seed=1).bfloat16().to(dtype))
-    gradients = (x_ND.grad, layer.gate_up_proj.weight.grad, layer.down_proj.weight.grad)
-    return [y_ND, *(each for each in gradients if each is not None)]
-
-
-@pytest.mark.parametrize("over_first", [False, True])
-def test_the_rms_of_a_normalized_swiglu_commutes_with_down(over_first: bool) -> None:
-    exact = _passes_of_normalized_swiglu(torch.float64, over_first=over_first, as_written=True)
-    for dtype, slack in ((torch.float32, 1.5), (torch.bfloat16, 1.1)):
-        written, ours = (
-            _passes_of_normalized_swiglu(dtype, over_first=over_first, as_written=each) for each in (True, False)
-        )
-        for expected, in_order, one in zip(exact, written, ours, strict=True):
-            assert one.dtype == in_order.dtype
-            assert (one - expected).norm() <= slack * (in_order - expected).norm(), "less exact than the equation"
+    x_ND, passes = _randn(96, 24).to(dtype).requires_grad_(), list[list[torch.Tensor]]()
+    for y_ND in (naive_mlp(layer, x_ND), layer(x_ND.mT).mT if over_first else layer(x_ND)):
+        gradients = torch.autograd.grad(y_ND, [x_ND, *layer.parameters()], _randn(96, 24, seed=1).to(y_ND))
+        passes.append([y_ND, *gradients])
+    assert passes[1][0].dtype == dtype
+    for exact, ours in zip(*passes, strict=True):
+        assert (ours - exact).norm() <= bound * exact.norm()
 
 
 @pytest.mark.parametrize("over_first", [False, True])
