@@ -118,6 +118,18 @@ class Linear(nn.Linear):  # torch's tensor parallelism splits subclasses of nn.L
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
+def aligned(weight_NK: torch.Tensor) -> torch.Tensor:
+    """Return the same matrix in a layout that the fast kernels of a GPU can read.
+
+    They need rows, or else columns, that begin at multiples of 16 bytes. If the rows do not, the
+    result has its columns together in memory, and so has its gradient. torch.compile pads such
+    matrices only if a timing says so, and that timing depends on what else runs.
+    """
+    if weight_NK.device.type == "cpu" or weight_NK.shape[1] * weight_NK.itemsize % 16 == 0:
+        return weight_NK
+    return weight_NK.mT.contiguous().mT
+
+
 class LinearOfColumns(Linear):
     """A Linear that is fast for a matrix x whose columns lie together in memory: W x^T."""
 
@@ -129,7 +141,7 @@ class LinearOfColumns(Linear):
     def forward(self, x: torch.Tensor, *, fp8: bool = False) -> torch.Tensor:
         if fp8 and self.fits_fp8:
             return fp8_product(self.weight, x, x.dtype).mT
-        y: torch.Tensor = self.weight.to(x.dtype) @ x.mT
+        y: torch.Tensor = aligned(self.weight.to(x.dtype)) @ x.mT
         return y.mT
 
 
@@ -168,23 +180,34 @@ class SwiGLU(nn.Module):
     def forward(self, x: torch.Tensor, *, fp8: bool = False) -> torch.Tensor:
         if self._over_first:
             gate, up = self.gate_up_proj(x.mT, fp8=fp8).mT.chunk(2, dim=0)
-            y: torch.Tensor = self.down_proj(self.combine(gate, up, dim=0).mT, fp8=fp8).mT
-            return y
-        gate, up = self.gate_up_proj(x, fp8=fp8).chunk(2, dim=-1)
-        return self.down_proj(self.combine(gate, up, dim=-1), fp8=fp8)
+            inner, mean_square = self.combine(gate, up), self.mean_square(gate, up, dim=0)
+            y = self.down_proj(inner.mT, fp8=fp8).mT
+        else:
+            gate, up = self.gate_up_proj(x, fp8=fp8).chunk(2, dim=-1)
+            inner, mean_square = self.combine(gate, up), self.mean_square(gate, up, dim=-1)
+            y = self.down_proj(inner, fp8=fp8)
+        return y if mean_square is None else (y * (mean_square + RMS_EPS).rsqrt()).to(y.dtype)
 
-    def combine(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor:
+    def combine(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """Return the input of down."""
         return F.silu(gate) * up
+
+    def mean_square(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor | None:
+        """Return the mean over dim by whose root the output of down is divided, if by any."""
+        return None
 
 
 class NormalizedSwiGLU(SwiGLU):
     """down(sigmoid(gate(x)) * rms(gate(x) * up(x))) (Speed is Confidence, arXiv 2601.19085).
 
-    The product keeps unit scale however large the weights grow.
+    The product keeps unit scale however large the weights grow. rms divides each vector by one
+    number, so the layer divides the output of down(silu(g) * u) instead. Compiled, one kernel then
+    reads g and u once, and the backward pass has no sum over the inner width. For this the mean
+    must come before down, and its root after down.
     """
 
-    def combine(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor:
-        return gate.sigmoid() * rms_norm(gate * up, dim)
+    def mean_square(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor:
+        return (gate * up).float().square().mean(dim, keepdim=True)
 
 
 class ConvSwiGLU(SwiGLU):
@@ -205,8 +228,7 @@ class ConvSwiGLU(SwiGLU):
             if parameter is not None:
                 yield parameter, uniform(parameter.shape, 1 / math.sqrt(2), generator)
 
-    def combine(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor:
-        assert dim == -1
+    def combine(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         own_BTW = F.silu(gate) * up
         previous_BTW = F.pad(own_BTW, (0, 0, 1, 0))[:, :-1]
         before_W, here_W = self.conv_weight_W12.to(own_BTW.dtype).squeeze(1).unbind(1)

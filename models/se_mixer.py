@@ -251,13 +251,20 @@ class SEMixer(RecursiveModel):
             side_B = cells_BS.sum(-1).float().sqrt().long()
             symbols_BK = torch.arange(self.num_symbols, device=inputs_BS.device) < side_B[:, None]
         candidates_BSK = cells_BS[:, :, None] & symbols_BK[:, None]
-        units_BUS = self.units_LUS[side_B].to(self.dtype) if self.config.cells == "units" else None
+        units_BUS = self._units_of_boards(side_B) if self.config.cells == "units" else None
         return Extent(
             candidates_BSK.unsqueeze(-1).to(self.dtype),
             symbols_BK[:, None, :, None].to(self.dtype),
             cells_BS[:, None, None],
             units_BUS,
         )
+
+    def _units_of_boards(self, side_B: torch.Tensor) -> torch.Tensor:
+        units_BUS = self.units_LUS[side_B].to(self.dtype)
+        if units_BUS.device.type == "cpu":
+            return units_BUS
+        # The fast kernels of a GPU need rows that begin at multiples of 16 bytes.
+        return F.pad(units_BUS, (0, -self.seq_len % 8))[..., : self.seq_len]
 
     def forward(
         self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth

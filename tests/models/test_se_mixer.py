@@ -122,6 +122,12 @@ def test_symbols_that_a_board_lacks_have_no_gradient(cells: str) -> None:
     assert norms[0] == pytest.approx(norms[1], rel=1e-3)
 
 
+def test_a_gpu_reads_units_in_aligned_rows() -> None:
+    """The device meta stands for a GPU."""
+    units_BUS = _mixer(9, cells="units").to("meta")._extent(_boards(9).to("meta")).units_BUS
+    assert units_BUS is not None and units_BUS.shape == (3, 27, 81) and units_BUS.stride() == (27 * 88, 88, 1)
+
+
 def test_the_block_equals_its_equations() -> None:
     """Sum over the candidates of each row, column, box and cell in loops, in float64."""
     model = _mixer(4, cells="units")
