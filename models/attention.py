@@ -17,7 +17,7 @@ from utils.errors import UserError
 _HAS_AMX = torch.cpu._is_amx_tile_supported()
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
-"""cos_TH and sin_TH, float32."""
+"""cos_TH and sin_TH, float32. The first half of a row of sin_TH has the opposite sign."""
 
 
 def rotary_tables(num_positions: int, head_dim: int, theta: float) -> Rotary:
@@ -30,9 +30,12 @@ def rotary_tables(num_positions: int, head_dim: int, theta: float) -> Rotary:
 
 def rotary_at(positions_T: torch.Tensor, head_dim: int, theta: float) -> Rotary:
     components_H2 = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions_T.device)
-    angles_TH2 = torch.outer(positions_T.float(), theta ** -(components_H2 / head_dim))
-    angles_TH = torch.cat([angles_TH2, angles_TH2], dim=-1)
-    return angles_TH.cos(), angles_TH.sin()
+    return _tables(torch.outer(positions_T.float(), theta ** -(components_H2 / head_dim)))
+
+
+def _tables(angles_TH2: torch.Tensor) -> Rotary:
+    cos_TH2, sin_TH2 = angles_TH2.cos(), angles_TH2.sin()
+    return torch.cat([cos_TH2, cos_TH2], dim=-1), torch.cat([-sin_TH2, sin_TH2], dim=-1)
 
 
 def rotary_tables_2d(
@@ -53,17 +56,15 @@ def rotary_tables_2d(
     cells_S = torch.arange(seq_len)
     positions_S2 = torch.stack([cells_S // side, cells_S % side], dim=1).float() + first
     positions_T2 = F.pad(positions_S2, (0, 0, prefix_len, suffix_len))
-    angles_TH2 = (positions_T2[:, :, None] * frequencies_H4).flatten(1)
-    angles_TH = torch.cat([angles_TH2, angles_TH2], dim=-1)
-    return angles_TH.cos(), angles_TH.sin()
+    return _tables((positions_T2[:, :, None] * frequencies_H4).flatten(1))
 
 
 def apply_rotary(x_BNTH: torch.Tensor, rotary: Rotary) -> torch.Tensor:
     """Rotate the pairs (i, i + H/2) of each head by their angles, computed in float32."""
     cos_TH, sin_TH = rotary
     x32_BNTH = x_BNTH.float()
-    first, second = x32_BNTH.chunk(2, dim=-1)
-    return (x32_BNTH * cos_TH + torch.cat([-second, first], dim=-1) * sin_TH).to(x_BNTH.dtype)
+    partners_BNTH = x32_BNTH.roll(x_BNTH.shape[-1] // 2, dims=-1)
+    return (x32_BNTH * cos_TH + partners_BNTH * sin_TH).to(x_BNTH.dtype)
 
 
 def attend(
@@ -117,12 +118,13 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """Return y_BTD, of the first num_queries positions. Of mask and dropout, one is None."""
         qkv_BT3NH = self.qkv_proj(x_BTD, fp8=fp8).unflatten(-1, (3, self.num_heads, -1))
-        q_BNTH, k_BNTH, v_BNTH = (projected_BTNH.transpose(1, 2) for projected_BTNH in qkv_BT3NH.unbind(2))
-        q_BNTH = q_BNTH[:, :, :num_queries]
+        qk_2BNTH, v_1BNTH = qkv_BT3NH.permute(2, 0, 3, 1, 4).split([2, 1])
         if rotary is not None:
-            cos_TH, sin_TH = rotary
-            q_BNTH = apply_rotary(q_BNTH, (cos_TH[:num_queries], sin_TH[:num_queries]))
-            k_BNTH = apply_rotary(k_BNTH, rotary)
+            qk_2BNTH = apply_rotary(qk_2BNTH, rotary)  # both at once: half the operators
+        q_BNTH, k_BNTH = qk_2BNTH.unbind()
+        v_BNTH = v_1BNTH.squeeze(0)
+        if num_queries is not None:
+            q_BNTH = q_BNTH[:, :, :num_queries]
         if dropout is None:
             y_BNTH = attend(q_BNTH, k_BNTH, v_BNTH, mask=mask)
         else:

@@ -62,10 +62,10 @@ def measure(num_slots: int, num_positions: int, device: torch.device) -> dict[st
 def make_heads(num_slots: int, num_positions: int, dtype: torch.dtype, device: torch.device) -> Heads:
     """Return queries, keys and values, with the strides that models.attention gives them."""
     qkv = torch.randn((num_slots, num_positions, 3, NUM_HEADS, HEAD_DIM), dtype=dtype, device=device)
-    q, k, v = (each.transpose(1, 2) for each in qkv.unbind(2))
+    qk, v = qkv.permute(2, 0, 3, 1, 4).split([2, 1])
     cos, sin = rotary_tables(num_positions, HEAD_DIM, 10000.0)
-    rotary = cos.to(device), sin.to(device)
-    return apply_rotary(q, rotary).requires_grad_(), apply_rotary(k, rotary).requires_grad_(), v.requires_grad_()
+    q, k = apply_rotary(qk, (cos.to(device), sin.to(device))).unbind()
+    return q.requires_grad_(), k.requires_grad_(), v.squeeze(0).requires_grad_()
 
 
 def times_of(attend: Callable[..., torch.Tensor], heads: Heads, device: torch.device) -> dict[str, float]:
