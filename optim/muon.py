@@ -1,9 +1,10 @@
 """Muon: orthogonalized momentum for a network's matrices (kellerjordan.github.io/posts/muon)."""
 
-# R = rows, C = columns of a weight
+# N = matrices of one shape, R = rows, C = columns of a weight
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -36,6 +37,9 @@ _COEFFICIENTS: dict[Coefficients, tuple[tuple[float, float, float], ...]] = {
 _NUM_ITERATIONS = 5
 # The root mean square of an update of AdamW, as Moonlight measured it (arXiv 2502.16982).
 _RMS_OF_ADAMW = 0.2
+# Matrices of one shape are iterated at once, up to so many numbers. Larger ones keep a device busy
+# alone, and a rank that holds shards has no room for all of them.
+_MOST_ON_CUDA, _MOST_ELSEWHERE = 2**22, 2**18
 
 
 class Muon(Replayable):
@@ -79,63 +83,80 @@ class Muon(Replayable):
         found = []
         for group in self.param_groups:
             found.append(1 - group["lr"] * group["weight_decay"])
-            found += [-group["lr"] * self._factor(weight_RC) for weight_RC in group["params"]]
+            found += [-group["lr"] * self._factor(*shape) for shape in _by_shape(group["params"])]
         return found
+
+    def _factor(self, num_rows: int, num_columns: int) -> float:
+        if self._scale == "rms":  # an orthogonal matrix has a root mean square of 1 / sqrt(max(R, C))
+            return _RMS_OF_ADAMW * math.sqrt(max(num_rows, num_columns))
+        return math.sqrt(max(1, num_rows / num_columns))
 
     @torch.no_grad()
     def update(self, numbers: Iterator[Number]) -> None:
         """As in the base class. Every rank that holds a shard."""
         for group in self.param_groups:
             decay = next(numbers)
-            for weight_RC in group["params"]:
-                rate = next(numbers)
-                if weight_RC.grad is not None:
-                    self._update(weight_RC, weight_RC.grad, group, decay, rate)
+            for (num_rows, num_columns), weights in _by_shape(group["params"]).items():
+                most = _MOST_ON_CUDA if weights[0].is_cuda else _MOST_ELSEWHERE
+                rate, at_once = next(numbers), max(1, most // (num_rows * num_columns))
+                given = [weight_RC for weight_RC in weights if weight_RC.grad is not None]
+                for first in range(0, len(given), at_once):
+                    self._update(given[first : first + at_once], group, decay, rate)
 
-    def _factor(self, weight_RC: Tensor) -> float:
-        num_rows, num_columns = weight_RC.shape
-        if self._scale == "rms":  # an orthogonal matrix has a root mean square of 1 / sqrt(max(R, C))
-            return _RMS_OF_ADAMW * math.sqrt(max(num_rows, num_columns))
-        return math.sqrt(max(1, num_rows / num_columns))
+    def _update(self, weights: list[Tensor], group: dict[str, Any], decay: Number, rate: Number) -> None:
+        gradients = [weight_RC.grad for weight_RC in weights if weight_RC.grad is not None]
+        means = [self._momentum(weight_RC) for weight_RC in weights]
+        torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
+        updates = list(torch._foreach_lerp(gradients, means, group["momentum"]))
+        if updates[0].is_cuda:  # cast before gathering, which then moves half as many bytes
+            updates = [update_RC.bfloat16() for update_RC in updates]
+        whole_NRC = torch.stack([update.full_tensor() if is_dtensor(update) else update for update in updates])
+        found = list(orthogonal(whole_NRC, group["iterations"], self._coefficients))
+        if is_dtensor(updates[0]):
+            from torch.distributed.tensor import distribute_tensor
 
-    def _update(self, weight_RC: Tensor, grad_RC: Tensor, group: dict[str, Any], decay: Number, rate: Number) -> None:
+            mesh, placements = updates[0].device_mesh, updates[0].placements
+            # Every rank keeps its own part of the whole. Without a source rank nothing is sent.
+            found = [distribute_tensor(each, mesh, placements, src_data_rank=None) for each in found]
+        for weight_RC, update_RC in zip(weights, found, strict=True):
+            weight_RC.mul_(decay)
+            if isinstance(rate, Tensor):
+                weight_RC.addcmul_(update_RC, rate)
+            else:
+                weight_RC.add_(update_RC, alpha=rate)
+
+    def _momentum(self, weight_RC: Tensor) -> Tensor:
         state = self.state[weight_RC]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(weight_RC)
-        mean_RC = state["momentum_buffer"].lerp_(grad_RC, 1 - group["momentum"])
-        update_RC = grad_RC.lerp(mean_RC, group["momentum"])
-        if update_RC.is_cuda:  # cast before gathering, which then moves half as many bytes
-            update_RC = update_RC.bfloat16()
-        if is_dtensor(update_RC):
-            from torch.distributed.tensor import distribute_tensor
+        mean_RC: Tensor = state["momentum_buffer"]
+        return mean_RC
 
-            mesh, placements = update_RC.device_mesh, update_RC.placements
-            whole_RC = orthogonal(update_RC.full_tensor(), group["iterations"], self._coefficients)
-            # Every rank keeps its own part of the whole. Without a source rank nothing is sent.
-            update_RC = distribute_tensor(whole_RC, mesh, placements, src_data_rank=None)
-        else:
-            update_RC = orthogonal(update_RC, group["iterations"], self._coefficients)
-        weight_RC.mul_(decay)
-        if isinstance(rate, Tensor):
-            weight_RC.addcmul_(update_RC, rate)
-        else:
-            weight_RC.add_(update_RC, alpha=rate)
+
+def _by_shape(weights: Iterable[Tensor]) -> dict[tuple[int, int], list[Tensor]]:
+    found = defaultdict[tuple[int, int], list[Tensor]](list)
+    for weight_RC in weights:
+        num_rows, num_columns = weight_RC.shape
+        found[num_rows, num_columns].append(weight_RC)
+    return found
 
 
 def orthogonal(
-    matrix_RC: torch.Tensor, iterations: int = _NUM_ITERATIONS, coefficients: Coefficients = "jordan"
+    matrices_NRC: torch.Tensor, iterations: int = _NUM_ITERATIONS, coefficients: Coefficients = "jordan"
 ) -> torch.Tensor:
-    """Return approximately U V^T for a matrix U S V^T, in the matrix's dtype.
+    """Return approximately U V^T for each matrix U S V^T, in the matrices' dtype.
 
     After five iterations the singular values lie between 0.6 and 1.3 (jordan) or 0.4 and 1.9 (urm).
     """
-    if matrix_RC.shape[0] > matrix_RC.shape[1]:
-        return orthogonal(matrix_RC.T, iterations, coefficients).T  # the Gram matrix of the shorter side is smaller
-    x_RC: torch.Tensor = matrix_RC / matrix_RC.norm().clamp(min=1e-7)
+    if matrices_NRC.shape[-2] > matrices_NRC.shape[-1]:
+        return orthogonal(
+            matrices_NRC.mT, iterations, coefficients
+        ).mT  # the Gram matrix of the shorter side is smaller
+    x_NRC: torch.Tensor = matrices_NRC / matrices_NRC.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     triples = _COEFFICIENTS[coefficients]
     for n in range(iterations):
         a, b, c = triples[min(n, len(triples) - 1)]
-        gram_RR = x_RC @ x_RC.T
-        polynomial_RR = torch.addmm(gram_RR, gram_RR, gram_RR, beta=b, alpha=c)
-        x_RC = torch.addmm(x_RC, polynomial_RR, x_RC, beta=a)
-    return x_RC
+        gram_NRR = x_NRC @ x_NRC.mT
+        polynomial_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=b, alpha=c)
+        x_NRC = torch.baddbmm(x_NRC, polynomial_NRR, x_NRC, beta=a)
+    return x_NRC
