@@ -26,14 +26,14 @@ from utils.batch import Batch
 NUM_WARM, NUM_RECORDED = 1, 2
 OPTIONS = {
     **{arch: [f"arch={arch}", *(["arch.recurrent=true"] if arch == "transformer" else [])] for arch in ARCHS},
-    **{f"optim={optim}": [f"optim={optim}"] for optim in OPTIMS},
+    **{f"optim={optim}": ["arch=trm", f"optim={optim}"] for optim in OPTIMS},
     **{name: ["arch=trm", *typed] for name, typed in {**OTHER_FORWARD, **OTHER_GRADIENT}.items()},
     "exploration, average, clipping": ["arch=trm", "arch.halt_exploration_prob=0.5", "ema=true", "grad_clip=0.1"],
-    "accumulation": ["grad_accumulation=2"],
-    "blocks computed again": ["arch.activation_checkpointing=block"],
-    "cycles computed again": ["arch.activation_checkpointing=cycle"],
-    "frozen weights": ["freeze_weights=true"],
-    "frozen blocks": ["freeze=blocks"],
+    "accumulation": ["arch=trm", "grad_accumulation=2"],
+    "blocks computed again": ["arch=trm", "arch.activation_checkpointing=block"],
+    "cycles computed again": ["arch=trm", "arch.activation_checkpointing=cycle"],
+    "frozen weights": ["arch=trm", "freeze_weights=true"],
+    "frozen blocks": ["arch=trm", "freeze=blocks"],
 }
 
 
@@ -156,13 +156,13 @@ def _moves_the_carry(graph: StepGraph) -> None:
 
 @pytest.mark.parametrize("fault", [_asks_the_device, _captures_a_rate, _reallocates_a_state, _moves_the_carry])
 def test_a_step_that_cant_be_replayed_is_seen(data: Path, tmp_path: Path, fault: Fault) -> None:
-    assert _difference(_begun(data, tmp_path / "run"), fault) != ""
+    assert _difference(_begun(data, tmp_path / "run", "arch=trm"), fault) != ""
 
 
 @pytest.mark.parametrize("optim", OPTIMS)
 def test_a_step_reads_the_same_numbers_from_the_device(data: Path, tmp_path: Path, optim: str) -> None:
     """Both steps have another batch, and another rate of the weights and of the puzzle rows."""
-    typed = [f"optim={optim}", "lr_warmup_steps=3", "lr=0.01", "ema=true", "arch.halt_max_steps=1"]
+    typed = ["arch=trm", f"optim={optim}", "lr_warmup_steps=3", "lr=0.01", "ema=true", "arch.halt_max_steps=1"]
     numbers = range(1, 3)
     plain, fixed = (_begun(data, tmp_path / name, *typed) for name in ("plain", "fixed"))
     step, other = (stepper(begun.state, print, SINGLE) for begun in (plain, fixed))
@@ -216,7 +216,7 @@ def test_a_replayed_run_is_the_same_and_one_without_a_graph_too(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """After the curriculum's change of depth the step is captured anew."""
-    typed = ["ema=true", "max_steps=12", "arch.depth_curriculum=[{until: 0.5, H_cycles: 1, L_cycles: 1}]"]
+    typed = ["arch=trm", "ema=true", "max_steps=12", "arch.depth_curriculum=[{until: 0.5, H_cycles: 1, L_cycles: 1}]"]
     ends, said = [], list[str]()
     for name in ("plain", "graph"):
         begun, sums = _begun(data, tmp_path / name, *typed), list[Tensor]()
