@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.on_request import timed
-from models.layers import Linear, LinearOfColumns
+from models.layers import Linear, LinearOfColumns, aligned
 from models.model import Model
 
 _ROUNDS = 12
@@ -62,6 +62,7 @@ def measure_products(model: Model, num_units: int, width: int) -> list[Product]:
             for shape in ((rows, in_features), (out_features, in_features), (rows, out_features))
         )
         if of_columns:  # their columns lie together
+            weight = aligned(weight)
             x, gradient = x.view(in_features, rows).mT, gradient.view(out_features, rows).mT
         three = _products(x, weight, gradient, of_columns=of_columns)
         products.append(Product(rows, in_features, out_features, number, *(fastest_ms(each, device) for each in three)))

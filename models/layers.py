@@ -125,7 +125,7 @@ def aligned(weight_NK: torch.Tensor) -> torch.Tensor:
     result has its columns together in memory, and so has its gradient. torch.compile pads such
     matrices only if a timing says so, and that timing depends on what else runs.
     """
-    if weight_NK.device.type == "cpu" or weight_NK.shape[1] * weight_NK.itemsize % 16 == 0:
+    if weight_NK.device.type in ("cpu", "mps") or weight_NK.shape[1] * weight_NK.itemsize % 16 == 0:
         return weight_NK
     return weight_NK.mT.contiguous().mT
 
@@ -178,14 +178,11 @@ class SwiGLU(nn.Module):
         self._over_first = over_first
 
     def forward(self, x: torch.Tensor, *, fp8: bool = False) -> torch.Tensor:
-        if self._over_first:
-            gate, up = self.gate_up_proj(x.mT, fp8=fp8).mT.chunk(2, dim=0)
-            inner, mean_square = self.combine(gate, up), self.mean_square(gate, up, dim=0)
-            y = self.down_proj(inner.mT, fp8=fp8).mT
-        else:
-            gate, up = self.gate_up_proj(x, fp8=fp8).chunk(2, dim=-1)
-            inner, mean_square = self.combine(gate, up), self.mean_square(gate, up, dim=-1)
-            y = self.down_proj(inner, fp8=fp8)
+        dim = 0 if self._over_first else -1
+        gate_up = self.gate_up_proj(x.mT, fp8=fp8).mT if self._over_first else self.gate_up_proj(x, fp8=fp8)
+        gate, up = gate_up.chunk(2, dim=dim)
+        inner, mean_square = self.combine(gate, up), self.mean_square(gate, up, dim=dim)
+        y = self.down_proj(inner.mT, fp8=fp8).mT if self._over_first else self.down_proj(inner, fp8=fp8)
         return y if mean_square is None else (y * (mean_square + RMS_EPS).rsqrt()).to(y.dtype)
 
     def combine(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

@@ -118,8 +118,8 @@ class Muon(Replayable):
             mesh, placements = updates[0].device_mesh, updates[0].placements
             # Every rank keeps its own part of the whole. Without a source rank nothing is sent.
             found = [distribute_tensor(each, mesh, placements, src_data_rank=None) for each in found]
+        torch._foreach_mul_(weights, decay)
         for weight_RC, update_RC in zip(weights, found, strict=True):
-            weight_RC.mul_(decay)
             if isinstance(rate, Tensor):
                 weight_RC.addcmul_(update_RC, rate)
             else:

@@ -85,7 +85,6 @@ class Launched:
         options: Sequence[str] = (),
         static: bool = False,
     ) -> None:
-        """Start torchrun on all hosts."""
         self._log = log
         log.unlink(missing_ok=True)
         port = spawn.free_port()

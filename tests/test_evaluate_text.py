@@ -70,7 +70,6 @@ def run(problems: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _evaluations(run: Path) -> dict[int, dict[str, float]]:
-    """Return the metrics of each evaluation, by its step."""
     found = {
         row["step"]: {name: value for name, value in row.items() if name.startswith("eval/")} for row in runs.rows(run)
     }

@@ -39,14 +39,14 @@ class StepSettings:
             ema_rate=plan.ema_rate(step),
         )
 
-    def changing(self, device: torch.device) -> dict[str, Tensor]:
-        """Return what differs between steps as tensors, but for what optimizers need."""
+    def varying(self, device: torch.device) -> dict[str, Tensor]:
+        """Return as tensors what may differ at the next step, but for the numbers of optimizers."""
         of_objective = {field.name: getattr(self.objective, field.name) for field in fields(self.objective)}
         drawn = {name: value for name, value in of_objective.items() if isinstance(value, Tensor)}
         return {"puzzle_emb_lr": torch.full((), float(self.puzzle_emb_lr), device=device), **drawn}
 
-    def reading(self, fixed: Mapping[str, Any]) -> "StepSettings":
-        """Return settings that take what `changing` names from other tensors."""
+    def with_varying(self, fixed: Mapping[str, Any]) -> "StepSettings":
+        """Return settings with other values of what `varying` names."""
         drawn = {name: fixed[name] for name in fixed if name != "puzzle_emb_lr"}
         objective = replace(self.objective, **drawn)
         return replace(self, objective=objective, puzzle_emb_lr=fixed["puzzle_emb_lr"], lr_factor=1.0)

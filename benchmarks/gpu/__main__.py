@@ -99,7 +99,7 @@ def programs(data: Path, text: Path, published: Path | None, *, rehearse: bool) 
             words = ["benchmarks.published_steps", str(published / clone), "--arch", arch]
             tiny = ["--eager", "--dtype", "float32", "hidden_size=32", "num_heads=2", "batch_size=8"]
             found[f"{name}_published"] = ([*words, *(tiny if rehearse else [f"batch_size={num_slots}"])], {})
-    add("hrm_eager", "hrm", "compile=false")
+    add("hrm_eager", "hrm", "compile=false", "cuda_graph=false")
     for name, (recipe, more, variables) in LEVERS.items():
         add(name, recipe, *more, variables=variables)
     for name in TEXT_RECIPES:

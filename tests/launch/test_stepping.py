@@ -49,7 +49,6 @@ def _on_ranks(ranks: int, check: Any, *arguments: object) -> Any:
 
 
 def _drive(world: World, overrides: list[str]) -> tuple[list[Row], Row, str]:
-    """Take all steps, evaluate and save. Every rank."""
     run = SteppedRun(overrides, world)
     rows = [_numbers(run.train_step()) for _ in range(LAST_STEP)]
     found = rows, _numbers(run.evaluate()), str(run.save())

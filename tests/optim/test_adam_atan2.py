@@ -10,7 +10,6 @@ BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1
 
 
 def _reference(p: float, gradients: list[float], rates: list[float]) -> float:
-    """Compute the definition for one number, in double precision."""
     (beta1, beta2), m, v = BETAS, 0.0, 0.0
     for t, (g, lr) in enumerate(zip(gradients, rates, strict=True), start=1):
         p *= 1 - lr * WEIGHT_DECAY

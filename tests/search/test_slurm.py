@@ -51,7 +51,6 @@ def _runs(folder: Path, number: int) -> list[SeedRun]:
 
 
 def _jobs(launcher: SlurmLauncher, runs: list[SeedRun]) -> list[Job]:
-    """Start runs, and return their jobs."""
     launcher.start(runs)
     return [run.job for run in runs if run.job is not None]
 

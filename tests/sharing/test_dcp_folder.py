@@ -127,12 +127,10 @@ def test_no_code_runs_that_stands_in_place_of_a_tensor(folder: Path) -> None:
 
 
 def _place(change: Callable[[Any], object]) -> Callable[[Metadata], object]:
-    """Change the place of a weight in its file."""
     return lambda metadata: change(metadata.storage_data[MetadataIndex("model.layer.weight", [0, 0])])
 
 
 def _sizes(whole: tuple[int, ...], part: tuple[int, ...]) -> Callable[[Metadata], None]:
-    """Change the size of a weight and of its only part."""
 
     def forge(metadata: Metadata) -> None:
         of: Any = metadata.state_dict_metadata["model.layer.weight"]

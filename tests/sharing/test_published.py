@@ -133,7 +133,6 @@ def test_a_name_of_another_architecture_of_text_is_named(name: str) -> None:
 
 
 def _fit(weights: dict[str, Tensor], model: RecursiveModel, choice: PuzzleTable | None = None) -> dict[str, Tensor]:
-    """Fit the weights, and load them into the model."""
     before = {name: tensor.clone() for name, tensor in weights.items()}
     fitted = dict(fit_one_by_one(weights, model.state_dict(), choice, "the file"))
     model.load_state_dict(fitted, strict=True)

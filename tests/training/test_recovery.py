@@ -244,7 +244,6 @@ def _fails(recovery: Recovery, state: TrainState, error: Exception) -> Start:
 
 
 def _fresh(begun: Begun) -> TrainState:
-    """Return the state that is built after the next start."""
     state = replace(begun.state, progress=begun.state.progress.model_copy(deep=True))
     state.progress.wandb_run_id, state.progress.skipped_steps = "another", []
     return state

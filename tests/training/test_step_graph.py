@@ -56,10 +56,11 @@ class _Recorder(TorchDispatchMode):
         tensors = [each for each in given if isinstance(each, Tensor)]
         if func.namespace == "profiler" or (tensors and all(tensor.data_ptr() in self._on_host for tensor in tensors)):
             return func(*args, **(kwargs or {}))  # what the host counts for itself
-        waits = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
+        needs_host = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags))
         if func is torch.ops.aten.index.Tensor and all(tensor.dtype != torch.bool for tensor in tensors):
-            waits = set()  # only a mask has as many rows as the device finds
-        self.log.append(f"{func} {[self._name(each) for each in given]}{' waits for the device' if waits else ''}")
+            needs_host = False  # only a mask has as many rows as the device finds
+        needs_host |= any(tensor.data_ptr() in self._on_host for tensor in tensors)
+        self.log.append(f"{func} {[self._name(each) for each in given]}{' needs the host' if needs_host else ''}")
         result = func(*args, **(kwargs or {}))
         known = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         for made in (each for each in tree_leaves(result) if isinstance(each, Tensor)):
@@ -101,10 +102,6 @@ class _RecordedGraph(StepGraph):
         return result
 
 
-def _nothing(graph: StepGraph) -> None:
-    """Be no fault."""
-
-
 def _begun(data: Path, run: Path, *typed: str) -> Begun:
     fixed = ["debug=tiny", "device=cpu", "arch.H_cycles=2", "arch.L_cycles=2", "eval_every_n_steps=null"]
     schedule = ["best_metric=null", "lr_warmup_steps=100", "lr_min_ratio=0.1"]
@@ -118,14 +115,14 @@ def _steps(begun: Begun, take: TrainStep, numbers: range) -> None:
         take(batch, StepSettings.at(number, plan, SINGLE))
 
 
-def _difference(begun: Begun, fault: Fault = _nothing) -> str:
-    """Return the first operator that two steps issue differently, or that waits for the device."""
+def _difference(begun: Begun, fault: Fault = lambda graph: None) -> str:
+    """Return the first operator that two steps issue differently, or that needs the host."""
     graph = _RecordedGraph(begun, fault)
     _steps(begun, graph, range(1, NUM_WARM + NUM_RECORDED + 1))
     for one, other in pairwise(recorder.log for recorder in graph.recorders[NUM_WARM:]):
         assert len(one) > 100
         for a, b in zip(one, other, strict=True):
-            if a != b or "waits for the device" in a:
+            if a != b or "needs the host" in a:
                 return f"{a}\nthen\n{b}"
     return ""
 
@@ -145,6 +142,12 @@ def _captures_a_rate(graph: StepGraph) -> None:
         group["params"][0].mul_(1 - group["lr"])
 
 
+def _captures_a_count(graph: StepGraph) -> None:
+    ((parameter, state), *_) = next(iter(graph._state.optimizers._by_name.values())).state.items()
+    with torch.no_grad():
+        parameter.mul_(state["step"])
+
+
 def _reallocates_a_state(graph: StepGraph) -> None:
     moments = next(iter(next(iter(graph._state.optimizers._by_name.values())).state.values()))
     moments["exp_avg"] = moments["exp_avg"].clone()
@@ -154,7 +157,9 @@ def _moves_the_carry(graph: StepGraph) -> None:
     graph._carry = Carry.from_tensors({name: tensor.clone() for name, tensor in graph._carry.tensors().items()})
 
 
-@pytest.mark.parametrize("fault", [_asks_the_device, _captures_a_rate, _reallocates_a_state, _moves_the_carry])
+@pytest.mark.parametrize(
+    "fault", [_asks_the_device, _captures_a_rate, _captures_a_count, _reallocates_a_state, _moves_the_carry]
+)
 def test_a_step_that_cant_be_replayed_is_seen(data: Path, tmp_path: Path, fault: Fault) -> None:
     assert _difference(_begun(data, tmp_path / "run", "arch=trm"), fault) != ""
 
@@ -198,11 +203,15 @@ class _FakeCard:
         self._graph._restore(before)
         torch._foreach_copy_(self._counts, counts)
         self._captured, self._replayed = self._result, self._settings
+        self._numbers = self._graph._state.optimizers._numbers
+        self._kept = None if self._numbers is None else self._numbers.clone()
         if self._fault == "raises":
             raise RuntimeError("operation not permitted when stream is capturing")
 
     def replay(self) -> None:
         counts = [count.clone() for count in self._counts]
+        if self._fault == "keeps a rate" and self._numbers is not None and self._kept is not None:
+            self._numbers.copy_(self._kept)
         result = self._own_step(self._replayed)
         torch._foreach_copy_(self._counts, counts)
         self._captured.sums.copy_(result.sums)
@@ -211,7 +220,7 @@ class _FakeCard:
                 next(self._graph._state.model.parameters()).mul_(1.001)
 
 
-@pytest.mark.parametrize("fault", ["", "raises", "spoils"])
+@pytest.mark.parametrize("fault", ["", "raises", "spoils", "keeps a rate"])
 def test_a_replayed_run_is_the_same_and_one_without_a_graph_too(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -223,7 +232,14 @@ def test_a_replayed_run_is_the_same_and_one_without_a_graph_too(
         graph = StepGraph(stepper(begun.state, print, SINGLE), begun.state, said.append, SINGLE)
         if name == "graph":
             _FakeCard(graph, fault, monkeypatch)
-        _steps(begun, lambda *given, graph=graph, sums=sums: sums.append(graph(*given).sums.clone()), range(1, 13))
+
+        def step(*given: Any, graph: StepGraph = graph, begun: Begun = begun, sums: list[Tensor] = sums) -> StepResult:
+            result = graph(*given)
+            sums.append(result.sums.clone())
+            with begun.state.averaged_weights():  # as an evaluation does
+                return result
+
+        _steps(begun, step, range(1, 13))
         ends.append(begun.state.local_tensors() | {f"sums of step {n}": each for n, each in enumerate(sums, start=1)})
     assert not changed(*ends)
     assert [line.split()[1] for line in said] == (["off,"] if fault else ["on;", "on;"])
