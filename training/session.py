@@ -202,7 +202,9 @@ class Session:
         sample = kind.sample(self._metrics.num_pictures)
         try:
             most = max(test.num_examples(config.eval_max_examples).values())
-            advice = advising(partial(half, "eval_batch_size", min(options.batch_size, most)))
+            smaller = half("eval_batch_size", min(options.batch_size, most))
+            graph = "; cuda_graph=false leaves it the memory of the graph" if state.is_replayed else ""
+            advice = advising(lambda: smaller + graph)
             with self._eval_share.taking(limited=limited) as deadline, state.averaged_weights(), advice:
                 interrupts = Interrupts(state.layout.lockstep, self._stop, deadline)
                 metrics = kind.evaluate(
