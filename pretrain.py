@@ -4,6 +4,7 @@ main             the whole run, again from a checkpoint if a step goes wrong
 open_run         connect the devices, and open the data
 build_state      the model in parts, its weights, its optimizers, and what a checkpoint has of both
 train            the loop: a step, and what is due after it
+stepper          what takes a step: train_step, or a CUDA graph that replays it
 take_step        a step, and the row that is to be logged of it
 train_step       one segment of every slot, or one pass over text, and an update of every weight
 after_step       evaluate, log, save, stop
@@ -231,7 +232,7 @@ def train(start: Start, data: Data, state: TrainState, stop: StopSignal, lock: R
 
 
 def stepper(state: TrainState, say: Callable[[str], None], world: World) -> TrainStep:
-    """Return `train_step` for a state, which is replayed with cuda_graph."""
+    """Return what takes a step of this state: `train_step`, or a CUDA graph that replays it."""
 
     def step(batch: Batch | TextBatch, settings: StepSettings) -> StepResult:
         return train_step(state, batch, settings, world)

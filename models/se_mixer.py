@@ -261,7 +261,7 @@ class SEMixer(RecursiveModel):
 
     def _units_of_boards(self, side_B: torch.Tensor) -> torch.Tensor:
         units_BUS = self.units_LUS[side_B].to(self.dtype)
-        if units_BUS.device.type == "cpu":
+        if units_BUS.device.type in ("cpu", "mps"):
             return units_BUS
         # The fast kernels of a GPU need rows that begin at multiples of 16 bytes.
         return F.pad(units_BUS, (0, -self.seq_len % 8))[..., : self.seq_len]

@@ -20,7 +20,7 @@ class Replayable(torch.optim.Optimizer):
 
     @abstractmethod
     def numbers(self) -> list[float]:
-        """Return what the next step needs of the rate of each group, and of the steps so far."""
+        """Return what the next update computes from the rates and from the number of its step."""
 
     @abstractmethod
     def update(self, numbers: Iterator[Number]) -> None:

@@ -40,7 +40,7 @@ class StepSettings:
         )
 
     def varying(self, device: torch.device) -> dict[str, Tensor]:
-        """Return as tensors what may differ at the next step, but for the numbers of optimizers."""
+        """Return as tensors what may differ from step to step, except the optimizers' numbers."""
         of_objective = {field.name: getattr(self.objective, field.name) for field in fields(self.objective)}
         drawn = {name: value for name, value in of_objective.items() if isinstance(value, Tensor)}
         return {"puzzle_emb_lr": torch.full((), float(self.puzzle_emb_lr), device=device), **drawn}

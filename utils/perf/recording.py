@@ -48,7 +48,8 @@ def spans_of(names: Iterable[str], events: list[Any], device: torch.device) -> d
         number, is_name = event.correlation_id(), event.is_user_annotation()
         span = event.start_ns(), event.end_ns()
         if event.device_type() == DeviceType.CUDA:
-            kernels += [(number, span)] * (not is_name and not _is_transfer(event))
+            if not is_name and not _is_transfer(event):
+                kernels.append((number, span))
         elif not is_name:  # names have numbers of their own, which may equal those of launches
             launched_ns[number] = span[0]
         elif event.name() in code:
