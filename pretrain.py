@@ -164,13 +164,14 @@ def build_state(start: Start, data: Data, world: World) -> TrainState:
         weights = initial_weights(config.arch, data.sizes, config.seed, world)
     start.notes.extend(require_kernels(model, world))
     # compile=auto is decided once, like forward_dtype=auto.
-    was_compiled = checkpoint.state.config.get("compile") is True if checkpoint else None
+    was_compiled = checkpoint.state.config.get("compile", False) if checkpoint else None
     config, notes = with_compile(config, model, data, world, before=was_compiled)
+    assert config.compile != "auto"
     start.config = config
     start.notes.extend(notes)
     model.freeze("weights" if config.freeze_weights else config.freeze)
     layout = parallelize(
-        model, config.parallel, world, num_microbatches=config.grad_accumulation, compile=config.compile is True
+        model, config.parallel, world, num_microbatches=config.grad_accumulation, compile=config.compile
     )
     layout.load(weights)
     slots = world.slice_of(config.num_slots)

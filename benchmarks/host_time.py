@@ -1,6 +1,6 @@
 """Measure the host's part of a step: ours beside the published code, in turn, in one thread.
 
-python -m benchmarks.host_time --published DIR [--compile] [--only hrm trm trm_mlp]
+python -m benchmarks.host_time --published DIR [--compile {true,segment}] [--only hrm trm trm_mlp]
                                [--steps 5] [--rounds 21] [--json FILE]
 
 The models have the paper's depth, but 2 slots, width 64, and the 16 cells of Sudokus of side 4. So
@@ -30,13 +30,13 @@ def commands(name: str, data: Path, args: Namespace) -> list[list[str]]:
     theirs = ["benchmarks.published_steps", str(args.published.absolute() / clone), "--arch", arch]
     theirs += ["hidden_size=64", "num_heads=2", "batch_size=2", "seq_len=16", "--dtype", "float32"]
     theirs += [] if args.compile else ["--eager"]
-    return [[sys.executable, "-m", *words] for words in ([*ours, f"compile={args.compile}"], theirs)]
+    return [[sys.executable, "-m", *words] for words in ([*ours, f"compile={args.compile or False}"], theirs)]
 
 
 def main() -> None:
     parser = parser_of(__doc__, overrides=False)
     parser.add_argument("--published", type=Path, metavar="DIR", required=True, help="a folder with both clones")
-    parser.add_argument("--compile", action="store_true", help="compile both programs")
+    parser.add_argument("--compile", choices=("true", "segment"), help="compile both programs, ours as this key says")
     parser.add_argument("--only", nargs="+", choices=PUBLISHED, default=PUBLISHED)
     parser.add_argument("--steps", type=int, default=5, help="steps of a round (default: 5)")
     parser.add_argument("--rounds", type=int, default=21)

@@ -87,7 +87,7 @@ def segment(
     """
     config = model.config
     depth = depth or config.depth
-    forward = forward or model
+    forward = model if forward is None else forward  # compiled modules have no truth value
 
     fresh_B = carry.halted_B
     steps_B = torch.where(fresh_B, 0, carry.steps_B) + 1
@@ -125,7 +125,7 @@ def segment(
             # going on is worth, whether or not the slot halts here.
             with torch.no_grad():
                 q_values = replace(depth, q_values_only=True)
-                _, _, next_halt_B, next_continue_B = model(state, current["inputs"], rows_BE, q_values)
+                _, _, next_halt_B, next_continue_B = forward(state, current["inputs"], rows_BE, q_values)
                 best_next_B = torch.maximum(next_halt_B, next_continue_B)
                 target_B = torch.where(last_B, next_halt_B, best_next_B).sigmoid()
 
@@ -166,6 +166,10 @@ class ActObjective(Objective[Carry, Batch, ActSettings]):
 
     def __init__(self, model: RecursiveModel) -> None:
         self._model = model
+        self._loss_of_slots = loss_of_slots
+
+    def compile(self) -> None:
+        self._loss_of_slots = torch.compile(loss_of_slots)
 
     def fresh_carry(self, num_slots: int, device: torch.device) -> Carry:
         """Return slots that have all halted, so that the first batch fills them."""
@@ -207,7 +211,7 @@ class ActObjective(Objective[Carry, Batch, ActSettings]):
             token_loss=token_loss if self._model.config.num_states > 1 else None,
             forward=forward,
         )
-        loss, sums = loss_of_slots(outputs, carry, settings)
+        loss, sums = self._loss_of_slots(outputs, carry, settings)
         detached = replace(
             outputs,
             logits_BSV=outputs.logits_BSV.detach(),

@@ -8,6 +8,7 @@ last calls of the row.
 
 import functools
 import itertools
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -172,8 +173,9 @@ class Calls:
         self._left -= 1
         has_grad = self._grad_wanted and self._left < self._num_grad_calls
         if not has_grad:
+            named = nullcontext() if torch.compiler.is_compiling() else record_function(NO_GRAD)
             # The compiler makes another graph for inputs that require a gradient.
-            with record_function(NO_GRAD), torch.no_grad():
+            with named, torch.no_grad():
                 detached = (x_BTD.detach() for x_BTD in inputs_BTD)
                 first_only = self._q_values_only and self._left == 0
                 return network(*detached, rotary=rotary, first_position_only=first_only, fp8=self._fp8, **of_blocks)

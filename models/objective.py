@@ -59,6 +59,9 @@ class Objective(ABC, Generic[CarryT, BatchT, SettingsT]):
 
     sums: ClassVar[SumsSpec]
 
+    def compile(self) -> None:
+        """Compile the loss of a part, if that is worth it."""
+
     @abstractmethod
     def fresh_carry(self, num_slots: int, device: torch.device) -> CarryT:
         """Return what the first step of a run is handed."""

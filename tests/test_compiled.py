@@ -4,28 +4,28 @@ The compilers here run a graph as it is, because a compiler for the CPU takes a 
 """
 
 from collections.abc import Iterator
-from functools import partialmethod
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from dataset.schema import IGNORE_LABEL
 from models.act import ActSettings, initial_carry
-from models.base import RecursiveModel
-from models.block import Level
+from models.base import CommonConfig, RecursiveModel
 from models.carry import Carry
 from models.inference import Slots
-from models.parallel.layout import Layout
+from models.parallel.layout import Compiled, Layout
 from tests.models.helpers import WHY_NO_FP8, random_batch, small_model, small_symbol_model
 from utils.batch import Batch
 from utils.ranks.world import World
 
+PuzzleLayout = Layout[Carry, Batch, ActSettings]
+
 NUM_SLOTS = 8
-LARGEST_TRAINING = 5  # graphs, with evaluations of as many slots
+LARGEST_TRAINING = 6  # graphs, one of the loss, with evaluations of as many slots
 FOR_OTHER_SIZES = 2  # more graphs, for evaluations with any other number of slots
 FOR_STARTS = 2  # more graphs, because evaluations have one trajectory for each slot, and training several
 FOR_FP8 = 2  # more graphs, because evaluations then have other calls without gradient than training
@@ -60,7 +60,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         found.append(f"{grad} gradient: {shapes}")
         return graph
 
-    monkeypatch.setattr(Level, "compile", partialmethod(nn.Module.compile, backend=compiler), raising=False)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
     torch._dynamo.reset()  # graphs of other tests count toward the limit of one function
     yield found
     torch._dynamo.reset()
@@ -71,13 +71,21 @@ def _model(name: str) -> RecursiveModel:
     return small_symbol_model(arch, **changes) if arch.startswith("se_") else small_model(arch, **changes)
 
 
-def _step(model: RecursiveModel, carry: Carry, batch: Batch, step: int) -> Carry:
-    depth = model.config.depth_at(step, 10)
-    settings = ActSettings(depth, model.config.loss, IGNORE_LABEL, NUM_SLOTS, min_halt_steps_B=None)
-    layout = Layout[Carry, Batch, ActSettings](model, World.single())
-    new_carry, _, _ = layout.forward_backward(carry, batch, settings)
-    model.zero_grad()
-    return new_carry
+def _layout(model: RecursiveModel, what: Compiled) -> PuzzleLayout:
+    layout = PuzzleLayout(model, World.single())
+    if what:
+        layout.compile(what)
+    return layout
+
+
+def _step(layout: PuzzleLayout, carry: Carry, batch: Batch, step: int) -> tuple[Carry, torch.Tensor]:
+    config = layout.model.config
+    assert isinstance(config, CommonConfig)
+    seeds_B = torch.arange(NUM_SLOTS) if config.is_random else None
+    settings = ActSettings(config.depth_at(step, 10), config.loss, IGNORE_LABEL, NUM_SLOTS, None, seeds_B)
+    carry, _, sums = layout.forward_backward(carry, batch, settings)
+    layout.model.zero_grad()
+    return carry, sums
 
 
 def _evaluate(model: RecursiveModel, batch: Batch, sizes: list[int]) -> None:
@@ -87,16 +95,18 @@ def _evaluate(model: RecursiveModel, batch: Batch, sizes: list[int]) -> None:
         slots.advance()
 
 
-@pytest.mark.parametrize(
+of_each_model = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in AT_EVERY_CHANGE else pytest.mark.slow) for name in MODELS]
 )
+
+
+@of_each_model
 def test_a_compiled_run_needs_few_graphs_and_none_after_its_start(name: str, graphs: list[str]) -> None:
     model = _model(name)
     batch = random_batch(NUM_SLOTS, vocab_size=model.vocab_size)
-    model.compile_levels()
-    carry = initial_carry(model, batch, training=True)
+    layout, carry = _layout(model, True), initial_carry(model, batch, training=True)
     for step in (1, 2, 3):
-        carry = _step(model, carry, batch, step)
+        carry, _ = _step(layout, carry, batch, step)
     assert 0 < len(graphs) <= LARGEST_TRAINING, "\n".join(graphs)
     config = model.config
     most = LARGEST_TRAINING + FOR_FP8 * config.fp8_no_grad + FOR_STARTS * (config.num_states > 1)
@@ -106,19 +116,32 @@ def test_a_compiled_run_needs_few_graphs_and_none_after_its_start(name: str, gra
     assert len(graphs) <= most + FOR_OTHER_SIZES, "\n".join(graphs)
     after_start = len(graphs)
     for step in (4, 5):
-        carry = _step(model, carry, batch, step)
+        carry, _ = _step(layout, carry, batch, step)
         _evaluate(model, batch, [NUM_SLOTS - 3, 2])
     assert len(graphs) == after_start, "\n".join(graphs[after_start:])
 
 
+@of_each_model
+def test_a_segment_is_one_graph_and_computes_the_same(name: str, graphs: list[str]) -> None:
+    found, config = [], _model(name).config
+    for what in ("segment", False):
+        model = _model(name)
+        batch = random_batch(NUM_SLOTS, vocab_size=model.vocab_size)
+        layout, carry = _layout(model, what), initial_carry(model, batch, training=True)
+        for step in (4, 5):  # after the warm-up of the backward pass
+            carry, sums = _step(layout, carry, batch, step)
+        found.append(carry.tensors() | {"sums": sums})
+    torch.testing.assert_close(*found, rtol=0, atol=0, equal_nan=True)
+    assert len(graphs) == 2 + config.has_target_pass, "\n".join(graphs)
+
+
 def test_more_graphs_than_the_limit_are_an_error(graphs: list[str]) -> None:
     """PyTorch would warn once and go on without compiling."""
-    model, batch = small_model("hrm"), random_batch(NUM_SLOTS)
-    model.compile_levels()
+    batch, layout = random_batch(NUM_SLOTS), _layout(small_model("hrm"), True)
     assert torch._dynamo.config.recompile_limit > LARGEST_TRAINING + FOR_OTHER_SIZES
     assert not torch._dynamo.config.optimize_ddp, "a level would become a graph for each of DDP's buckets"
     with torch._dynamo.config.patch(recompile_limit=1), pytest.raises(FailOnRecompileLimitHit):
-        _step(model, initial_carry(model, batch), batch, 1)
+        _step(layout, layout.objective.fresh_carry(NUM_SLOTS, torch.device("cpu")), batch, 1)
 
 
 def test_the_graphs_of_an_earlier_model_do_not_count(graphs: list[str]) -> None:
@@ -126,7 +149,7 @@ def test_the_graphs_of_an_earlier_model_do_not_count(graphs: list[str]) -> None:
     batch = random_batch(NUM_SLOTS)
     models = [small_model("trm_mlp") for _ in range(2)]  # none is freed before the end
     for model in models:
-        model.compile_levels()
+        layout = _layout(model, True)
         with torch._dynamo.config.patch(recompile_limit=LARGEST_TRAINING):
-            _step(model, initial_carry(model, batch), batch, 1)
+            _step(layout, initial_carry(model, batch), batch, 1)
     assert len(graphs) > LARGEST_TRAINING

@@ -106,7 +106,7 @@ class PretrainConfig(RunConfig):
     perf_max_share: Float | None = Field(gt=0, lt=1)
 
     device: DeviceName
-    compile: Literal["auto"] | Bool
+    compile: Literal["auto", "segment"] | Bool
     cuda_graph: Literal["auto"] | Bool
     deterministic: Bool
     dist: DistConfig

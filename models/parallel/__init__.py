@@ -18,7 +18,7 @@ from models.model import Model
 from models.parallel.ddp import DDPConfig, DDPLayout
 from models.parallel.dtensor import DTensorLayout, shard_table
 from models.parallel.fsdp import FSDPConfig, FSDPLayout, HSDPConfig, ShardingConfig, shard_weights
-from models.parallel.layout import Layout
+from models.parallel.layout import Compiled, Layout
 from models.parallel.pipeline import PipelineConfig
 from models.parallel.pipeline_puzzles import PuzzlePipelineLayout
 from models.parallel.pipeline_text import TextPipelineLayout
@@ -33,7 +33,7 @@ PIPELINES: dict[str, Callable[..., Layout]] = {"puzzles": PuzzlePipelineLayout, 
 
 
 def parallelize(
-    model: Model, config: ParallelConfig, world: World, *, num_microbatches: int = 1, compile: bool = False
+    model: Model, config: ParallelConfig, world: World, *, num_microbatches: int = 1, compile: Compiled = False
 ) -> Layout:
     """Lay the model out over the ranks of `world`, whose axes are the config's. Every rank.
 
@@ -71,5 +71,5 @@ def parallelize(
     else:  # without a branch of its own a strategy would train without summing gradients
         assert_never(config)
     if compile:
-        model.compile_levels()
+        layout.compile(compile)
     return layout

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from models.model import Model
 from models.objective import BatchT, CarryT, SettingsT
 from models.parallel.dtensor import DTensorLayout
-from models.parallel.layout import LayoutConfig
+from models.parallel.layout import Compiled, LayoutConfig
 from models.parallel.requirements import require_gradients
 from utils.config import Bool, Float
 from utils.errors import UserError
@@ -78,6 +78,11 @@ class DDPLayout(DTensorLayout[CarryT, BatchT, SettingsT]):
         require_gradients(model)  # DDP would end the next step with a message of torch's
         model.zero_grad()
         self._ddp.register_comm_hook(world.data_group, _sum)
+
+    def compile(self, what: Compiled) -> None:
+        super().compile(what)
+        if what == "segment" and self._ddp is not None:
+            self._ddp.module, self._called = self._called, self._ddp
 
     def _part(self, *, is_last: bool) -> AbstractContextManager[None]:
         return nullcontext() if is_last or self._ddp is None else self._ddp.no_sync()

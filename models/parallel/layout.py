@@ -24,6 +24,13 @@ from utils.perf.recording import BACKWARD, FORWARD
 from utils.ranks.config import Axes
 from utils.ranks.world import World
 
+Compiled = bool | Literal["segment"]
+"""What is compiled as a whole: each stack of blocks (True), or a segment of a training step.
+
+A segment takes longer to compile, and less time of the host at each step. Evaluations call the
+stacks in any case, because their number of slots changes.
+"""
+
 OBJECTIVES: dict[str, Callable[[Any], Objective[Any, Any, Any]]] = {"puzzles": ActObjective, "text": TextObjective}
 
 
@@ -101,6 +108,13 @@ class Layout(Generic[CarryT, BatchT, SettingsT]):
         outputs = [result.outputs for result in results if result.outputs is not None]
         sums = torch.stack([result.sums for result in results]).sum(0)
         return objective.join([result.carry for result in results]), outputs, sums
+
+    def compile(self, what: Compiled) -> None:
+        """Compile the stacks of blocks and the loss, and a segment if the config wants that."""
+        self.model.compile_levels()
+        self.objective.compile()
+        if what == "segment":
+            self._called = torch.compile(self.model)
 
     def _part(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Return the context for one part. Gradients travel with the last part only."""

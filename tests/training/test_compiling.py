@@ -97,6 +97,17 @@ def test_a_long_run_is_compiled_where_that_was_tested(data: Path) -> None:
         assert note.startswith(f"compile=auto: {expected}")
 
 
+def test_several_gpus_compile_whole_segments(data: Path) -> None:
+    two = replace(SINGLE, device=torch.device("cuda"), size=2)
+    stages = '[{until:0.5,H_cycles:1,L_cycles:1}]'
+    for changes, expected in (({}, "segment"), ({"arch.depth_curriculum": stages}, True), ({"parallel": "fsdp"}, True)):
+        config = _config(data, **ON | {"arch.hidden_size": 128} | changes)
+        opened = open_data(config, SINGLE)
+        assert compiling._decide(config, _model(config, opened.sizes), opened, two)[0] == expected, changes
+    with pytest.raises(UserError, match="parallel=ddp"):
+        _decided(_config(data, compile="segment", parallel="fsdp"))
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_a_resumed_run_keeps_what_it_did(data: Path, before: bool, can_compile: None) -> None:
     changes = {} if before else ON  # a new run would decide otherwise

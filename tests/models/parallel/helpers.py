@@ -18,7 +18,7 @@ from models.base import RecursiveModel
 from models.carry import Carry
 from models.model import Model
 from models.parallel import ParallelConfig, parallelize
-from models.parallel.layout import Layout
+from models.parallel.layout import Compiled, Layout
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from records.checkpoint.weights import gathered, own_parts, plan_of
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, random_batch, small_model
@@ -144,7 +144,7 @@ def layout_of(
     num_parts: int = 1,
     *,
     freeze: Any = "none",
-    compile: bool = False,
+    compile: Compiled = False,
     **options: Any,
 ) -> tuple[Layout, World]:
     config = config_of(name, **{key: options.pop(key) for key in list(options) if key in KEYS[name]})
