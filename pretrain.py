@@ -51,6 +51,7 @@ from training.splits import open_data
 from training.state import TrainState, optimizers_of, require_same_run
 from training.step import StepResult, StepSettings, TrainStep
 from training.step_graph import StepGraph, uses_cuda_graph
+from training.swiglu_kernel import with_swiglu_kernel
 from training.trained import initial_weights, require_tokens_of, weights_from, weights_of
 from utils.batch import Batch
 from utils.command_line import CommandLine
@@ -174,6 +175,8 @@ def build_state(start: Start, data: Data, world: World) -> TrainState:
         model, config.parallel, world, num_microbatches=config.grad_accumulation, compile=config.compile
     )
     layout.load(weights)
+    start.config, notes = with_swiglu_kernel(config, layout, world)
+    start.notes.extend(notes)
     slots = world.slice_of(config.num_slots)
     fresh = Progress(wandb_run_id=world.broadcast_object(uuid.uuid4().hex[:8]))
     state = TrainState(

@@ -13,7 +13,6 @@ device in between. The first request comes after work that was not timed.
 """
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -77,19 +76,15 @@ class Asked:
     """A process that answers requests. It warms up while other work goes on.
 
     Args:
-        environment: variables that it gets beside those of this process.
         errors: where its standard error goes; None: to that of this process.
     """
 
-    def __init__(
-        self, command: list[str], environment: dict[str, str] | None = None, errors: IO[str] | None = None
-    ) -> None:
+    def __init__(self, command: list[str], errors: IO[str] | None = None) -> None:
         self._command = command
         self._answers: Queue[dict[str, Any] | None] = Queue()
         self._process = subprocess.Popen(
             command,
             cwd=REPOSITORY,
-            env=os.environ | (environment or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -5,7 +5,7 @@ Weights are float32. A layer casts them to the dtype of its input.
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
@@ -170,6 +170,12 @@ class SwiGLU(nn.Module):
     One matrix holds the rows of gate, then the rows of up.
     """
 
+    is_normalized = False
+    """Whether the output of down is divided by the root mean square of gate(x) * up(x)."""
+
+    gated_product: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None
+    """A kernel for calls without gradient, models/gated_product.py."""
+
     def __init__(self, dim: int, width: int, *, over_first: bool = False) -> None:
         super().__init__()
         linear = LinearOfColumns if over_first else Linear
@@ -179,19 +185,23 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: torch.Tensor, *, fp8: bool = False) -> torch.Tensor:
         dim = 0 if self._over_first else -1
-        gate_up = self.gate_up_proj(x.mT, fp8=fp8).mT if self._over_first else self.gate_up_proj(x, fp8=fp8)
-        gate, up = gate_up.chunk(2, dim=dim)
-        inner, mean_square = self.combine(gate, up), self.mean_square(gate, up, dim=dim)
+        if self.gated_product is not None and not fp8 and not torch.is_grad_enabled():
+            vectors = x.mT if self._over_first else x.flatten(0, -2)
+            weight = self.gate_up_proj.weight.to(x.dtype)
+            found = self.gated_product(vectors, weight, columns=self._over_first)
+            inner, mean_square = (y.mT if self._over_first else y.unflatten(0, x.shape[:-1]) for y in found)
+        else:
+            gate_up = self.gate_up_proj(x.mT, fp8=fp8).mT if self._over_first else self.gate_up_proj(x, fp8=fp8)
+            gate, up = gate_up.chunk(2, dim=dim)
+            inner = self.combine(gate, up)
+            if self.is_normalized:  # before down, so that one kernel reads gate and up once
+                mean_square = (gate * up).float().square().mean(dim, keepdim=True)
         y = self.down_proj(inner.mT, fp8=fp8).mT if self._over_first else self.down_proj(inner, fp8=fp8)
-        return y if mean_square is None else (y * (mean_square + RMS_EPS).rsqrt()).to(y.dtype)
+        return (y * (mean_square + RMS_EPS).rsqrt()).to(y.dtype) if self.is_normalized else y
 
     def combine(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """Return the input of down."""
         return F.silu(gate) * up
-
-    def mean_square(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor | None:
-        """Return the mean over dim by whose root the output of down is divided, if by any."""
-        return None
 
 
 class NormalizedSwiGLU(SwiGLU):
@@ -199,12 +209,10 @@ class NormalizedSwiGLU(SwiGLU):
 
     The product keeps unit scale however large the weights grow. rms divides each vector by one
     number, so the layer divides the output of down(silu(g) * u) instead. Compiled, one kernel then
-    reads g and u once, and the backward pass has no sum over the inner width. For this the mean
-    must come before down, and its root after down.
+    reads g and u once, and the backward pass has no sum over the inner width.
     """
 
-    def mean_square(self, gate: torch.Tensor, up: torch.Tensor, dim: int) -> torch.Tensor:
-        return (gate * up).float().square().mean(dim, keepdim=True)
+    is_normalized = True
 
 
 class ConvSwiGLU(SwiGLU):

@@ -108,6 +108,7 @@ class PretrainConfig(RunConfig):
     device: DeviceName
     compile: Literal["auto", "segment"] | Bool
     cuda_graph: Literal["auto"] | Bool
+    swiglu_kernel: Literal["auto"] | Bool
     deterministic: Bool
     dist: DistConfig
 

@@ -61,17 +61,15 @@ TEXT_RECIPES = {
 # The published code beside which a recipe is timed: a clone, its architecture, and its slots.
 PUBLISHED = {"hrm": ("HRM", "hrm", 384), "trm_mlp": ("TinyRecursiveModels", "trm_mlp", 192)}
 PUBLISHED |= {"trm": ("TinyRecursiveModels", "trm", 192)}
-# What may change the time of a step: the recipe, overrides, variables.
-_NO_GRAPH, _CPP = ["cuda_graph=false"], {"TORCHINDUCTOR_CPP_WRAPPER": "1"}
-LEVERS: dict[str, tuple[str, list[str], dict[str, str]]] = {
-    **{f"{recipe}_graph_off": (recipe, _NO_GRAPH, {}) for recipe in ("mixer", "trm", "hrm")},
-    **{f"{recipe}_cpp": (recipe, _NO_GRAPH, _CPP) for recipe in ("mixer", "trm")},
-}
+# What may change the time of a step: the recipe and overrides.
+LEVERS = {f"{recipe}_graph_off": (recipe, ["cuda_graph=false"]) for recipe in ("mixer", "trm", "hrm")}
+LEVERS |= {f"{recipe}_kernel": (recipe, ["swiglu_kernel=auto"]) for recipe in ("fast", "fast_10min", "trm")}
+LEVERS |= {f"{recipe}_segment": (recipe, ["cuda_graph=false", "compile=segment"]) for recipe in ("trm", "hrm")}
 # What a rehearsal on the CPU makes of every recipe. The code is the same, and the sizes are tiny.
 TINY = ["arch.hidden_size=32", "arch.forward_dtype=float32", "compile=false", "device=cpu"]
 _TINY_PUZZLES = ["global_batch_size=8", "arch.H_cycles=1", "arch.L_cycles=1"]
 _TINY_TEXT = ["global_batch_size=256", "rows_per_step=2"]
-Programs = dict[str, tuple[list[str], dict[str, str]]]
+Programs = dict[str, list[str]]
 
 
 def overrides_of(recipe: str, data: Path, *, rehearse: bool) -> list[str]:
@@ -84,13 +82,12 @@ def overrides_of(recipe: str, data: Path, *, rehearse: bool) -> list[str]:
 
 
 def programs(data: Path, text: Path, published: Path | None, *, rehearse: bool) -> Programs:
-    """Return the command and the variables of each program, in the order of their worth."""
+    """Return the command of each program, in the order of their worth."""
     found: Programs = {}
 
-    def add(name: str, recipe: str, *more: str, variables: dict[str, str] | None = None) -> None:
+    def add(name: str, recipe: str, *more: str) -> None:
         path = text if recipe in TEXT_RECIPES else data
-        words = ["benchmarks.our_steps", *overrides_of(recipe, path, rehearse=rehearse), *more]
-        found[name] = (words, variables or {})
+        found[name] = ["benchmarks.our_steps", *overrides_of(recipe, path, rehearse=rehearse), *more]
 
     for name in RECIPES:
         add(name, name)
@@ -98,13 +95,13 @@ def programs(data: Path, text: Path, published: Path | None, *, rehearse: bool) 
             clone, arch, num_slots = PUBLISHED[name]
             words = ["benchmarks.published_steps", str(published / clone), "--arch", arch]
             tiny = ["--eager", "--dtype", "float32", "hidden_size=32", "num_heads=2", "batch_size=8"]
-            found[f"{name}_published"] = ([*words, *(tiny if rehearse else [f"batch_size={num_slots}"])], {})
+            found[f"{name}_published"] = [*words, *(tiny if rehearse else [f"batch_size={num_slots}"])]
     add("hrm_eager", "hrm", "compile=false", "cuda_graph=false")
-    for name, (recipe, more, variables) in LEVERS.items():
-        add(name, recipe, *more, variables=variables)
+    for name, (recipe, more) in LEVERS.items():
+        add(name, recipe, *more)
     for name in TEXT_RECIPES:
         add(name, name)
-    return {name: ([sys.executable, "-m", *command], variables) for name, (command, variables) in found.items()}
+    return {name: [sys.executable, "-m", *command] for name, command in found.items()}
 
 
 def draw_text(folder: Path, vocab_size: int, sample_len: int) -> None:
@@ -179,9 +176,9 @@ def time_in_turn(measurement: Measurement, chosen: Programs, tests: "subprocess.
     found = measurement.found["programs"]
     with ExitStack() as stack:
 
-        def start(name: str, command: list[str], variables: dict[str, str]) -> Asked:
+        def start(name: str, command: list[str]) -> Asked:
             log = stack.enter_context(open(measurement.output / f"{name}.txt", "w", encoding="utf-8"))
-            return stack.enter_context(Asked(command, variables, log))
+            return stack.enter_context(Asked(command, log))
 
         def ask(name: str, request: str) -> dict[str, Any] | None:
             """Return the answer of a program. One that doesn't answer is left out from then on."""
@@ -198,7 +195,7 @@ def time_in_turn(measurement: Measurement, chosen: Programs, tests: "subprocess.
             measurement.found["ended"][name] = why
             measurement.note(f"{name} ended: {why}")
 
-        warm = {name: start(name, *program) for name, program in chosen.items()}
+        warm = {name: start(name, command) for name, command in chosen.items()}
         for name in list(warm):
             try:
                 warm[name].await_ready(measurement.left_s(READY_BY))

@@ -42,7 +42,7 @@ for request in sys.stdin:
 def test_programs_are_timed_in_turn_and_none_ends_another(tmp_path: Path) -> None:
     log = tmp_path / "log"
     names = ("hrm", "hrm_graph_off", "breaks", "dies", "compiles")
-    programs = {name: ([sys.executable, "-c", _STEPS, name, str(log)], dict[str, str]()) for name in names}
+    programs = {name: [sys.executable, "-c", _STEPS, name, str(log)] for name in names}
     measurement = gpu.Measurement(tmp_path, 20.0)
     gpu.time_in_turn(measurement, programs, None)
     found = json.loads((tmp_path / "result.json").read_text())

@@ -45,6 +45,14 @@ OPTIONS: dict[str, tuple[list[str], float]] = {
     "compile": (["compile=true"], FLOAT32),
     "compile, bfloat16": (["compile=true", "arch.forward_dtype=bfloat16"], HALF),
     "compile, trm_mlp": (["compile=true", "arch=trm_mlp"], FLOAT32),
+    "segment": (["compile=segment"], FLOAT32),
+    **{
+        f"SwiGLU kernel, {name}": ([*typed, "swiglu_kernel=true", "arch.forward_dtype=bfloat16"], HALF)
+        for name, typed in {
+            "eager": ["arch=trm"],
+            "compile": ["arch=trm_mlp", "arch.mlp=normalized_swiglu", "compile=true"],
+        }.items()
+    },
     "fast recipe": (
         [
             *["arch=trm_mlp", "arch.mlp=normalized_swiglu", "arch.num_registers=1", "arch.puzzle_emb_ndim=0"],
@@ -112,7 +120,7 @@ def test_the_losses_equal_those_of_the_cpu(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     typed, tolerance = (OPTIONS | TEXT_OPTIONS)[name]
     _require_support(typed)
-    special = ("compile", "arch.forward_dtype", "arch.fp8_no_grad", "arch.attention_kernel")
+    special = ("compile", "swiglu_kernel", "arch.forward_dtype", "arch.fp8_no_grad", "arch.attention_kernel")
     losses: list[list[float]] = []
     for device, its in ((DEVICE, typed), ("cpu", [each for each in typed if not each.startswith(special)])):
         run = tmp_path / f"run_{len(losses)}"

@@ -99,7 +99,7 @@ def test_a_long_run_is_compiled_where_that_was_tested(data: Path) -> None:
 
 def test_several_gpus_compile_whole_segments(data: Path) -> None:
     two = replace(SINGLE, device=torch.device("cuda"), size=2)
-    stages = '[{until:0.5,H_cycles:1,L_cycles:1}]'
+    stages = "[{until:0.5,H_cycles:1,L_cycles:1}]"
     for changes, expected in (({}, "segment"), ({"arch.depth_curriculum": stages}, True), ({"parallel": "fsdp"}, True)):
         config = _config(data, **ON | {"arch.hidden_size": 128} | changes)
         opened = open_data(config, SINGLE)
