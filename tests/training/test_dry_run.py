@@ -57,6 +57,7 @@ def test_the_ranks_of_a_launcher_count(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_dtype_is_that_of_most_devices_unless_the_run_asks_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Mock(return_value=[])
     monkeypatch.setattr(of_dry_run, "_of_model", shown)
+    monkeypatch.setattr("training.precision.multiplies_bfloat16", lambda device: False)
     for dtype, device, expected in (("auto", "auto", "bfloat16"), ("auto", "cpu", "float32")):
         _of_model([*TINY, *SIZES, f"arch.forward_dtype={dtype}", f"device={device}"])
         assert shown.call_args.args[0].arch.forward_dtype == expected
