@@ -127,6 +127,8 @@ help:  ## this list
 .venv/.dev: .venv/.created $(wildcard requirements*.txt)
 	$(call say_names,requirements-dev.txt)
 	$(PIP_INSTALL) -r requirements-dev.txt
+	# In a folder of its own, because a process that finds Triton prints lines about it at its end.
+	$(PIP_INSTALL) --upgrade --target .venv/triton -r requirements-gpu.txt
 	touch $@ .venv/.demo
 
 .venv/.ray: .venv/.dev requirements-ray.txt

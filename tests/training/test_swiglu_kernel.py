@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,18 +19,30 @@ from training.swiglu_kernel import with_swiglu_kernel
 from utils.errors import UserError
 from utils.ranks.world import World
 
-triton = pytest.importorskip("triton")
 CUDA = replace(World.single(), device=torch.device("cuda"))
 
 
-def test_the_kernel_computes_the_formula() -> None:
-    command = [sys.executable, "-m", "tests.models.gated_product_on_cpu"]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+TRITON = Path(sys.prefix) / "triton"  # as the Makefile installs it
+with_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
+@pytest.mark.skipif(not TRITON.is_dir(), reason="Triton is not installed (make .venv/.dev)")
+@pytest.mark.parametrize("module", ["pytest", "tests.models.gated_product_on_cpu"])
+def test_in_a_process_that_has_triton(module: str) -> None:
+    """Triton's interpreter computes the formula, and the tests below pass."""
+    arguments = ["-q", "-k", "not process", __file__] if module == "pytest" else []
+    variables = {"PYTHONPATH": os.pathsep.join(["", str(TRITON)])}
+    variables |= {} if module == "pytest" else {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
+    assert done.returncode == 0 and "skipped" not in done.stdout, (done.stdout + done.stderr)[-3000:]
+
+
+@with_triton
 @pytest.mark.parametrize("columns", [False, True])
 def test_a_hopper_multiplies_on_its_tensor_cores(columns: bool) -> None:
+    import triton
+
     from models.gated_product import _CONFIGS, _kernel
 
     names, config = _kernel.fn.arg_names, _CONFIGS[0]
@@ -51,6 +65,7 @@ def _decided(monkeypatch: pytest.MonkeyPatch, typed: str, measured: Any, **arch:
     return config.swiglu_kernel, notes[0], sum(mlp.gated_product is not None for mlp in swiglu_kernel._mlps(layout))
 
 
+@with_triton
 def test_the_faster_one_is_taken_if_it_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(config: object, layout: Any, world: object) -> None:
         swiglu_kernel._use(layout, True)
