@@ -56,7 +56,7 @@ test-docs: .venv/.dev  ## the commands of README.md and docs/
 
 # For every change. Collects once, and leaves no core idle at the end of a group. Some tests wait for processes: one
 # worker more.
-test-all: .venv/.dev  ## the tests of all targets above at once, but the slow ones
+test-all: .venv/.dev .venv/.triton  ## the tests of all targets above at once, but the slow ones
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow and not ray and not slurm" -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile --no-loadscope-reorder
 
 # As root on Debian, with slurm-wlm and munge.
@@ -127,9 +127,13 @@ help:  ## this list
 .venv/.dev: .venv/.created $(wildcard requirements*.txt)
 	$(call say_names,requirements-dev.txt)
 	$(PIP_INSTALL) -r requirements-dev.txt
-	# In a folder of its own, because a process that finds Triton prints lines about it at its end.
-	$(PIP_INSTALL) --upgrade --target .venv/triton -r requirements-gpu.txt
 	touch $@ .venv/.demo
+
+# In a folder of its own, because a process that finds Triton prints lines about it at its end.
+.venv/.triton: .venv/.dev requirements-triton.txt
+	$(call say_names,requirements-triton.txt)
+	$(PIP_INSTALL) --upgrade --target .venv/triton -r requirements-triton.txt
+	touch $@
 
 .venv/.ray: .venv/.dev requirements-ray.txt
 	$(call say_names,requirements-ray.txt)

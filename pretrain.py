@@ -175,7 +175,8 @@ def build_state(start: Start, data: Data, world: World) -> TrainState:
         model, config.parallel, world, num_microbatches=config.grad_accumulation, compile=config.compile
     )
     layout.load(weights)
-    start.config, notes = with_swiglu_kernel(config, layout, world)
+    had_kernel = checkpoint.state.config.get("swiglu_kernel", False) if checkpoint else None
+    start.config, notes = with_swiglu_kernel(config, layout, world, before=had_kernel)
     start.notes.extend(notes)
     slots = world.slice_of(config.num_slots)
     fresh = Progress(wandb_run_id=world.broadcast_object(uuid.uuid4().hex[:8]))

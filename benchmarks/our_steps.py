@@ -146,6 +146,8 @@ def parts_of(events: list[Any], row: dict[str, float], num_steps: int, device: t
     spans = spans_of((NO_GRAD, FORWARD, BACKWARD, PUZZLE_TABLE, OPTIMIZER, AVERAGE, METRICS), events, device)
     ms = {name: union(each) / num_steps / 1e6 for name, each in spans.items()}
     ms[FORWARD] -= ms[NO_GRAD]
+    if not spans[NO_GRAD]:  # a compiled segment does not name them
+        del ms[NO_GRAD]
     # The update of the puzzle table waits for what the ranks send for it.
     sent = list(transfers(events))
     ms[PUZZLE_TABLE] = (union([*spans[PUZZLE_TABLE], *sent]) - union(sent)) / num_steps / 1e6

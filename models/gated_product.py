@@ -17,7 +17,9 @@ _CONFIGS = [
 ]
 
 
-def gated_product(x_MK: torch.Tensor, weight: torch.Tensor, *, columns: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def gated_product(
+    x_MK: torch.Tensor, weight: torch.Tensor, *, columns: bool, with_squares: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return silu(g) * u, (M, W), and the mean square of g * u of each vector, float32 (M, 1).
 
     g = x G^T and u = x U^T are kept in float32, where the plain formula rounds them.
@@ -25,11 +27,13 @@ def gated_product(x_MK: torch.Tensor, weight: torch.Tensor, *, columns: bool) ->
     Args:
         weight: G, and below it U, (2W, K), in the dtype of x.
         columns: the columns of the result lie together in memory, instead of its rows.
+        with_squares: otherwise there is no mean square.
     """
     (num_rows, inner), width = x_MK.shape, len(weight) // 2
     y_MW = x_MK.new_empty(width, num_rows).mT if columns else x_MK.new_empty(num_rows, width)
-    # Of the smallest block; a larger one leaves zeros.
-    squares_NM = torch.zeros(triton.cdiv(width, 64), num_rows, dtype=torch.float32, device=x_MK.device)
+    # A row for each block of 64 columns. Wider blocks fill fewer rows, and the rest stay zero.
+    num_blocks = triton.cdiv(width, 64) if with_squares else 0
+    squares_NM = torch.zeros(num_blocks, num_rows, dtype=torch.float32, device=x_MK.device)
 
     def grid(block: dict[str, Any]) -> tuple[int]:
         return (triton.cdiv(num_rows, block["BLOCK_M"]) * triton.cdiv(width, block["BLOCK_W"]),)
@@ -37,12 +41,13 @@ def gated_product(x_MK: torch.Tensor, weight: torch.Tensor, *, columns: bool) ->
     _kernel[grid](
         *(x_MK, weight, y_MW, squares_NM, num_rows, width, inner),
         *(*x_MK.stride(), *weight.stride(), *y_MW.stride()),
+        with_squares,
     )
-    return y_MW, squares_NM.sum(0)[:, None] / width
+    return y_MW, squares_NM.sum(0)[:, None] / width if with_squares else None
 
 
 # Many parameters: sizes, and the strides of three matrices.
-@triton.autotune(_CONFIGS, key=["num_rows", "width", "inner"])
+@triton.autotune(_CONFIGS, key=["width", "inner"])
 @triton.jit
 def _kernel(  # type: ignore[no-untyped-def]
     x,
@@ -58,6 +63,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     weight_k,
     y_m,
     y_w,
+    WITH_SQUARES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_W: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -66,7 +72,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     num_blocks = tl.cdiv(width, BLOCK_W)
     block_m, block_w = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
     m = (block_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    w = block_w * BLOCK_W + tl.arange(0, BLOCK_W)
+    w = (block_w * BLOCK_W + tl.arange(0, BLOCK_W)).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
     is_row, is_column = m < num_rows, w < width
     x_at = x + m[:, None] * x_m + k[None, :] * x_k
@@ -84,6 +90,7 @@ def _kernel(  # type: ignore[no-untyped-def]
         gate_at += BLOCK_K * weight_k
         up_at += BLOCK_K * weight_k
     product = gate * up
-    tl.store(squares + block_w * num_rows + m, tl.sum(product * product, 1), mask=is_row)
+    if WITH_SQUARES:
+        tl.store(squares + block_w * num_rows + m, tl.sum(product * product, 1), mask=is_row)
     result = (product * tl.sigmoid(gate)).to(y.dtype.element_ty)
     tl.store(y + m[:, None] * y_m + w[None, :] * y_w, result, mask=is_row[:, None] & is_column[None, :])

@@ -6,7 +6,7 @@ Weights are float32. A layer casts them to the dtype of its input.
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -173,7 +173,7 @@ class SwiGLU(nn.Module):
     is_normalized = False
     """Whether the output of down is divided by the root mean square of gate(x) * up(x)."""
 
-    gated_product: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None
+    gated_product: Callable[..., Any] | None = None
     """A kernel for calls without gradient, models/gated_product.py."""
 
     def __init__(self, dim: int, width: int, *, over_first: bool = False) -> None:
@@ -181,23 +181,30 @@ class SwiGLU(nn.Module):
         linear = LinearOfColumns if over_first else Linear
         self.gate_up_proj = linear(dim, 2 * width)
         self.down_proj = linear(width, dim)
-        self._over_first = over_first
+        self.over_first = over_first
 
     def forward(self, x: torch.Tensor, *, fp8: bool = False) -> torch.Tensor:
-        dim = 0 if self._over_first else -1
+        dim = 0 if self.over_first else -1
         if self.gated_product is not None and not fp8 and not torch.is_grad_enabled():
-            vectors = x.mT if self._over_first else x.flatten(0, -2)
-            weight = self.gate_up_proj.weight.to(x.dtype)
-            found = self.gated_product(vectors, weight, columns=self._over_first)
-            inner, mean_square = (y.mT if self._over_first else y.unflatten(0, x.shape[:-1]) for y in found)
+            inner, mean_square = self._at_once(x, self.gated_product)
         else:
-            gate_up = self.gate_up_proj(x.mT, fp8=fp8).mT if self._over_first else self.gate_up_proj(x, fp8=fp8)
+            gate_up = self.gate_up_proj(x.mT, fp8=fp8).mT if self.over_first else self.gate_up_proj(x, fp8=fp8)
             gate, up = gate_up.chunk(2, dim=dim)
-            inner = self.combine(gate, up)
+            inner, mean_square = self.combine(gate, up), None
             if self.is_normalized:  # before down, so that one kernel reads gate and up once
                 mean_square = (gate * up).float().square().mean(dim, keepdim=True)
-        y = self.down_proj(inner.mT, fp8=fp8).mT if self._over_first else self.down_proj(inner, fp8=fp8)
-        return (y * (mean_square + RMS_EPS).rsqrt()).to(y.dtype) if self.is_normalized else y
+        y = self.down_proj(inner.mT, fp8=fp8).mT if self.over_first else self.down_proj(inner, fp8=fp8)
+        return y if mean_square is None else (y * (mean_square + RMS_EPS).rsqrt()).to(y.dtype)
+
+    def _at_once(self, x: torch.Tensor, kernel: Callable[..., Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the input of down, and the mean square if this is normalized."""
+        vectors = x.mT if self.over_first else x.flatten(0, -2)
+        weight = self.gate_up_proj.weight.to(x.dtype)
+        inner, mean_square = kernel(vectors, weight, columns=self.over_first, with_squares=self.is_normalized)
+        if self.over_first:
+            return inner.mT, None if mean_square is None else mean_square.mT
+        shape = x.shape[:-1]
+        return inner.unflatten(0, shape), None if mean_square is None else mean_square.unflatten(0, shape)
 
     def combine(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """Return the input of down."""

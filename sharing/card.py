@@ -31,7 +31,7 @@ RECIPE, CARD = "recipe.yaml", "README.md"
 _OF_ONE_RUN = (
     *("project_name", "run_name", "checkpoint_path", "resume", "allow_changed_data", "started_in"),
     *("wandb", "tensorboard", "profile", "perf_every_n_steps", "perf_max_share", "log_interval"),
-    *("device", "compile", "dist", "parallel", "data_on"),
+    *("device", "compile", "swiglu_kernel", "dist", "parallel", "data_on"),
 )
 # Of the data, as models/__init__.py takes them.
 _SIZES = ("seq_len", "vocab_size", "num_puzzle_identifiers")

@@ -18,7 +18,6 @@ from utils.ranks.world import World
 # each GPU. docs/lab/log.md has the measurements for CPUs ("compiling"). The number for CUDA is an
 # estimate: about 50 s of work.
 LEAST_FLOPS = {"cpu": 6e13, "cuda": 1e16}
-_NAMES = {False: "off", True: "on", "segment": "segment"}
 # Strategies whose compiled training was compared with eager training (tests/test_compiled.py).
 _TESTED_STRATEGIES = ("ddp", "fsdp", "tp")
 
@@ -32,17 +31,17 @@ def with_compile(
         before: what the checkpoint says. The run keeps it, because compiled blocks round otherwise
             than eager ones.
     """
-    is_auto, notes = config.compile == "auto", list[str]()
-    chosen, why = False if config.compile == "auto" else config.compile, ""
-    if chosen == "segment" and not _has_segments(config):
-        with world.shared_errors():
-            raise UserError("compile=segment is for models of puzzles with parallel=ddp; give compile=true")
+    is_auto, notes, why = config.compile == "auto", list[str](), ""
+    chosen: Compiled = False if config.compile == "auto" else config.compile
     if is_auto and before is not None:
         chosen, why = before, "as before in this run"
     elif is_auto:
         chosen, why = world.broadcast_object(_decide(config, model, data, world))
+    if chosen == "segment":
+        with world.shared_errors():
+            _require_segments(config)
     if why:  # nobody waits for a line about a small run
-        notes.append(f"compile=auto: {_NAMES[chosen]}, {why}")
+        notes.append(f"compile=auto: {'on' if chosen else 'off'}, {why}")
     if chosen:
         keep_compiled_code()
         failures = [why for why in world.gather_objects(why_compiling_fails(world.device)) if why]
@@ -51,20 +50,27 @@ def with_compile(
         elif failures:
             with world.shared_errors():
                 raise UserError(
-                    f"this run is compiled (compile=true), but PyTorch can't compile here: {failures[0]}; mend that, "
-                    "or give compile=false"
+                    f"this run is compiled, but PyTorch can't compile here: {failures[0]}; mend that, or give "
+                    "compile=false"
                 )
         else:
             notes.append("the first step compiles: a minute or more, or seconds if an earlier run left the same code")
     return config.model_copy(update={"compile": chosen}), notes
 
 
-def _has_segments(config: PretrainConfig) -> bool:
-    return config.arch.kind == "puzzles" and config.parallel.name == "ddp"
+def _require_segments(config: PretrainConfig) -> None:
+    if config.arch.kind != "puzzles" or config.parallel.name != "ddp":
+        raise UserError("compile=segment is for models of puzzles with parallel=ddp; give compile=true")
+    # Each depth would be compiled anew, and PyTorch keeps a limited number of graphs.
+    if config.puzzle_arch.depth_curriculum or config.puzzle_arch.backprop_warmup_steps:
+        raise UserError(
+            "compile=segment needs a depth that stays, and arch.depth_curriculum or arch.backprop_warmup_steps changes "
+            "it; give compile=true"
+        )
 
 
-def _decide(config: PretrainConfig, model: Model, data: Data, world: World) -> tuple[Compiled, str]:
-    """Return what to compile of a new run, and why. A run that is too short has no reason."""
+def _decide(config: PretrainConfig, model: Model, data: Data, world: World) -> tuple[bool, str]:
+    """Return whether to compile a new run, and why. A run that is too short has no reason."""
     device, strategy = world.device.type, config.parallel.name
     num_units, unit = (torch.get_num_threads(), "CPU thread") if device == "cpu" else (1, "GPU")
     num_steps = config.epochs * kind_of_arch(config.arch).size_of_epoch(data.train) / config.global_batch_size
@@ -80,17 +86,7 @@ def _decide(config: PretrainConfig, model: Model, data: Data, world: World) -> t
         return False, "because deterministic=true, and a compiler may choose other kernels at the next start"
     if strategy not in _TESTED_STRATEGIES:
         return False, f"because compiling was never tested with parallel={strategy}"
-    why = f"because {flops:.0e} operations for each {unit} are more than the {least:.0e} where compiling pays"
-    # On one GPU, cuda_graph already frees the step from the host. Each depth is another graph.
-    waits_for_host = device == "cuda" and world.size > 1
-    if waits_for_host and _has_segments(config) and not _changes_depth(config):
-        return "segment", why
-    return True, why
-
-
-def _changes_depth(config: PretrainConfig) -> bool:
-    arch = config.puzzle_arch
-    return bool(arch.depth_curriculum or arch.backprop_warmup_steps)
+    return True, f"because {flops:.0e} operations for each {unit} are more than the {least:.0e} where compiling pays"
 
 
 def estimated_flops_of_step(config: PretrainConfig, model: Model, sizes: AnySizes) -> float:

@@ -63,7 +63,7 @@ PUBLISHED = {"hrm": ("HRM", "hrm", 384), "trm_mlp": ("TinyRecursiveModels", "trm
 PUBLISHED |= {"trm": ("TinyRecursiveModels", "trm", 192)}
 # What may change the time of a step: the recipe and overrides.
 LEVERS = {f"{recipe}_graph_off": (recipe, ["cuda_graph=false"]) for recipe in ("mixer", "trm", "hrm")}
-LEVERS |= {f"{recipe}_kernel": (recipe, ["swiglu_kernel=auto"]) for recipe in ("fast", "fast_10min", "trm")}
+LEVERS |= {f"{recipe}_kernel": (recipe, ["swiglu_kernel=true"]) for recipe in ("fast", "fast_10min", "trm")}
 LEVERS |= {f"{recipe}_segment": (recipe, ["cuda_graph=false", "compile=segment"]) for recipe in ("trm", "hrm")}
 # What a rehearsal on the CPU makes of every recipe. The code is the same, and the sizes are tiny.
 TINY = ["arch.hidden_size=32", "arch.forward_dtype=float32", "compile=false", "device=cpu"]

@@ -82,7 +82,9 @@ class DDPLayout(DTensorLayout[CarryT, BatchT, SettingsT]):
     def compile(self, what: Compiled) -> None:
         super().compile(what)
         if what == "segment" and self._ddp is not None:
-            self._ddp.module, self._called = self._called, self._ddp
+            # The base class has put the compiled model into _called. DDP has to wrap it.
+            self._ddp.module = self._called
+            self._called = self._ddp
 
     def _part(self, *, is_last: bool) -> AbstractContextManager[None]:
         return nullcontext() if is_last or self._ddp is None else self._ddp.no_sync()

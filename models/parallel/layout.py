@@ -25,10 +25,11 @@ from utils.ranks.config import Axes
 from utils.ranks.world import World
 
 Compiled = bool | Literal["segment"]
-"""What is compiled as a whole: each stack of blocks (True), or a segment of a training step.
+"""What torch.compile makes one graph of: each stack of blocks (True), a segment, nothing (False).
 
-A segment takes longer to compile, and less time of the host at each step. Evaluations call the
-stacks in any case, because their number of slots changes.
+A segment is the forward pass of a training step. It compiles longer, and its steps take less time
+of the host, but DDP gets all gradients at the end of the backward pass. Evaluations change the
+number of slots, so that they call compiled stacks.
 """
 
 OBJECTIVES: dict[str, Callable[[Any], Objective[Any, Any, Any]]] = {"puzzles": ActObjective, "text": TextObjective}
@@ -110,7 +111,7 @@ class Layout(Generic[CarryT, BatchT, SettingsT]):
         return objective.join([result.carry for result in results]), outputs, sums
 
     def compile(self, what: Compiled) -> None:
-        """Compile the stacks of blocks and the loss, and a segment if the config wants that."""
+        """Compile the stacks of blocks, the loss and, for "segment", the forward pass."""
         self.model.compile_levels()
         self.objective.compile()
         if what == "segment":

@@ -101,6 +101,8 @@ def _losses(rows: list[runs.Row]) -> list[float]:
 def _require_support(typed: list[str]) -> None:
     """Skip a test of what this device can't do."""
     device = torch.device(DEVICE)
+    if "swiglu_kernel=true" in typed and device.type != "cuda":
+        pytest.skip("Triton compiles for CUDA")
     if "arch.fp8_no_grad=true" in typed and (why := why_fp8_fails(device, torch.bfloat16)) is not None:
         pytest.skip(f"no FP8 here: {why}")
     if "arch.attention_kernel=varlen" in typed and (why := why_varlen_fails(device, torch.bfloat16, SHAPE)):

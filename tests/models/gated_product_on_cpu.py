@@ -17,7 +17,8 @@ def check_product(dtype: torch.dtype, num_rows: int, inner: int, width: int, col
     x_MK = torch.randn(inner, num_rows, generator=generator).to(dtype).mT
     x_MK = x_MK if columns else x_MK.contiguous()
     weight = (torch.randn(2 * width, inner, generator=generator) / inner**0.5).to(dtype)
-    y_MW, mean_square_M1 = gated_product(x_MK, weight, columns=columns)
+    y_MW, mean_square_M1 = gated_product(x_MK, weight, columns=columns, with_squares=True)
+    assert mean_square_M1 is not None
     assert (y_MW.mT if columns else y_MW).is_contiguous()
     gate, up = (x_MK.double() @ weight.double().mT).chunk(2, dim=1)
     expected = [torch.nn.functional.silu(gate) * up, (gate * up).square().mean(1, keepdim=True)]

@@ -45,7 +45,7 @@ def _model(config: PretrainConfig, sizes: AnySizes) -> RecursiveModel:
     return model
 
 
-def _decided(config: PretrainConfig, world: World = SINGLE, *, before: bool | None = None) -> tuple[Any, str]:
+def _decided(config: PretrainConfig, world: World = SINGLE, *, before: Any = None) -> tuple[Any, str]:
     data = open_data(config, SINGLE)
     config, notes = with_compile(config, _model(config, data.sizes), data, world, before=before)
     return config.compile, " ".join(notes)
@@ -97,15 +97,13 @@ def test_a_long_run_is_compiled_where_that_was_tested(data: Path) -> None:
         assert note.startswith(f"compile=auto: {expected}")
 
 
-def test_several_gpus_compile_whole_segments(data: Path) -> None:
-    two = replace(SINGLE, device=torch.device("cuda"), size=2)
-    stages = "[{until:0.5,H_cycles:1,L_cycles:1}]"
-    for changes, expected in (({}, "segment"), ({"arch.depth_curriculum": stages}, True), ({"parallel": "fsdp"}, True)):
-        config = _config(data, **ON | {"arch.hidden_size": 128} | changes)
-        opened = open_data(config, SINGLE)
-        assert compiling._decide(config, _model(config, opened.sizes), opened, two)[0] == expected, changes
-    with pytest.raises(UserError, match="parallel=ddp"):
-        _decided(_config(data, compile="segment", parallel="fsdp"))
+def test_segments_need_ddp_and_one_depth(data: Path, can_compile: None) -> None:
+    assert _decided(_config(data, compile="segment"))[0] == "segment"
+    assert _decided(_config(data), before="segment")[0] == "segment"
+    for changes in ({"arch.backprop_warmup_steps": 5}, {"parallel": "fsdp"}):
+        for compile, before in (("segment", None), ("auto", "segment")):
+            with pytest.raises(UserError, match=r"compile=segment .*give compile=true"):
+                _decided(_config(data, **changes, compile=compile), before=before)
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from models.layers import NormalizedSwiGLU
 from models.parallel.layout import Layout
 from tests.in_process import pretrain_config
 from tests.models.helpers import small_model
@@ -26,7 +27,7 @@ TRITON = Path(sys.prefix) / "triton"  # as the Makefile installs it
 with_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
-@pytest.mark.skipif(not TRITON.is_dir(), reason="Triton is not installed (make .venv/.dev)")
+@pytest.mark.skipif(not TRITON.is_dir(), reason="Triton is not installed (make .venv/.triton)")
 @pytest.mark.parametrize("module", ["pytest", "tests.models.gated_product_on_cpu"])
 def test_in_a_process_that_has_triton(module: str) -> None:
     """Triton's interpreter computes the formula, and the tests below pass."""
@@ -47,6 +48,7 @@ def test_a_hopper_multiplies_on_its_tensor_cores(columns: bool) -> None:
 
     names, config = _kernel.fn.arg_names, _CONFIGS[0]
     constants = config.kwargs | dict.fromkeys(("x_m", "y_m") if columns else ("x_k", "weight_k", "y_w"), 1)
+    constants |= {"WITH_SQUARES": True}
     types = {name: "constexpr" if name in constants else "i32" for name in names}
     types |= {"x": "*bf16", "weight": "*bf16", "y": "*bf16", "squares": "*fp32"}
     constexprs = {(names.index(name),): value for name, value in constants.items()}
@@ -57,27 +59,63 @@ def test_a_hopper_multiplies_on_its_tensor_cores(columns: bool) -> None:
     assert "wgmma" in compiled.asm["ptx"]
 
 
-def _decided(monkeypatch: pytest.MonkeyPatch, typed: str, measured: Any, **arch: Any) -> tuple[Any, str, int]:
-    """Return the choice, the line about it, and how many MLPs take the kernel."""
-    monkeypatch.setattr(swiglu_kernel, "_measure", measured)
+def _decided(
+    monkeypatch: pytest.MonkeyPatch,
+    typed: str,
+    *,
+    errors: Any = (1e-3, 1e-3),
+    times: tuple[float, float] = (2.0, 1.0),
+    before: bool | None = None,
+    **arch: Any,
+) -> bool:
+    """Return the choice, which all MLPs must follow."""
+
+    def of_errors(layout: Any) -> Any:
+        swiglu_kernel._use(layout, True)
+        if isinstance(errors, Exception):
+            raise errors
+        return errors
+
+    monkeypatch.setattr(swiglu_kernel, "_errors", of_errors)
+    monkeypatch.setattr(swiglu_kernel, "_times", lambda *_: times)
     layout = Layout[Any, Any, Any](small_model("trm_mlp", forward_dtype="bfloat16", **arch), World.single())
-    config, notes = with_swiglu_kernel(pretrain_config("arch=trm", f"swiglu_kernel={typed}"), layout, CUDA)
-    return config.swiglu_kernel, notes[0], sum(mlp.gated_product is not None for mlp in swiglu_kernel._mlps(layout))
+    config = pretrain_config("arch=trm", f"swiglu_kernel={typed}")
+    config, _ = with_swiglu_kernel(config, layout, CUDA, before=before)
+    uses = [mlp.gated_product is not None for mlp in swiglu_kernel._mlps(layout)]
+    assert uses == [config.swiglu_kernel] * 2, "over the tokens, and over the vectors"
+    return bool(config.swiglu_kernel)
 
 
 @with_triton
 def test_the_faster_one_is_taken_if_it_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(config: object, layout: Any, world: object) -> None:
-        swiglu_kernel._use(layout, True)
-        raise OSError("no ptxas")
-
-    num_mlps = 2  # over the tokens, and over the vectors
-    assert _decided(monkeypatch, "auto", lambda *_: (2.0, 1.0, 0.01))[::2] == (True, num_mlps)
-    assert _decided(monkeypatch, "auto", lambda *_: (1.0, 2.0, 0.01))[::2] == (False, 0)
-    assert _decided(monkeypatch, "true", lambda *_: (1.0, 2.0, 0.01))[::2] == (True, num_mlps)
-    for measured in (lambda *_: (2.0, 1.0, 0.5), lambda *_: (2.0, 1.0, float("nan")), fails):
-        assert _decided(monkeypatch, "auto", measured)[::2] == (False, 0)
-        with pytest.raises(UserError, match="give swiglu_kernel=false"):
-            _decided(monkeypatch, "true", measured)
+    slower = (1.0, 2.0)
+    assert _decided(monkeypatch, "auto")
+    assert not _decided(monkeypatch, "auto", times=slower)
+    assert not _decided(monkeypatch, "auto", fp8_no_grad=True)
+    assert _decided(monkeypatch, "true", times=slower)
+    assert _decided(monkeypatch, "auto", times=slower, before=True) and not _decided(monkeypatch, "auto", before=False)
+    for errors in ((1e-3, 1e-2), (1e-3, float("nan")), OSError("no ptxas")):
+        assert not _decided(monkeypatch, "auto", errors=errors)
+        for typed, before in (("true", None), ("auto", True)):
+            with pytest.raises(UserError, match="give swiglu_kernel=false"):
+                _decided(monkeypatch, typed, errors=errors, before=before)
     with pytest.raises(UserError, match="no SwiGLU"):
-        _decided(monkeypatch, "true", fails, mlp_t=False, mlp="conv_swiglu")
+        _decided(monkeypatch, "true", mlp_t=False, mlp="conv_swiglu")
+
+
+@with_triton
+@pytest.mark.parametrize("over_first", [False, True])
+def test_it_is_a_part_of_a_compiled_graph(monkeypatch: pytest.MonkeyPatch, over_first: bool) -> None:
+    from models.gated_product import gated_product
+
+    layer, kernels = NormalizedSwiGLU(24, 40, over_first=over_first), list[str]()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        kernels.extend(str(node.target) for node in graph.graph.nodes if "triton_kernel" in str(node.target))
+        return lambda *_: [torch.zeros(1)]
+
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)  # it asks for a card
+    layer.gated_product = gated_product
+    with torch.no_grad():
+        torch.compile(layer, backend=backend, fullgraph=True)(torch.randn(24, 24))
+    assert len(kernels) == 1
