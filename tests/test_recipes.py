@@ -1,4 +1,4 @@
-"""The parts of a recipe besides the architecture: the average, early stopping, several datasets."""
+"""The parts of a recipe besides the architecture: early stopping, and several datasets."""
 
 import json
 import shutil
@@ -6,24 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from dataset.evaluators import build_evaluators, fitting_evaluators
-from dataset.schema import open_split
-from records.checkpoint.reader import Checkpoint
 from tests import runs
-from tests.in_process import SINGLE, Tensors, begin, changed, load_run, mistake, train_here, with_identifiers
+from tests.in_process import begin, mistake, train_here, with_identifiers
 from tests.runs import rows, settings, train
-from training.evaluation import EvalOptions, evaluate
-
-
-def _weights(run: Path, step: int) -> Tensors:
-    return load_file(run / f"step_{step:08d}" / "model.safetensors")
-
-
-def _average(run: Path, step: int) -> Tensors:
-    return Checkpoint.open(run / f"step_{step:08d}").load("ema")
 
 
 def _printed(lines: list[str]) -> dict[str, str]:
@@ -33,71 +19,6 @@ def _printed(lines: list[str]) -> dict[str, str]:
 
 def _evaluated(run: Path) -> list[float]:
     return [row["step"] for row in rows(run) if "eval/all/exact_accuracy" in row]
-
-
-# ---- the average -------------------------------------------------------------------------------
-
-RATE = 0.9
-# The steps are so large that the average differs clearly from the weights.
-AVERAGED = {"ema": "true", "ema_rate": RATE, "lr": 1e-2, "checkpoint_every_n_steps": 1}
-
-
-@pytest.fixture(scope="module")
-def averaged(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("averaged") / "run"
-    train_here(settings(data, run, **AVERAGED))
-    return run
-
-
-def test_the_average_is_evaluated(data: Path, averaged: Path, evaluate_here: runs.Evaluate) -> None:
-    """This holds for the run and for evaluate.py. The raw weights have other scores."""
-    trained = {name: value for name, value in rows(averaged)[-1].items() if name.startswith("eval/")}
-    printed = _printed(evaluate_here(f"checkpoint={averaged}"))
-    assert {name: float(printed[name]) for name in trained} == pytest.approx(trained, abs=1e-4)
-
-    _, model, _ = load_run(averaged, SINGLE)
-    split = open_split(data, "test")
-    judged = build_evaluators(fitting_evaluators(split), split)
-    assert evaluate(model, split, SINGLE, EvalOptions(16), evaluators=judged) == trained
-    model.load_state_dict(_weights(averaged, 12))
-    of_raw = evaluate(model, split, SINGLE, EvalOptions(16))
-    assert of_raw is not None and abs(of_raw["eval/all/lm_loss"] - trained["eval/all/lm_loss"]) > 1e-2
-
-
-def test_the_average_does_not_change_training(data: Path, averaged: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train_here(settings(data, run, **AVERAGED | {"ema": "false", "checkpoint_every_n_steps": None}))
-    assert not changed(_weights(run, 12), _weights(averaged, 12))
-    for row, other in zip(rows(run), rows(averaged), strict=True):
-        assert {k: v for k, v in row.items() if k[:6] == "train/"} == {
-            k: v for k, v in other.items() if k[:6] == "train/"
-        }
-    assert not Checkpoint.open(run / "step_00000012").sizes("ema")
-
-
-def _assert_averaged(run: Path, steps: range) -> None:
-    """Compute the average from the saved weights. It includes the puzzle rows."""
-    expected = _average(run, steps[0])
-    assert "puzzle_embedding.weight" in expected
-    for step in steps[1:]:
-        raw = _weights(run, step)
-        expected = {name: RATE * tensor + (1 - RATE) * raw[name] for name, tensor in expected.items()}
-        torch.testing.assert_close(_average(run, step), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_average_begins_at_the_initial_weights_or_later(data: Path, averaged: Path, tmp_path: Path) -> None:
-    """In the first half of the second run the average equals the weights."""
-    _assert_averaged(averaged, range(1, 13))
-    run = tmp_path / "run"
-    train_here(settings(data, run, **AVERAGED | {"ema_start": 0.5}))
-    for step in (1, 6):
-        raw, average = _weights(run, step), _average(run, step)
-        assert not changed({name: raw[name] for name in average}, average)
-    _assert_averaged(run, range(6, 13))
-    assert not changed(_weights(run, 12), _weights(averaged, 12))
-    (early,) = [row for row in rows(run) if row["step"] == 5]
-    (other,) = [row for row in rows(averaged) if row["step"] == 5]
-    assert early["eval/all/lm_loss"] != other["eval/all/lm_loss"]
 
 
 # ---- when it evaluates, and when it has seen enough --------------------------------------------
