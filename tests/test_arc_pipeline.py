@@ -197,18 +197,6 @@ def test_the_number_of_ranks_changes_no_score(data: Path, run: Path, tmp_path: P
         assert (tmp_path / "many" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
-def test_votes_are_dropped_after_an_evaluation_unless_kept(data: Path, run: Path, tmp_path: Path) -> None:
-    """A sure wrong predictor votes before an unsure right one. Each votes 5 times for an input."""
-    judge = Judge(data, run)
-    sure, unsure = Predictor(num_right=0, q_wrong=3.0), Predictor(q_right=-3.0)
-    for predictor, k, score in ((sure, 1000, 0.0), (unsure, 1, 1.0), (sure, 1000, 0.0)):
-        assert judge(predictor)[f"pass@{k}"] == score
-    together = judge(unsure, keep_votes=True, save_to=tmp_path)
-    assert (together["pass@1"], together["pass@2"]) == (0.0, 1.0)
-    assert together["exact_accuracy"] == 1.0, "metrics without votes must be those of the second predictor alone"
-    assert {of_input["num_votes"] for of_input in _votes(tmp_path)} == {2 * NUM_VERSIONS}
-
-
 # ---- training and evaluate.py ------------------------------------------------------------------
 
 

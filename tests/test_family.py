@@ -127,10 +127,3 @@ def test_clipping_changes_only_larger_gradients(data: Path, tmp_path: Path) -> N
         thirds.append(rows[2]["train/lm_loss"])
     assert 1e-3 < norms[0] < 1e3 and len(set(norms)) == 1  # the logged norm is the norm before clipping
     assert thirds[0] == thirds[1] != thirds[2]
-
-
-def test_a_curriculum_is_shallow_at_first_and_deep_at_its_end(data: Path, tmp_path: Path, plain: list[Row]) -> None:
-    shallow = _rows(data, tmp_path / "shallow", "arch.H_cycles=1", "arch.L_cycles=1")
-    grown = _rows(data, tmp_path / "run", "arch.depth_curriculum=[{until: 0.5, H_cycles: 1, L_cycles: 1}]")
-    assert grown[0] == shallow[0] != plain[0]
-    assert grown[1]["train/lm_loss"] != shallow[1]["train/lm_loss"]
