@@ -9,7 +9,6 @@ import torch
 from models import ARCHS
 from models.text.objective import TextBatch
 from tests import runs
-from tests.dataset.text.samples import random_dataset
 from tests.in_process import SINGLE, begin, changed, mistake, train_here, weights_of
 from tests.text_runs import write_run
 from training.plan import Plan
@@ -17,11 +16,6 @@ from training.step import StepSettings
 from utils.config import name_of
 
 TEXT_ARCHS = sorted(name_of(arch) for arch in ARCHS if arch.kind == "text")
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_dataset(tmp_path_factory.mktemp("text"))
 
 
 def _typed(data: Path, run: Path, *more: str) -> list[str]:
