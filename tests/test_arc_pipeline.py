@@ -86,14 +86,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
-def _solutions(tasks: Tasks) -> dict[str, list[dict[str, Any]]]:
-    """Return the submission in which every attempt is right."""
-    return {
-        name: [{"attempt_1": pair["output"], "attempt_2": pair["output"]} for pair in task["test"]]
-        for name, task in tasks.items()
-    }
-
-
 # ---- predictors --------------------------------------------------------------------------------
 
 
@@ -238,7 +230,10 @@ def test_an_evaluation_in_training_has_only_its_own_votes(run: Path) -> None:
         assert row["eval/all/exact_accuracy"] == expected
     outputs = run / "eval_outputs"
     read = {step: json.loads((outputs / f"step_0000000{step}" / "submission.json").read_text()) for step in (2, 4)}
-    assert read[4] == _solutions(_tasks()["evaluation"])
+    assert read[4] == {
+        name: [{"attempt_1": pair["output"], "attempt_2": pair["output"]} for pair in task["test"]]
+        for name, task in _tasks()["evaluation"].items()
+    }
     assert read[2]["flat"] == [{"attempt_1": WRONG, "attempt_2": WRONG}]
     assert (run / "best").read_text().strip() == "step_00000004"
 

@@ -4,30 +4,25 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from models.layers import ConvSwiGLU
-from models.urm import URM, URMConfig
+from models.urm import URMConfig
 from optim.build import MuonConfig
 from tests import runs
 from tests.in_process import changed, load_run, pretrain_config, train_here
 from tests.records.checkpoint.helpers import fix_manifest
 from utils.errors import UserError
 
-SMALL = {"arch": "urm", "arch.num_layers": 1, "arch.H_cycles": 2, "arch.L_cycles": 2, "lr_warmup_steps": 3}
-SHORT = {"max_steps": 4, "checkpoint_every_n_steps": 2, "eval_every_n_steps": None, "log_interval": 1}
-
-
-def _settings(data: Path, run: Path, **changes: object) -> list[str]:
-    values = {"data_path": data, "device": "cpu", "checkpoint_path": run, **SMALL, **SHORT, **changes}
-    return ["debug=tiny", *(f"{key}={'null' if value is None else value}" for key, value in values.items())]
+SMALL = "debug=tiny device=cpu arch=urm arch.num_layers=1 arch.H_cycles=2 arch.L_cycles=2 lr_warmup_steps=3"
+SHORT = "max_steps=4 checkpoint_every_n_steps=2 eval_every_n_steps=null log_interval=1"
+OLD = "arch.conv_bias=false lr_counts_from=1 ema=true"
 
 
 @pytest.fixture(scope="module")
 def old(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of URM as it was stored before the convolution had a bias."""
     run = tmp_path_factory.mktemp("old") / "run"
-    train_here(_settings(data, run, **{"arch.conv_bias": "false", "lr_counts_from": 1, "ema": "true"}))
+    train_here([*f"{SMALL} {SHORT} {OLD}".split(), f"data_path={data}", f"checkpoint_path={run}"])
     for state in run.glob("step_*/state.json"):
         stored = json.loads(state.read_text())
         del stored["config"]["arch"]["conv_bias"], stored["config"]["lr_counts_from"]
@@ -36,17 +31,12 @@ def old(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def _convolution(model: torch.nn.Module) -> ConvSwiGLU:
-    assert isinstance(model, URM)
-    (layer,) = [module for module in model.modules() if isinstance(module, ConvSwiGLU)]
-    return layer
-
-
 def test_an_old_run_goes_on_bit_for_bit_without_the_bias(old: Path, tmp_path: Path) -> None:
     config, model, _ = load_run(old)
     assert isinstance(config.arch, URMConfig) and not config.arch.conv_bias
     assert config.lr_counts_from == 1
-    assert _convolution(model).conv_bias_W is None
+    (layer,) = [module for module in model.modules() if isinstance(module, ConvSwiGLU)]
+    assert layer.conv_bias_W is None
     train_here([f"resume={old / 'step_00000002'}", f"checkpoint_path={tmp_path / 'again'}"])
     assert not changed(runs.tensors(old, 4), runs.tensors(tmp_path / "again", 4))
 
