@@ -378,7 +378,6 @@ def test_mistakes_are_noticed_before_any_work(
         ([f"checkpoint={run}", out, "tta=1"], "tta: "),
         ([f"checkpoint={run}", out, "trajectories=4"], "trajectories=4 without noise"),
         ([f"checkpoint={run}", out, "noise=0.5"], "noise=0.5"),
-        ([f"checkpoint={run}", out, "seed=3"], "seed=3"),
         ([*of_file, "plot=true"], "give out="),
         ([*of_file, "save_outputs=[steps]"], "give out="),
         ([f"checkpoint={copy}"], f"{copy}/eval_outputs/{LAST} can't be written"),

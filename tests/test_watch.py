@@ -443,11 +443,9 @@ def test_what_a_stranger_named_reaches_the_terminal_clean(
         (["{}/empty"], "is no run and holds none"),
         (["{}/project", "--every", "0"], "--every is 0; give a number of seconds"),
         (["{}/project", "--metric", "lm_loss"], "--metric and --x say what --plot draws"),
-        (["{}/project", "--x", "seconds"], "--metric and --x say what --plot draws"),
         (["{}/project", "--plot", "a.pdf"], "--plot is a.pdf; give a file that ends in .png or .html"),
         (["{}/project", "--plot", "{}/gone/a.png"], "gone for a.png; create it, or choose another file"),
         (["{}/project", "--plot", "{}/a.png", "--x", "seconds"], "does not tell the seconds of all its rows"),
-        (["{}/project", "--plot", "{}/a.png", "--x", "examples"], "does not tell the examples"),
     ],
 )
 def test_mistakes(tmp_path: Path, options: list[str], mistake: str) -> None:

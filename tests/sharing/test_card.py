@@ -170,9 +170,6 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("-o", tmp_path / "there"): "exists; remove it",
         ("-o", tmp_path / "x" / "y"): "can't write .*No such file",
         ("-o", tmp_path / "x", "--private"): "--private contradicts",
-        ("-o", tmp_path / "x", "--raw"): "--raw contradicts",
-        ("-o", tmp_path / "x", "--compiled"): "--compiled contradicts",
-        ("-o", tmp_path / "x.safetensors", "--push", "me/six"): "--push contradicts",
         ("-o", tmp_path / "x.pt"): "has to end in .safetensors",
         ("--push", "me/six/7"): "me/six/7 names no repository",
     }.items():

@@ -157,7 +157,6 @@ def test_the_environment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--lr 1e-4", "write lr=1e-4"),
         ("'learning rate=3'", "'learning rate=3' is no override"),
         ("'arch={bogus: 1}'", "unknown key 'arch.bogus'"),
-        ("arch.hiden_size=3", "did you mean arch.hidden_size?"),
         ("hidden_size=64", "did you mean arch.hidden_size?"),
         ("muon_lr=1", "did you mean optim.muon_lr with optim=muon?"),
         ("arch=transformer arch.H_layers=1", "the chosen arch doesn't have it; take arch=hrm or arch=trm"),
@@ -175,12 +174,7 @@ def test_the_environment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("profile=yes", "profile: 'yes' is neither true nor false"),
         # Keys of other programs.
         ("--vocab-size=50000", "the tokens of the data decide it"),
-        ("--use-gradient-checkpointing", "did you mean arch.activation_checkpointing?"),
-        ("--rank=0", "torchrun"),
-        ("--no-nccl", "write dist.backend=gloo"),
         ("n_layer=1", "did you mean arch.L_layers or arch.H_layers?"),
-        ("trainer.max_epochs=1", "did you mean epochs?"),
-        ("batch_norm=0.1", "unknown key 'batch_norm'; --help"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_value_and_the_correction(typed: str, expected: str) -> None:
