@@ -7,12 +7,14 @@ from typing import get_args
 
 import pytest
 
+from dataset.schema import open_split
 from models.layers import MlpKind
 from tests import runs
-from tests.in_process import begin, changed, train_here, weights_of
+from tests.in_process import SINGLE, begin, changed, train_here, weights_of
 from tests.models.helpers import WHY_NO_FP8, arch_files
 from tests.runs import REPOSITORY, Row
 from tests.test_config import COMMANDS
+from training.trained import open_trained
 
 ARCHS = arch_files("puzzles")
 OPTIMS = sorted(path.stem for path in (REPOSITORY / "config/optim").glob("[!_]*.yaml"))
@@ -116,6 +118,29 @@ def test_the_published_commands_of_the_se_rrm_run(data: Path, tmp_path: Path, lo
     stored = json.loads((tmp_path / "run/step_00000002/state.json").read_text())["config"]["arch"]
     assert (stored["name"], stored["pos_encodings"]) == ("se_rrm", "rope_2d")
     assert stored["equivariant_symbols"] == (name != "maze") and stored["dropout"] == (0.2 if name == "sudoku" else 0)
+
+
+SE_RRM = ["arch=se_rrm", "arch.add_tokens=2", "arch.dropout=0.1", "arch.head_dim=8", "arch.head_dim_t=8"]
+
+
+def test_a_run_is_evaluated_and_trained_further_on_another_size(
+    data: Path, boards: dict[str, Path], tmp_path: Path
+) -> None:
+    """A model that is free of sizes goes from Sudokus of 4x4 cells to those of 6x6."""
+    larger = boards["2x3"]
+    train_here(_typed(data, tmp_path / "run", *SE_RRM))
+    trained = open_trained(tmp_path / "run", SINGLE)
+    on_larger, _ = trained.with_test_split(str(larger), SINGLE)
+    model = on_larger.load_puzzle_model(SINGLE)
+    metadata = open_split(larger, "test").metadata
+    assert (model.seq_len, model.vocab_size) == (metadata.seq_len, metadata.vocab_size) == (36, 8)
+    own = trained.load_puzzle_model(SINGLE)
+    assert (own.seq_len, own.vocab_size) == (16, 6)
+    assert not changed(own.state_dict(), model.state_dict())
+
+    begun = begin(_typed(larger, tmp_path / "further", f"init_from={tmp_path / 'run'}", *SE_RRM))
+    assert not changed(own.state_dict(), weights_of(begun.state))
+    begun.fit()
 
 
 def test_clipping_changes_only_larger_gradients(data: Path, tmp_path: Path) -> None:
