@@ -11,7 +11,6 @@ from optim.build import MuonConfig
 from tests import runs
 from tests.in_process import changed, load_run, pretrain_config, train_here
 from tests.records.checkpoint.helpers import fix_manifest
-from utils.errors import UserError
 
 SMALL = "debug=tiny device=cpu arch=urm arch.num_layers=1 arch.H_cycles=2 arch.L_cycles=2 lr_warmup_steps=3"
 SHORT = "max_steps=4 checkpoint_every_n_steps=2 eval_every_n_steps=null log_interval=1"
@@ -93,9 +92,3 @@ def test_the_published_commands_run_and_resume(name: str, data: Path, tmp_path: 
     assert stored["optim"]["name"] == ("muon" if name == "urm_arc_2" else "adam_atan2")
     train_here([f"resume={run}", "max_steps=3", "arch.loops=4"])
     assert json.loads((run / "step_00000003" / "state.json").read_text())["config"]["arch"]["halt_max_steps"] == 4
-
-
-def test_both_names_of_a_key_are_refused() -> None:
-    for typed in (["arch.loops=4", "arch.halt_max_steps=4"], ["use_muon=True", "optim=adamw"]):
-        with pytest.raises(UserError, match="give one of them"):
-            pretrain_config("arch=urm", *typed)

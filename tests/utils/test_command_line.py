@@ -169,6 +169,7 @@ def test_the_environment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("'lr=${nokey}'", "lr: Interpolation key 'nokey' not found"),
         ("epochs=true lr=x seed=-1", "seed: input should be greater"),
         ("batch_size=32 eval_batch_size=16", "eval_batch_size=32, and that is given as well"),
+        ("use_muon=True optim=adamw", "optim=muon_urm, and that is given as well"),
         ("lr=nan lr_min_ratio=inf", "lr: input should be a finite number"),
         ("data_paths=data/a", "write data_paths=[data/a]"),
         ("profile=yes", "profile: 'yes' is neither true nor false"),
