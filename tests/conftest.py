@@ -14,6 +14,7 @@ from hypothesis import settings as hypothesis_settings
 
 from dataset import build_sudoku_dataset
 from tests import runs
+from tests.dataset.text.samples import random_dataset
 from utils.ranks.launch import without_launcher
 from utils.ranks.world import World
 
@@ -78,6 +79,11 @@ def boards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         options = ["--output-dir", str(path), "--generate", "20", "--generate-test", "8", "--box", box]
         assert build_sudoku_dataset.main(options) == 0
     return paths
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_dataset(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="session")

@@ -86,14 +86,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
-def _solutions(tasks: Tasks) -> dict[str, list[dict[str, Any]]]:
-    """Return the submission in which every attempt is right."""
-    return {
-        name: [{"attempt_1": pair["output"], "attempt_2": pair["output"]} for pair in task["test"]]
-        for name, task in tasks.items()
-    }
-
-
 # ---- predictors --------------------------------------------------------------------------------
 
 
@@ -197,18 +189,6 @@ def test_the_number_of_ranks_changes_no_score(data: Path, run: Path, tmp_path: P
         assert (tmp_path / "many" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
-def test_votes_are_dropped_after_an_evaluation_unless_kept(data: Path, run: Path, tmp_path: Path) -> None:
-    """A sure wrong predictor votes before an unsure right one. Each votes 5 times for an input."""
-    judge = Judge(data, run)
-    sure, unsure = Predictor(num_right=0, q_wrong=3.0), Predictor(q_right=-3.0)
-    for predictor, k, score in ((sure, 1000, 0.0), (unsure, 1, 1.0), (sure, 1000, 0.0)):
-        assert judge(predictor)[f"pass@{k}"] == score
-    together = judge(unsure, keep_votes=True, save_to=tmp_path)
-    assert (together["pass@1"], together["pass@2"]) == (0.0, 1.0)
-    assert together["exact_accuracy"] == 1.0, "metrics without votes must be those of the second predictor alone"
-    assert {of_input["num_votes"] for of_input in _votes(tmp_path)} == {2 * NUM_VERSIONS}
-
-
 # ---- training and evaluate.py ------------------------------------------------------------------
 
 
@@ -250,7 +230,10 @@ def test_an_evaluation_in_training_has_only_its_own_votes(run: Path) -> None:
         assert row["eval/all/exact_accuracy"] == expected
     outputs = run / "eval_outputs"
     read = {step: json.loads((outputs / f"step_0000000{step}" / "submission.json").read_text()) for step in (2, 4)}
-    assert read[4] == _solutions(_tasks()["evaluation"])
+    assert read[4] == {
+        name: [{"attempt_1": pair["output"], "attempt_2": pair["output"]} for pair in task["test"]]
+        for name, task in _tasks()["evaluation"].items()
+    }
     assert read[2]["flat"] == [{"attempt_1": WRONG, "attempt_2": WRONG}]
     assert (run / "best").read_text().strip() == "step_00000004"
 

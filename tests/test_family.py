@@ -7,12 +7,14 @@ from typing import get_args
 
 import pytest
 
+from dataset.schema import open_split
 from models.layers import MlpKind
 from tests import runs
-from tests.in_process import begin, changed, train_here, weights_of
+from tests.in_process import SINGLE, begin, changed, train_here, weights_of
 from tests.models.helpers import WHY_NO_FP8, arch_files
 from tests.runs import REPOSITORY, Row
 from tests.test_config import COMMANDS
+from training.trained import open_trained
 
 ARCHS = arch_files("puzzles")
 OPTIMS = sorted(path.stem for path in (REPOSITORY / "config/optim").glob("[!_]*.yaml"))
@@ -118,6 +120,29 @@ def test_the_published_commands_of_the_se_rrm_run(data: Path, tmp_path: Path, lo
     assert stored["equivariant_symbols"] == (name != "maze") and stored["dropout"] == (0.2 if name == "sudoku" else 0)
 
 
+SE_RRM = ["arch=se_rrm", "arch.add_tokens=2", "arch.dropout=0.1", "arch.head_dim=8", "arch.head_dim_t=8"]
+
+
+def test_a_run_is_evaluated_and_trained_further_on_another_size(
+    data: Path, boards: dict[str, Path], tmp_path: Path
+) -> None:
+    """A model that is free of sizes goes from Sudokus of 4x4 cells to those of 6x6."""
+    larger = boards["2x3"]
+    train_here(_typed(data, tmp_path / "run", *SE_RRM))
+    trained = open_trained(tmp_path / "run", SINGLE)
+    on_larger, _ = trained.with_test_split(str(larger), SINGLE)
+    model = on_larger.load_puzzle_model(SINGLE)
+    metadata = open_split(larger, "test").metadata
+    assert (model.seq_len, model.vocab_size) == (metadata.seq_len, metadata.vocab_size) == (36, 8)
+    own = trained.load_puzzle_model(SINGLE)
+    assert (own.seq_len, own.vocab_size) == (16, 6)
+    assert not changed(own.state_dict(), model.state_dict())
+
+    begun = begin(_typed(larger, tmp_path / "further", f"init_from={tmp_path / 'run'}", *SE_RRM))
+    assert not changed(own.state_dict(), weights_of(begun.state))
+    begun.fit()
+
+
 def test_clipping_changes_only_larger_gradients(data: Path, tmp_path: Path) -> None:
     """The first update does not depend on the size of its gradient, so a third step is needed."""
     norms, thirds = [], []
@@ -127,10 +152,3 @@ def test_clipping_changes_only_larger_gradients(data: Path, tmp_path: Path) -> N
         thirds.append(rows[2]["train/lm_loss"])
     assert 1e-3 < norms[0] < 1e3 and len(set(norms)) == 1  # the logged norm is the norm before clipping
     assert thirds[0] == thirds[1] != thirds[2]
-
-
-def test_a_curriculum_is_shallow_at_first_and_deep_at_its_end(data: Path, tmp_path: Path, plain: list[Row]) -> None:
-    shallow = _rows(data, tmp_path / "shallow", "arch.H_cycles=1", "arch.L_cycles=1")
-    grown = _rows(data, tmp_path / "run", "arch.depth_curriculum=[{until: 0.5, H_cycles: 1, L_cycles: 1}]")
-    assert grown[0] == shallow[0] != plain[0]
-    assert grown[1]["train/lm_loss"] != shallow[1]["train/lm_loss"]

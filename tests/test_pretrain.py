@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from dataset.loader import TrainLoader
 from dataset.sampler import Sampler
@@ -25,7 +24,6 @@ from optim.adam import AdamATan2
 from optim.schedule import lr_multiplier
 from pretrain import after_step, train_step
 from records.checkpoint.format import Progress
-from records.checkpoint.reader import Checkpoint
 from records.lock import RunLock
 from tests import runs
 from tests.in_process import SINGLE, begin, train_here
@@ -128,55 +126,6 @@ def test_evaluations_do_not_change_training(data: Path, tmp_path: Path, every_st
     _, rows = _run(data, tmp_path / "run", log_interval=1, eval_every_n_steps=1, checkpoint_every_eval=False)
     assert [row["train/lm_loss"] for row in rows] == [row["train/lm_loss"] for row in every_step]
     assert all("eval/all/exact_accuracy" in row for row in rows)
-
-
-@pytest.mark.parametrize(("share", "num_examples"), [(1e-9, []), (0.999999, [20, 20, 20])])
-def test_eval_max_share_limits_and_reports_the_time_of_evaluations(
-    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], share: float, num_examples: list[int]
-) -> None:
-    """With hardly any time no evaluation ends. With almost all time every one is complete."""
-    run = tmp_path / "run"
-    _, rows = _run(data, run, eval_max_share=share, eval_batch_size=4, checkpoint_every_n_steps=None)
-    said = capfd.readouterr().err
-    assert ("no time for all of the evaluation" in said) == (num_examples == []) and "evaluation took " in said
-    rows = [row for row in rows if "perf/eval_share" in row]
-    assert [row["step"] for row in rows] == [5, 10, 12] and all(0 < row["perf/eval_share"] < 1 for row in rows)
-    evaluations = [{name: value for name, value in row.items() if name.startswith("eval/")} for row in rows]
-    assert [each["eval/all/num_examples"] for each in evaluations if each] == num_examples
-    # A checkpoint is due after an evaluation even if there was no time for the evaluation.
-    assert (run / "step_00000010").is_dir() and (run / "best").exists() == (num_examples != [])
-
-
-@pytest.fixture
-def eager(quiet: Path, tmp_path: Path) -> Path:
-    """Return a file of weights whose Q head always wants to halt, and whose answers settle."""
-    weights = load_file(quiet / f"step_{runs.LAST_STEP:08d}" / "model.safetensors")
-    for name in weights:
-        if "o_proj" in name or "down_proj" in name:
-            weights[name] *= 0.1
-    weights["q_head.weight"].zero_()
-    weights["q_head.bias"] = torch.tensor([5.0, -5.0])
-    save_file(weights, tmp_path / "model.safetensors")
-    return tmp_path / "model.safetensors"
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_exploration_delays_halting(data: Path, tmp_path: Path, eager: Path, log: Path, ranks: int) -> None:
-    """A slot halts after the minimum number of segments that is drawn for the step and the slot."""
-    run, num_slots, halt_max_steps = tmp_path / "run", 16, 4
-    arch = {"init_from": eager, "arch__halt_max_steps": halt_max_steps, "arch__halt_exploration_prob": 0.5, "seed": 3}
-    often = {"log_interval": 1, "eval_every_n_steps": None, "checkpoint_every_n_steps": 1}
-    runs.train(runs.settings(data, run, **arch, **often), log, ranks=ranks).ok()
-    steps_B, halted_B = torch.zeros(num_slots, dtype=torch.int32), torch.ones(num_slots, dtype=torch.bool)
-    for row in runs.rows(run):
-        step = int(row["step"])
-        minimum_B = draw_min_halt_steps(3, step, num_slots, 0.5, halt_max_steps)
-        steps_B = torch.where(halted_B, 0, steps_B) + 1
-        halted_B = steps_B >= minimum_B  # the minimum is halt_max_steps at most
-        slots = Checkpoint.open(run / f"step_{step:08d}").load_slots(slice(0, num_slots))
-        assert slots["steps"].tolist() == steps_B.tolist(), f"wrong numbers of segments in the slots after step {step}"
-        assert slots["halted"].tolist() == halted_B.tolist(), f"the wrong slots have halted after step {step}"
-        assert row["train/steps"] == pytest.approx(float(steps_B[halted_B].double().mean())), f"step {step}"
 
 
 def test_bfloat16_on_the_cpu(data: Path, tmp_path: Path, every_step: list[Row]) -> None:

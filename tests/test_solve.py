@@ -394,13 +394,11 @@ FILES = {
 }
 MISTAKES = [
     ("run", "puzzle=" + QUESTION[1:], "puzzle has 15 characters, this model's puzzles have 16 (sudoku 2x2)"),
-    ("run", "puzzle=" + json.dumps(TASK), "puzzle is JSON, as ARC tasks are, but {run} was trained on sudoku 2x2"),
     ("run", "puzzle=nowhere.txt", "there is no file nowhere.txt"),
     ("run", "puzzle={files}/short.sdk", "short.sdk:4 has 3 characters"),
     ("run", "puzzle={files}/damaged.txt.gz", "damaged.txt.gz: cannot be read"),
     ("run", "csv={files}/answer.csv", "answer.csv:2: the answer is no solution of its question"),
     ("run", "task={files}/task.json", "task.json is JSON, as ARC tasks are, but {run} was trained on sudoku 2x2"),
-    ("arc_run", "puzzle=" + QUESTION, "puzzle is no ARC task as JSON, but {run} was trained on arc"),
     ("arc_run", "csv={files}/short.csv", "short.csv is no ARC task as JSON, but {run} was trained on arc"),
     ("arc_run", "task={files}/ragged.json", "ragged.json: test pair 1, input"),
 ]

@@ -161,20 +161,15 @@ def test_a_model_goes_to_transformers_and_back_without_losing_a_bit(
     trained = open_trained(theirs, SINGLE)
     of_data = trained.on(open_text_split(folder / "problems", "test"))
     assert of_data.sizes == trained.sizes, "evaluate.py takes the data"
+    _same(trained.load_model(SINGLE).state_dict(), model.state_dict())
+    started = read_config_of_new_run([f"init_from={theirs}", f"data_path={folder / 'book'}"])
+    of_run: Any = open_trained(folder / "run", SINGLE).arch
+    ours = started["arch"] | {"forward_dtype": of_run.forward_dtype}
+    assert type(of_run)(**ours).stacks == of_run.stacks and ours["L_cycles"] == of_run.L_cycles
     with pytest.raises(UserError, match=r"does not say which tokenizer .* give data_path="):
         call(f"checkpoint={theirs}", f"prompt={PROMPT}")
     with pytest.raises(UserError, match=r"hf exists; remove it"):
         _export(folder / "run", "--format", "transformers", "-o", theirs)
-
-
-def test_published_weights_start_a_run(folder: Path, tmp_path: Path, model: TextModel) -> None:
-    _export(folder / "run", "--format", "transformers", "-o", tmp_path / "hf")
-    started = read_config_of_new_run([f"init_from={tmp_path / 'hf'}", f"data_path={folder / 'book'}"])
-    of_run: Any = open_trained(folder / "run", SINGLE).arch
-    ours = started["arch"] | {"forward_dtype": of_run.forward_dtype}
-    assert type(of_run)(**ours).stacks == of_run.stacks and ours["L_cycles"] == of_run.L_cycles
-    loaded = open_trained(tmp_path / "hf", SINGLE).load_model(SINGLE)
-    _same(loaded.state_dict(), model.state_dict())
 
 
 def test_weights_of_another_tokenizer_start_no_run(folder: Path, tmp_path: Path, model: TextModel) -> None:

@@ -210,13 +210,11 @@ parameters:
 """
 MISTAKES = [
     ([], "there is nothing to search"),
-    (["sweep=my.yaml", "sweep.trial=3"], "did you mean sweep.trials"),
     (["sweep=unknown.yaml"], "unknown.yaml:6: unknown key 'sweep.trialz'; did you mean "),
     (["lrr=1,2"], "the config refuses lrr=1: unknown key 'lrr'; did you mean lr?"),
     (["lr=1,2", "sweep.metric=exact_acuracy"], "did you mean eval/all/exact_accuracy"),
     (["lr=1,2", "eval_every_n_steps=null"], "the runs never evaluate"),
     (["lr=1,2", "data_path=data/no"], "no dataset at data/no: "),
-    (["lr=1,2", "run_name=x"], "sweep.py gives every run its own run_name"),
     (["lr=shuffle(1,2)"], "is no list of values"),
     (["lr=1,[2"], "'lr=1,[2' can't be read"),
     (["status", "nope"], "there is no sweep at nope"),

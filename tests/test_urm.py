@@ -1,35 +1,27 @@
 """URM runs as published, and runs and weights of URM from before it was go on as they were."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from models.layers import ConvSwiGLU
-from models.urm import URM, URMConfig
+from models.urm import URMConfig
 from optim.build import MuonConfig
 from tests import runs
-from tests.in_process import begin, changed, load_run, pretrain_config, train_here
+from tests.in_process import changed, load_run, pretrain_config, train_here
 from tests.records.checkpoint.helpers import fix_manifest
-from utils.errors import UserError
 
-SMALL = {"arch": "urm", "arch.num_layers": 1, "arch.H_cycles": 2, "arch.L_cycles": 2, "lr_warmup_steps": 3}
-SHORT = {"max_steps": 4, "checkpoint_every_n_steps": 2, "eval_every_n_steps": None, "log_interval": 1}
-
-
-def _settings(data: Path, run: Path, **changes: object) -> list[str]:
-    values = {"data_path": data, "device": "cpu", "checkpoint_path": run, **SMALL, **SHORT, **changes}
-    return ["debug=tiny", *(f"{key}={'null' if value is None else value}" for key, value in values.items())]
+SMALL = "debug=tiny device=cpu arch=urm arch.num_layers=1 arch.H_cycles=2 arch.L_cycles=2 lr_warmup_steps=3"
+SHORT = "max_steps=4 checkpoint_every_n_steps=2 eval_every_n_steps=null log_interval=1"
+OLD = "arch.conv_bias=false lr_counts_from=1 ema=true"
 
 
 @pytest.fixture(scope="module")
 def old(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of URM as it was stored before the convolution had a bias."""
     run = tmp_path_factory.mktemp("old") / "run"
-    train_here(_settings(data, run, **{"arch.conv_bias": "false", "lr_counts_from": 1, "ema": "true"}))
+    train_here([*f"{SMALL} {SHORT} {OLD}".split(), f"data_path={data}", f"checkpoint_path={run}"])
     for state in run.glob("step_*/state.json"):
         stored = json.loads(state.read_text())
         del stored["config"]["arch"]["conv_bias"], stored["config"]["lr_counts_from"]
@@ -38,36 +30,14 @@ def old(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def _convolution(model: torch.nn.Module) -> ConvSwiGLU:
-    assert isinstance(model, URM)
-    (layer,) = [module for module in model.modules() if isinstance(module, ConvSwiGLU)]
-    return layer
-
-
 def test_an_old_run_goes_on_bit_for_bit_without_the_bias(old: Path, tmp_path: Path) -> None:
     config, model, _ = load_run(old)
     assert isinstance(config.arch, URMConfig) and not config.arch.conv_bias
     assert config.lr_counts_from == 1
-    assert _convolution(model).conv_bias_W is None
+    (layer,) = [module for module in model.modules() if isinstance(module, ConvSwiGLU)]
+    assert layer.conv_bias_W is None
     train_here([f"resume={old / 'step_00000002'}", f"checkpoint_path={tmp_path / 'again'}"])
     assert not changed(runs.tensors(old, 4), runs.tensors(tmp_path / "again", 4))
-
-
-@pytest.mark.parametrize("source", ["", "step_00000004/model.safetensors"])
-def test_weights_without_the_bias_start_a_run_with_a_bias_of_zeros(
-    old: Path, data: Path, tmp_path: Path, source: str
-) -> None:
-    weights = old / source
-    if source:  # the file of a step is refused where it lies
-        weights = tmp_path / "weights.safetensors"
-        weights.write_bytes((old / source).read_bytes())
-    begun = begin(_settings(data, tmp_path / "run", init_from=weights, max_steps=1))
-    layer = _convolution(begun.state.model)
-    assert layer.conv_bias_W is not None and not layer.conv_bias_W.any()
-    saved = load_file(old / "step_00000004/model.safetensors")
-    if source:
-        assert torch.equal(layer.conv_weight_W12, saved["level.layers.0.mlp.conv_weight_W12"])
-    begun.fit()
 
 
 # From the scripts of the URM repository, by the name of the recipe here.
@@ -122,22 +92,3 @@ def test_the_published_commands_run_and_resume(name: str, data: Path, tmp_path: 
     assert stored["optim"]["name"] == ("muon" if name == "urm_arc_2" else "adam_atan2")
     train_here([f"resume={run}", "max_steps=3", "arch.loops=4"])
     assert json.loads((run / "step_00000003" / "state.json").read_text())["config"]["arch"]["halt_max_steps"] == 4
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("grad_accum_steps=2", "global_batch_size the size of the sum, and grad_accumulation=N"),
-        ("+load_optimizer_state=False", "resume=<run> goes on with the optimizers' state"),
-        ("load_checkpoint=latest", "give resume=auto and the checkpoint_path of the run instead"),
-    ],
-)
-def test_an_option_without_a_counterpart_is_answered_with_what_to_use(typed: str, expected: str) -> None:
-    with pytest.raises(UserError, match=re.escape(expected)):
-        pretrain_config("arch=urm", typed)
-
-
-def test_both_names_of_a_key_are_refused() -> None:
-    for typed in (["arch.loops=4", "arch.halt_max_steps=4"], ["use_muon=True", "optim=adamw"]):
-        with pytest.raises(UserError, match="give one of them"):
-            pretrain_config("arch=urm", *typed)

@@ -189,14 +189,7 @@ def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         "--dataset-dirs and --input-file-prefix exclude": ["--dataset-dirs", "x", "--input-file-prefix", "y"],
         "there is no folder missing": ["--dataset-dirs", "missing"],
         "--side is 10, but a canvas has a side from 5 to 30, and not 10": ["--side", 10],
-        "--subsets a a must name each subset once": [
-            "--input-file-prefix",
-            "x",
-            "--subsets",
-            *"aa",
-            "--test-set-name",
-            "a",
-        ],
+        "must name each subset once": ["--input-file-prefix", "x", "--subsets", "a", "a", "--test-set-name", "a"],
         "--num-aug and --keep-colours exclude each other": ["--num-aug", 7, "--keep-colours"],
         "--side is 31, but a canvas has a side from 5 to 30": ["--side", 31],
     }

@@ -14,7 +14,6 @@ from dataset.sampler import Sampler
 from models.text.config import HRMTextConfig
 from pretrain import stepper
 from tests import runs
-from tests.dataset.text.samples import random_dataset
 from tests.gpu.device import DEVICE, on_the_gpu, waiting_is_an_error
 from tests.in_process import begin, train_here
 from tests.models.text.helpers import make_config
@@ -107,11 +106,6 @@ def _require_support(typed: list[str]) -> None:
         pytest.skip(f"no FP8 here: {why}")
     if "arch.attention_kernel=varlen" in typed and (why := why_varlen_fails(device, torch.bfloat16, SHAPE)):
         pytest.skip(f"no varlen here: {why}")
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_dataset(tmp_path_factory.mktemp("text"))
 
 
 @pytest.mark.parametrize("name", [*OPTIONS, *TEXT_OPTIONS])

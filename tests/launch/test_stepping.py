@@ -118,16 +118,10 @@ def test_another_run_goes_on_from_a_state(ranks: int, data: Path, tmp_path: Path
 def test_a_state_of_another_run_is_refused(data: Path, tmp_path: Path) -> None:
     """After a later step, the folder holds rows that would be of another run then."""
     run = SteppedRun(_settings(data, tmp_path / "run"), World.single())
-    wide = SteppedRun(_settings(data, tmp_path / "wide", arch__hidden_size=64), World.single())
     earlier = run.get_state()
     ahead = earlier.progress.model_copy(update={"draws": 5})
-    for state, message in (
-        (wide.get_state(), "the state of a run with this model"),
-        (replace(earlier, place=(1, 2, "ddp")), "that of rank 1 of 2 with parallel=ddp, here is rank 0 of 1 with"),
-        (replace(earlier, progress=ahead), "another global_batch_size"),
-    ):
-        with pytest.raises(UserError, match=message):
-            run.set_state(state)
+    with pytest.raises(UserError, match="another global_batch_size"):
+        run.set_state(replace(earlier, progress=ahead))
     later = SteppedRun(_settings(data, tmp_path / "later"), World.single())
     later.train_step()
     later.set_state(later.get_state())  # another run's of the same step is welcome

@@ -198,6 +198,7 @@ def test_block_weights_are_the_weights_inside_the_recursion(name: str) -> None:
         ("se_rrm", {}, (True, True)),
         ("se_rrm", {"puzzle_emb_ndim": 1}, (False, False)),
         ("se_rrm", {"equivariant_symbols": False}, (False, False)),
+        ("se_rrm", {"pos_encodings": "learned"}, (False, False)),
         ("se_mixer", {"cells": "mlp"}, (False, False)),
         ("se_mixer", {"puzzle_emb_ndim": 1}, (False, False)),
     ],

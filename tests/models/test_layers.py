@@ -219,9 +219,10 @@ def test_rotary_2d_turns_half_of_the_pairs_by_the_row_and_half_by_the_column() -
         torch.testing.assert_close(turned_H, expected_H, rtol=1e-5, atol=1e-6, msg=f"cell {row}, {column}")
 
 
-def test_rotary_2d_needs_a_square_number_of_cells() -> None:
+@pytest.mark.parametrize("changes", [{"pos_encodings": "rope_2d"}, {"conv_2d": True, "puzzle_emb_ndim": 0}])
+def test_rows_and_columns_need_a_square_number_of_cells(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="8 tokens"):
-        blank_model(pos_encodings="rope_2d", seq_len=8)
+        blank_model(**changes, seq_len=8)
 
 
 # ---- FP8 ---------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from tests.text_runs import write_data, write_run
 from training.config import PretrainConfig
 from training.trained import open_trained
 from utils.command_line import read_config, validate
-from utils.config import Container, flatten
+from utils.config import flatten
 from utils.errors import UserError
 from utils.ranks.world import World
 
@@ -32,13 +32,9 @@ _TRAINING = ["experiment=demo", "lr=0.002", "arch.L_cycles=3", "arch.forward_dty
 _TYPED = [*_TRAINING, "data_path=/home/me/sudoku-6x6", "project_name=secret"]
 
 
-def _config(*typed: str) -> Container:
-    return read_config("pretrain", [*_TYPED, *typed])
-
-
 def _save(run: Path, *typed: str) -> Weights:
     """Save step 7 of a run of the demo's model, and return its weights."""
-    config = _config(f"checkpoint_path={run}", *typed)
+    config = read_config("pretrain", [*_TYPED, f"checkpoint_path={run}", *typed])
     model = build_puzzle_arch(validate(PretrainConfig, config).arch, **_SIZES)
     model.init_weights(torch.Generator().manual_seed(0))
     weights = dict(model.state_dict())
@@ -174,9 +170,6 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("-o", tmp_path / "there"): "exists; remove it",
         ("-o", tmp_path / "x" / "y"): "can't write .*No such file",
         ("-o", tmp_path / "x", "--private"): "--private contradicts",
-        ("-o", tmp_path / "x", "--raw"): "--raw contradicts",
-        ("-o", tmp_path / "x", "--compiled"): "--compiled contradicts",
-        ("-o", tmp_path / "x.safetensors", "--push", "me/six"): "--push contradicts",
         ("-o", tmp_path / "x.pt"): "has to end in .safetensors",
         ("--push", "me/six/7"): "me/six/7 names no repository",
     }.items():

@@ -15,6 +15,7 @@ NO_EVALUATION = ("eval_interval=null", "eval_every_n_steps=null")
         (["freeze_weights=true", NO_TABLE], "freeze_weights is about the puzzle table, but arch.puzzle_emb_ndim"),
         (["freeze=puzzle_table", NO_TABLE], "freeze=puzzle_table is about the puzzle table, but arch.puzzle_emb_ndim"),
         (["overfit_one_batch=true", "augment=online"], "give augment=none"),
+        (["augment_clues=0.3"], "augment_clues=0.3 is part of augment=online"),
         (["init_from=a", "load_checkpoint=b"], "init_from=a and load_checkpoint=b mean the same; give one"),
         (["load_checkpoint=latest"], "give resume=auto"),
         (["global_batch_size=1000001"], "global_batch_size is 1000001, and must be at most 1000000"),

@@ -1,6 +1,5 @@
 """arch.attention_kernel=varlen and arch.fp8_no_grad are refused where they do not run."""
 
-import json
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -8,24 +7,16 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from models.base import RecursiveModel
 from models.text.config import GPTConfig
 from tests import runs
-from tests.dataset.text.samples import random_dataset
-from tests.in_process import changed, load_run, mistake, train_here
-from tests.models.helpers import needs_fp8, small_model
+from tests.in_process import mistake, train_here
+from tests.models.helpers import small_model
 from tests.models.text.helpers import make_config, varlen_attention
-from tests.records.checkpoint.helpers import fix_manifest
 from training.kernels import require_kernels, why_fp8_fails, why_varlen_fails
 from utils.errors import UserError
 from utils.ranks.world import World
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_dataset(tmp_path_factory.mktemp("text"))
 
 
 def _typed(data: Path, run: Path, *more: str) -> list[str]:
@@ -75,39 +66,6 @@ def test_a_kernel_whose_results_are_wrong_is_refused(monkeypatch: pytest.MonkeyP
 
 
 # ---- FP8 ---------------------------------------------------------------------------------------
-
-
-@needs_fp8
-def test_fp8_learns_resumes_and_differs(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changes = {"max_steps": 8, "checkpoint_every_n_steps": 4, "overfit_one_batch": True, "lr": 3e-3}
-    for name in ("plain", "fp8"):
-        on = {"lr_warmup_steps": 0, "eval_every_n_steps": None, "log_interval": 1, "arch__fp8_no_grad": name == "fp8"}
-        train_here(runs.settings(data, tmp_path / name, **changes, **on))
-    plain, fp8 = ([row["train/lm_loss"] for row in runs.rows(tmp_path / name)] for name in ("plain", "fp8"))
-    assert plain != fp8 and fp8 == pytest.approx(plain, rel=0.1)
-    assert fp8[-1] < 0.9 * fp8[0], "the loss of a batch that is repeated does not fall"
-    assert (
-        "calls without gradient multiply in FP8: self_attn.qkv_proj, self_attn.o_proj, mlp.gate"
-        in capsys.readouterr().err
-    )
-    train_here([f"resume={tmp_path / 'fp8' / 'step_00000004'}", f"checkpoint_path={tmp_path / 'resumed'}"])
-    assert not changed(runs.tensors(tmp_path / "fp8", 8), runs.tensors(tmp_path / "resumed", 8))
-
-
-@needs_fp8
-def test_a_run_that_began_without_the_key_goes_on_without_fp8(data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train_here(runs.settings(data, run, max_steps=2, checkpoint_every_n_steps=1, eval_every_n_steps=None))
-    for state in run.glob("step_*/state.json"):
-        stored = json.loads(state.read_text())
-        del stored["config"]["arch"]["fp8_no_grad"]
-        state.write_text(json.dumps(stored))
-        fix_manifest(state.parent)
-    config, _, _ = load_run(run)
-    assert config.puzzle_arch.fp8_no_grad is False
-    again = train_here([f"resume={run / 'step_00000001'}", f"checkpoint_path={tmp_path / 'again'}"])
-    assert isinstance(again.model, RecursiveModel) and again.model.config.fp8_no_grad is False
-    assert not changed(runs.tensors(run, 2), runs.tensors(tmp_path / "again", 2))
 
 
 def test_sizes_that_fp8_never_multiplies_are_refused() -> None:

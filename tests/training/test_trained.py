@@ -194,7 +194,6 @@ def test_wrong_sources_are_refused(puzzles: Path, trained: Path, tmp_path: Path)
     run, gone, file = tmp_path / "run", tmp_path / "gone.pt", trained / "step_00000004" / "model.safetensors"
     for source, arch, expected in (
         (gone, "trm", f"there is no checkpoint at {gone}; give the folder of a run or"),
-        (puzzles, "trm", f"{puzzles} is a dataset, which data_path takes"),
         (file, "hrm", "doesn't fit the model: missing H_level"),
         ("'hf://owner'", "trm", "hf://owner names no file on the Hugging Face Hub"),
     ):
