@@ -18,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from sharing.hub import is_address, path_of, with_file
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
+from utils.hub import is_address, path_of, with_file
 from utils.safetensors_files import INDEX_ENDING, joined, read_index, weights_in
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
