@@ -147,36 +147,7 @@ class _Counter(TorchDispatchMode):
     flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = call_on_meta(func, args, kwargs or {})
+        result = func(*args, **(kwargs or {}))
         if (formula := flop_registry.get(func.overloadpacket)) is not None:
             self.flops += int(formula(*args, **(kwargs or {}), out_val=result))
         return result
-
-
-_aten = torch.ops.aten
-# PyTorch works the results of these out in Python, which took most of the time of a pass.
-_SLOW = {
-    *(_aten.add.Tensor, _aten.mul.Tensor, _aten.mul.Scalar, _aten.div.Scalar, _aten.pow.Tensor_Scalar),
-    *(_aten.neg.default, _aten.rsqrt.default, _aten.mean.dim, _aten.cat.default),
-}
-_results: dict[Any, tuple[torch.Size, tuple[int, ...], torch.dtype]] = {}
-
-
-def call_on_meta(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call an operator in a dispatch mode. The shapes of arguments tell what a slow one returns."""
-    if func not in _SLOW:
-        return func(*args, **kwargs)
-    key = func, _described(args), _described(list(kwargs.items()))
-    if key in _results:
-        shape, strides, dtype = _results[key]
-        return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-    result = func(*args, **kwargs)
-    if result.is_meta:
-        _results[key] = result.shape, result.stride(), result.dtype
-    return result
-
-
-def _described(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.shape, value.stride(), value.dtype, value.device
-    return tuple(map(_described, value)) if isinstance(value, list | tuple) else (type(value), value)
