@@ -125,10 +125,6 @@ def open_weights(where: str) -> WeightsFile:
     return opened
 
 
-def read_weights(where: str) -> dict[str, Tensor]:
-    return open_weights(where).read()
-
-
 def read_tensor(saved: bytes, name: str, where: str) -> Tensor:
     """Return the only tensor in the bytes of a file of torch.save, or raise UserError."""
     tensor = _read_torch(io.BytesIO(saved), where, saved[:9])
