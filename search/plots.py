@@ -6,7 +6,8 @@ from pathlib import Path
 
 from optuna import visualization
 
-from search.report import best_first, num_of, shown_best
+from dataset.tasks.base import count
+from search.report import best_first, shown_best
 from search.study import Study
 from utils.drawing import pyplot, save_figure
 from utils.errors import UserError
@@ -60,7 +61,7 @@ def write_plots(study: Study, folder: Path | None) -> str:
     plt = pyplot()
     folder, name = folder or sweep.path, html.escape(sweep.name)
     page, files = folder / "plots.html", list[Path]()
-    summary = f"{num_of(len(trials), 'trial')}; the best of {sweep.config.metric}: {shown_best(sweep, trials)}"
+    summary = f"{count(len(trials), 'trial')}; the best of {sweep.config.metric}: {shown_best(sweep, trials)}"
     body = [f"<h1>{name}</h1>", f"<p>{html.escape(summary)}</p>"]
     with file_errors():
         folder.mkdir(parents=True, exist_ok=True)
