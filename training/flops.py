@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from models.base import CommonConfig
 from models.depth import Depth
@@ -118,14 +117,14 @@ def flops_of_step(config: PretrainConfig, sizes: AnySizes, depth: Depth | CallCo
     """
     arch = config.arch.model_copy(update={"activation_checkpointing": "none"})
     config = config.model_copy(update={"arch": arch})
-    model, counter = model_on_meta(config, sizes), _Counter()
+    model, counter = model_on_meta(config, sizes), FlopCounterMode(display=False)
     if not isinstance(sizes, TextSizes):
         example_step = kind_of_arch(arch).example_step
         carry, batch, settings = example_step(model, config, sizes, config.global_batch_size, torch.device("meta"))
         layout: Layout = Layout(model, World.single("meta"))
         with torch.device("meta"), counter:
             layout.forward_backward(carry, batch, replace(settings, depth=depth))
-        return counter.flops
+        return counter.get_total_flops()
 
     num_tokens = sizes.mean_context
     packing = Packing([(1, num_tokens - 1)], num_tokens).apply(lambda tensor: tensor.to("meta"))
@@ -134,20 +133,4 @@ def flops_of_step(config: PretrainConfig, sizes: AnySizes, depth: Depth | CallCo
         cast(TextModel, model).hidden(tokens_N, tokens_N, packing, cast(CallCounts, depth)).sum().backward()
     # The head three times, without what the chunks of the loss compute a second time.
     of_head = 3 * 2 * num_tokens * arch.hidden_size * sizes.vocab_size
-    return (counter.flops + of_head) * config.global_batch_size // num_tokens
-
-
-class _Counter(TorchDispatchMode):
-    """Adds up the operations of everything that runs inside, by torch's own formulas.
-
-    torch's FlopCounterMode has the same formulas. It also follows the modules, with hooks that fail
-    on a view that was made without gradient, such as the transposed positions of mlp_t.
-    """
-
-    flops = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if (formula := flop_registry.get(func.overloadpacket)) is not None:
-            self.flops += int(formula(*args, **(kwargs or {}), out_val=result))
-        return result
+    return (counter.get_total_flops() + of_head) * config.global_batch_size // num_tokens
