@@ -12,6 +12,7 @@ from utils.command_line import CommandLine, only_help
 if find_spec("optuna") is None:
     sys.exit(only_help("sweep", USAGE, "sweep.py needs optuna; pip install -r requirements-sweep.txt"))
 
+from dataset.tasks.base import count
 from search import report
 from search.check import check_sweep
 from search.driver import Driver
@@ -50,7 +51,7 @@ def sweep(argv: list[str] | None = None) -> str | tuple[str, int]:
             for seed in config.seeds
         ]
         if num_unknown := found.num_trials - len(points):
-            lines.append(f"# {report.num_of(num_unknown, 'more trial')} will depend on the results of these")
+            lines.append(f"# {count(num_unknown, 'more trial')} will depend on the results of these")
         return "\n".join(lines)
     with StopSignal() as stop, open_study(found, create=True) as study:
         found.write()

@@ -11,11 +11,11 @@ from dataset.builder import ONE_OF_THESE, SPLITS, SplitWriter, Typed, option, op
 from dataset.schema import SplitName
 from dataset.tables import read_table
 from dataset.tasks.base import TextTask, some
+from utils import hub
 from utils.arguments import given
 from utils.errors import UserError
 from utils.files import opened
 from utils.terminal import tell
-from utils.text import one_line
 
 SOURCES = f"where the puzzles come from {ONE_OF_THESE})"
 FILES, GENERATE = "with --source-repo or --source-dir", "with --generate"
@@ -204,24 +204,12 @@ def source_files(source_dir: Path | None, source_repo: str | None) -> dict[Split
 
 def download(repo: str) -> dict[SplitName, Path]:
     """Return both files of a data set on the Hugging Face Hub, from the local cache if possible."""
-    try:
-        import huggingface_hub
-        from huggingface_hub.utils import logging
-    except ImportError:
-        raise UserError(
-            "downloading needs huggingface_hub, which is missing; pip install it, or give files with --source-dir"
-        ) from None
-    logging.set_verbosity_error()  # otherwise each retry prints two lines of warnings
+    remedy = "check the name and the connection, or give files with --source-dir"
     files: dict[SplitName, Path] = {}
     for split in SPLITS:
         tell(f"fetching {split}.csv of {repo} from the Hugging Face Hub")
-        try:
-            files[split] = Path(huggingface_hub.hf_hub_download(repo, f"{split}.csv", repo_type="dataset"))
-        except (OSError, ValueError) as error:  # no network, no such data set, or a malformed name
-            raise UserError(
-                f"cannot download {split}.csv of {repo} ({one_line(error)}); check the name and the connection, "
-                "or give files with --source-dir"
-            ) from None
+        failed = f"cannot download {split}.csv of {repo}"
+        files[split] = hub.download(repo, f"{split}.csv", failed, remedy, repo_type="dataset")
     return files
 
 

@@ -4,8 +4,7 @@ The arrays are memory maps on the host or tensors on the device. Both give the s
 """
 # B = slots of this rank, S = tokens of a puzzle, N = examples of all sets
 
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Literal
 
@@ -28,7 +27,7 @@ DataOn = Literal["auto", "host", "device"]
 _RESIDENT_SHARE = 0.25
 
 
-class TrainLoader:
+class TrainLoader(Prefetcher[tuple[Batch, Batch], Batch]):
     """Reads this rank's slots of every global batch.
 
     A batch is `inputs` (B,S), `labels` (B,S) and `puzzle_identifiers` (B,), int32 on the device.
@@ -49,7 +48,8 @@ class TrainLoader:
         augmentation: OnlineAugmentation | None = None,
         data_on: DataOn = "auto",
     ) -> None:
-        self._split, self._sampler, self._world, self._device = split, sampler, world, world.device
+        super().__init__(world.enter_thread)
+        self._split, self._sampler, self._device = split, sampler, world.device
         self._slots = world.slice_of(sampler.global_batch_size)
         self._sets = list(split.sets.values())
         self._augmentation = augmentation
@@ -59,25 +59,6 @@ class TrainLoader:
             data_on = "device" if num_bytes <= _RESIDENT_SHARE * free_bytes else "host"
         self.data_on = data_on
         self._resident = _Resident(split, world.device) if data_on == "device" else None
-        self._ahead = Prefetcher(self._host_part, world.enter_thread)
-
-    def batches(self, steps: range) -> Iterator[Batch]:
-        """Return the batches of these steps, in order. A thread reads them, and begins at once."""
-        return self._arriving(self._ahead.values(steps))
-
-    def next_mistake(self) -> UserError | None:
-        """As Prefetcher.next_mistake."""
-        return self._ahead.next_mistake()
-
-    def _arriving(self, parts: Generator[tuple[Batch, Batch], None, None]) -> Iterator[Batch]:
-        with closing(parts):
-            for read, drawn in parts:
-                batch = _to_device(read, self._device)
-                if self._resident:
-                    batch = self._resident.rows(batch["examples"])
-                if self._augmentation:
-                    batch = self._augmentation.apply(batch, _to_device(drawn, self._device))
-                yield batch
 
     def _host_part(self, step: int) -> tuple[Batch, Batch]:
         """Return the examples, or their numbers if the arrays are on the device, and symmetries."""
@@ -86,6 +67,13 @@ class TrainLoader:
         drawn = self._augmentation.draw(step, examples) if self._augmentation else {}
         tensors = {name: torch.from_numpy(array) for name, array in read.items()}
         return _pinned(tensors, self._device), _pinned(drawn, self._device)
+
+    def _whole(self, part: tuple[Batch, Batch]) -> Batch:
+        read, drawn = part
+        batch = _to_device(read, self._device)
+        if self._resident:
+            batch = self._resident.rows(batch["examples"])
+        return self._augmentation.apply(batch, _to_device(drawn, self._device)) if self._augmentation else batch
 
     def _read(self, examples: np.ndarray) -> dict[str, np.ndarray]:
         set_index, rows = self._sampler.locate(examples)

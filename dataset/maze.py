@@ -239,31 +239,7 @@ def _one_of(cells_NLL: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _farthest(open_KLL: np.ndarray, from_KLL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cells farthest from the marked ones, (K, L, L) bool, and their distance, (K,).
-
-    This searches as `distances` does, but keeps each row of a maze in the bits of one number, and
-    drops finished mazes. It is 7 times as fast.
-    """
-    unseen_KL, front_KL = _to_bits(open_KLL & ~from_KLL), _to_bits(from_KLL)
-    farthest_KL, depth_K = np.zeros_like(front_KL), np.zeros(len(front_KL), int)
-    going_K = np.arange(len(front_KL))
-    steps = 0
-    one = np.uint64(1)
-    while len(going_K):
-        ahead_KL = front_KL << one | front_KL >> one
-        ahead_KL[:, 1:] |= front_KL[:, :-1]
-        ahead_KL[:, :-1] |= front_KL[:, 1:]
-        ahead_KL &= unseen_KL
-        goes_on_K = ahead_KL.any(1)
-        done_K = going_K[~goes_on_K]
-        farthest_KL[done_K], depth_K[done_K] = front_KL[~goes_on_K], steps
-        going_K, front_KL, unseen_KL = going_K[goes_on_K], ahead_KL[goes_on_K], unseen_KL[goes_on_K]
-        unseen_KL &= ~front_KL
-        steps += 1
-    bits_KLB = np.arange(open_KLL.shape[2], dtype=np.uint64)
-    return (farthest_KL[:, :, None] >> bits_KLB & one).astype(bool), depth_K
-
-
-def _to_bits(cells_KLL: np.ndarray) -> np.ndarray:
-    """Pack rows into numbers, (K, L) uint64: cell (k, row, column) is bit `column` of (k, row)."""
-    return (cells_KLL << np.arange(cells_KLL.shape[2], dtype=np.uint64)).sum(axis=2, dtype=np.uint64)
+    """Return the cells farthest from the marked ones, (K, L, L) bool, and their distance, (K,)."""
+    distance_KLL = distances(open_KLL, from_KLL)
+    depth_K = distance_KLL.max((1, 2))
+    return distance_KLL == depth_K[:, None, None], depth_K

@@ -13,9 +13,9 @@ CHECKPOINTS = Path("checkpoints")
 LAUNCH_FILE = "launch.json"
 
 
-def require_folder_name(name: str | None, key_of_path: str) -> str | None:
+def require_folder_name(name: str, key_of_path: str) -> str:
     """Return the name. Raise ValueError if no folder can have it."""
-    if name is not None and (name in ("", ".", "..") or "/" in name or "\0" in name or len(name) > 200):
+    if name in ("", ".", "..") or "/" in name or "\0" in name or len(name) > 200:
         raise ValueError(f"{name[:80]!r} can't name a folder; give a name without / ({key_of_path} is for paths)")
     return name
 

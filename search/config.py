@@ -1,9 +1,10 @@
 """The config of a sweep: config/sweep.yaml says what each key means."""
 
 import re
+from functools import partial
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from records.folder import require_folder_name
 from utils.config import Bool, Float, Int, StrictModel
@@ -189,7 +190,7 @@ class LauncherConfig(StrictModel):
 
 
 class SweepConfig(StrictModel):
-    name: str | None
+    name: Annotated[str, AfterValidator(partial(require_folder_name, key_of_path="sweep.path"))] | None
     path: str | None
     storage: str | None
     overrides: list[str]
@@ -205,11 +206,6 @@ class SweepConfig(StrictModel):
     sampler: SamplerConfig
     pruner: PrunerConfig
     launcher: LauncherConfig
-
-    @field_validator("name")
-    @classmethod
-    def _names_one_folder(cls, name: str | None) -> str | None:
-        return require_folder_name(name, "sweep.path")
 
     @field_validator("storage")
     @classmethod

@@ -10,12 +10,13 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 from tqdm import tqdm
 
+from dataset.tasks.base import count
 from records.folder import Launched
 from records.metrics.row_file import keep_rows
 from search import study as attributes
 from search.check import check_point
 from search.launchers import ProcessLauncher, SeedRun, runs_at_once
-from search.report import num_of, shown_best
+from search.report import shown_best
 from search.slurm import SlurmLauncher
 from search.space import shown_point
 from search.study import RunningTrial, Study
@@ -67,7 +68,7 @@ class Driver:
                     if (num_elsewhere := self._num_in(TrialState.RUNNING)) == 0:
                         return True
                     if not told_elsewhere:
-                        self._say(f"waiting for {num_of(num_elsewhere, 'trial')} of other processes")
+                        self._say(f"waiting for {count(num_elsewhere, 'trial')} of other processes")
                         told_elsewhere = True
                 for trial in [*self._trials]:
                     try:
@@ -76,7 +77,7 @@ class Driver:
                         self._trials.remove(trial)
                 time.sleep(_POLL_S)
             reason = self._stop.name or f"sweep.hours={self._sweep.config.hours}"
-            runs = num_of(sum(len(trial.going) for trial in self._trials), "run")
+            runs = count(sum(len(trial.going) for trial in self._trials), "run")
             self._say(f"{reason}: stopping {runs}; the same command goes on with them")
             return False
         finally:

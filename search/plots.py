@@ -6,9 +6,10 @@ from pathlib import Path
 
 from optuna import visualization
 
-from search.report import best_first, num_of, shown_best
+from dataset.tasks.base import count
+from search.report import best_first, shown_best
 from search.study import Study
-from utils.drawing import plotly, pyplot, save_figure
+from utils.drawing import pyplot, save_figure
 from utils.errors import UserError
 from utils.files import file_errors, refuse_links, write_atomically
 
@@ -55,11 +56,12 @@ def write_plots(study: Study, folder: Path | None) -> str:
     sweep, trials = study.sweep, study.trials()
     if not trials:
         raise UserError(f"no trial of {sweep.path} has begun yet; start the sweep, or wait for it")
-    plotly()  # first, because its requirements have matplotlib too
+    if not visualization.is_available():  # asked first, because plotly's requirements have matplotlib too
+        raise UserError("an HTML plot needs plotly; pip install -r requirements-plot.txt")
     plt = pyplot()
     folder, name = folder or sweep.path, html.escape(sweep.name)
     page, files = folder / "plots.html", list[Path]()
-    summary = f"{num_of(len(trials), 'trial')}; the best of {sweep.config.metric}: {shown_best(sweep, trials)}"
+    summary = f"{count(len(trials), 'trial')}; the best of {sweep.config.metric}: {shown_best(sweep, trials)}"
     body = [f"<h1>{name}</h1>", f"<p>{html.escape(summary)}</p>"]
     with file_errors():
         folder.mkdir(parents=True, exist_ok=True)

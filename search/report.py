@@ -11,6 +11,7 @@ from pathlib import Path
 from optuna.trial import FrozenTrial, TrialState
 from tqdm import tqdm
 
+from dataset.tasks.base import count
 from records.history import METRICS_FILE, History, read_run_config
 from search import study as attributes
 from search.launchers import command_line
@@ -35,11 +36,6 @@ _STATES = {
     TrialState.FAIL: "failed",
     TrialState.RUNNING: "begun",
 }
-
-
-def num_of(number: int, noun: str) -> str:
-    """Return a number with its noun, such as 1 trial or 2 trials."""
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def best_first(sweep: Sweep, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -103,7 +99,7 @@ def status_page(study: Study) -> str:
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     lines = ["  ".join([*map(str.ljust, row, widths), *row[len(widths) :]]).rstrip() for row in table]
     counts = ", ".join(f"{sum(trial.state == state for trial in trials)} {name}" for state, name in _STATES.items())
-    begun = f"{len(trials)} of {num_of(sweep.num_trials, 'trial')}"
+    begun = f"{len(trials)} of {count(sweep.num_trials, 'trial')}"
     return "\n".join([*lines, "", f"{sweep.path}: {begun}; {counts}; best {shown_best(sweep, trials)}"])
 
 
@@ -159,7 +155,7 @@ def write_experiment(study: Study, file: Path | None) -> str:
     config = read_config("pretrain", sweep.overrides(sweep.space.point_of(best.params), sweep.config.seeds[0]))
     defaults = dict(flatten(read_config("pretrain", [])))
     comment = [
-        f"The best of {num_of(len(study.trials()), 'trial')} of the sweep {sweep.name}, which searched "
+        f"The best of {count(len(study.trials()), 'trial')} of the sweep {sweep.name}, which searched "
         f"{', '.join(sweep.keys) or 'the seed'}.",
         f"Measured here: {_measured(sweep, best)}. A new run tends to be a little worse than the best of many.",
         "",

@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 from optuna.trial import FrozenTrial
 from tqdm import tqdm
 
+from dataset.tasks.base import count
 from records.checkpoint.format import Progress
 from search.check import config_at
 from search.launchers import ProcessLauncher, SeedRun, runs_at_once
-from search.report import num_of
 from search.study import FINISHED, dry_points
 from search.sweep import Sweep, merged
 from training.data import num_parameters
@@ -74,8 +74,8 @@ def announce(sweep: Sweep, trials: Sequence[FrozenTrial] = ()) -> None:
             found[key].num_trials += 1
     sizes, num_runs = [*found.values()], num_trials * len(seeds)
     at_once = min(num_runs, runs_at_once(sweep.config.launcher))
-    of_seeds = f" of {num_of(len(seeds), 'seed')}" if len(seeds) > 1 else ""
-    tell(f"to do: {num_of(num_trials, 'trial')}{of_seeds}, {num_of(num_runs, 'run')}, {at_once} at a time")
+    of_seeds = f" of {count(len(seeds), 'seed')}" if len(seeds) > 1 else ""
+    tell(f"to do: {count(num_trials, 'trial')}{of_seeds}, {count(num_runs, 'run')}, {at_once} at a time")
     for arch in dict.fromkeys(size.arch for size in sizes):
         same = [size for size in sizes if size.arch == arch]
         parameters, steps = (_range([getattr(size, name) for size in same]) for name in ("num_parameters", "num_steps"))

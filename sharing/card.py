@@ -15,7 +15,6 @@ from pydantic import BaseModel, ValidationError
 from models import shapes_of
 from records.history import METRICS_FILE, History
 from sharing.exported import Source
-from sharing.hub import is_address
 from sharing.published import PUZZLE_TABLE
 from sharing.recipe import differences_from_groups, recipe_text
 from sharing.stored_config import completed
@@ -23,6 +22,7 @@ from utils.command_line import read_config
 from utils.config import Container
 from utils.errors import UserError
 from utils.files import plain
+from utils.hub import is_address
 from utils.overrides import typed_override
 
 RECIPE, CARD = "recipe.yaml", "README.md"
@@ -131,12 +131,8 @@ def _recipe(source: Source, config: Container, started_from: str, experiment: st
 
 
 def _card(source: Source, config: Container, started_from: str, experiment: str, address: str) -> str:
-    try:
-        from huggingface_hub import EvalResult, ModelCard, ModelCardData
-    except ImportError:
-        raise UserError(
-            "a card needs huggingface_hub, which is missing; pip install it, or give -o NAME.safetensors"
-        ) from None
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData  # here, because few programs need it
+
     assert source.model is not None and source.checkpoint is not None
     checkpoint, model, weights = source.checkpoint, source.model, source.weights
     run = checkpoint.path.absolute().parent

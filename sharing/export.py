@@ -31,7 +31,6 @@ from models.text.config import TextConfig
 from models.tokens import TokenConfig
 from sharing.card import recipe_and_card
 from sharing.exported import ExportedText, Source, open_source
-from sharing.hub import require_account, upload
 from sharing.published import Weights, arch_of, to_published
 from sharing.published_text import write_for_transformers
 from sharing.recipe import typed_options
@@ -42,6 +41,7 @@ from utils.command_line import read_config
 from utils.config import flatten
 from utils.errors import UserError
 from utils.files import INCOMPLETE
+from utils.hub import require_account, upload
 from utils.overrides import as_override, typed_override
 from utils.safetensors_files import FILE
 from utils.shell import run_command

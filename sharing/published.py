@@ -16,6 +16,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from dataset.tasks.base import some
 from utils.errors import UserError
 from utils.shapes import compare_shapes, shapes_of
 
@@ -31,7 +32,6 @@ _WRAPPERS = ("_orig_mod", "module")
 _AROUND = r"^((_orig_mod|module|model|inner)\.)*"
 _CONV_WEIGHT, _CONV_BIAS = "mlp.conv_weight_W12", "mlp.conv_bias_W"
 _NUMBER_OF_LAYER = r"(?<=layers\.)\d+"
-_NUM_NAMED = 3  # most names that an error message lists
 
 FORMATS: dict[Kind, dict[str, dict[str, str]]] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
@@ -101,7 +101,7 @@ def to_published(weights: Weights, kind: Kind, arch: str, *, compiled: bool = Fa
     names = {name: _translated(name, FORMATS[kind][arch]) for name in weights}
     if unknown := [name for name, published in names.items() if published is None]:
         raise UserError(
-            f"the published {arch.upper().replace('_', '-')} has no {_some(unknown)}; only a model without additions "
+            f"the published {arch.upper().replace('_', '-')} has no {some(unknown)}; only a model without additions "
             "of this project's own can be exported"
         )
     start = ("_orig_mod." if compiled else "") + ("model.inner." if kind == "puzzles" else "")
@@ -195,9 +195,4 @@ def _mismatches(weights: Weights, own: Mapping[str, Tensor]) -> list[str]:
             if name in own and theirs.is_floating_point() != own[name].is_floating_point()
         ],
     ]
-    return [_some(names) for names in kinds if names]
-
-
-def _some(names: Iterable[str]) -> str:
-    first, others = [*names][:_NUM_NAMED], len([*names]) - _NUM_NAMED
-    return ", ".join(first) + (f" and {others} more" if others > 0 else "")
+    return [some(names) for names in kinds if names]

@@ -35,13 +35,13 @@ from models.text.config import (
     UTTextConfig,
 )
 from sharing.dcp_folder import METADATA, DCPFolder
-from sharing.hub import is_address, path_of, with_file
 from sharing.published import Weights, to_ours, to_published, unusual_beginnings
 from sharing.weights_file import WeightsFile, open_weights, write_weights
 from utils.command_line import validate
 from utils.config import Container, Float, Int, name_of
 from utils.errors import UserError
 from utils.files import file_errors, read_yaml
+from utils.hub import is_address, path_of, with_file
 from utils.json_files import RepeatedKey, read_json
 from utils.safetensors_files import FILE, INDEX, INDEX_ENDING
 from utils.terminal import tell

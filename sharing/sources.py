@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from records.checkpoint.format import is_run, no_run, step_named
-from sharing.hub import is_address
 from utils.errors import UserError
 from utils.files import file_errors
+from utils.hub import is_address
 from utils.safetensors_files import weights_in
 
 Kind = Literal["run", "weights", "other"]

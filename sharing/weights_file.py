@@ -18,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from sharing.hub import is_address, path_of, with_file
 from utils.errors import UserError
 from utils.files import file_errors, write_atomically
+from utils.hub import is_address, path_of, with_file
 from utils.safetensors_files import INDEX_ENDING, joined, read_index, weights_in
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
@@ -123,10 +123,6 @@ def open_weights(where: str) -> WeightsFile:
     if not (opened.is_index or opened.is_safetensors or opened.head.startswith((_ZIP, _PICKLE))):
         raise UserError(f"{where} is no file of weights (safetensors, or written by torch.save); give one, or a run")
     return opened
-
-
-def read_weights(where: str) -> dict[str, Tensor]:
-    return open_weights(where).read()
 
 
 def read_tensor(saved: bytes, name: str, where: str) -> Tensor:

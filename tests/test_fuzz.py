@@ -21,7 +21,7 @@ from dataset import boards
 from dataset.arc import read_tasks
 from dataset.schema import open_array, read_metadata
 from records.checkpoint.reader import Checkpoint
-from sharing.weights_file import read_weights
+from sharing.weights_file import open_weights
 from tests import fuzz, runs
 from tests.in_process import SINGLE, load_run, mistake, train_here
 from tests.records.checkpoint.helpers import fix_manifest
@@ -138,7 +138,7 @@ WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_malicious_files_of_weights_are_refused(tmp_path: Path, case: str) -> None:
     write, expected = WEIGHTS[case]
     write(tmp_path / "weights.pt")
-    assert expected in _refused(lambda: read_weights(str(tmp_path / "weights.pt")))
+    assert expected in _refused(lambda: open_weights(str(tmp_path / "weights.pt")).read())
 
 
 def test_a_model_too_large_for_any_machine_is_refused(copied: Path, data: Path, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_resumed_run_stays_where_it_was_resumed_and_downloads_nothing(
     assert {path.name for path in tmp_path.iterdir()} == before
     # The test proves something only if a download is noticed.
     with pytest.raises(UserError, match="owner/repo/file was asked for"):
-        read_weights("hf://owner/repo/file")
+        open_weights("hf://owner/repo/file").read()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 
 from dataset.loader import TrainLoader
 from dataset.sampler import Sampler
-from dataset.schema import IGNORE_LABEL
+from dataset.schema import IGNORE_LABEL, Split
 from models import build_puzzle_arch
 from models.act import ActSettings, draw_min_halt_steps, initial_carry, segment
 from models.base import RecursiveModel
@@ -70,16 +70,14 @@ def test_losses_and_rates_equal_those_of_a_loop_written_out(data: Path, tmp_path
     config = read_start(typed, RunLock(), Launch()).config
     opened = open_data(config, SINGLE)
     model = build_puzzle_arch(config.arch, **opened.sizes.of_model())
+    assert isinstance(model, RecursiveModel) and isinstance(opened.train, Split)
     model.init_weights(torch.Generator().manual_seed(config.seed))
     optimizer = AdamATan2(
         model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
     )
-    sampler = Sampler(
-        list(opened.puzzles("train").sets.values()), seed=config.seed, epochs=config.epochs, global_batch_size=16
-    )
-    assert isinstance(model, RecursiveModel)
+    sampler = Sampler(list(opened.train.sets.values()), seed=config.seed, epochs=config.epochs, global_batch_size=16)
     carry = None
-    for step, batch in enumerate(TrainLoader(opened.puzzles("train"), sampler, SINGLE).batches(range(1, 13)), start=1):
+    for step, batch in enumerate(TrainLoader(opened.train, sampler, SINGLE).batches(range(1, 13)), start=1):
         minimum_B = draw_min_halt_steps(config.seed, step, 16, 0.5, 3)
         carry, outputs = segment(
             model, carry or initial_carry(model, batch), batch, training=True, min_halt_steps_B=minimum_B

@@ -17,7 +17,7 @@ from models.text.generation import generate
 from models.text.model import TextModel
 from sharing.export import export, parse_settings
 from sharing.exported import ExportedText, open_model
-from sharing.weights_file import read_weights
+from sharing.weights_file import open_weights
 from tests.in_process import SINGLE
 from tests.text_runs import MAX_LEN, write_data, write_run
 from training.data import TextSizes
@@ -139,7 +139,7 @@ def test_an_exported_model_answers_without_its_data(folder: Path, tmp_path: Path
     described = open_model(str(file)).described
     assert isinstance(described, ExportedText)
     assert (described.tokenizer, described.form, described.max_len) == ("bytes", "instruction", MAX_LEN)
-    _same(read_weights(str(file)), model.state_dict())
+    _same(open_weights(str(file)).read(), model.state_dict())
     typed = (f"prompt={PROMPT}", "--json")
     assert call(f"checkpoint={file}", *typed) == call(f"checkpoint={folder / 'run'}", *typed)
 
@@ -153,7 +153,7 @@ def test_a_model_goes_to_transformers_and_back_without_losing_a_bit(
     config = json.loads((theirs / "config.json").read_text())
     assert (config["bos_token_id"], config["eos_token_id"], config["num_hidden_layers"]) == (START, END, 1)
     _export(theirs, "-o", back)
-    _same(read_weights(str(back)), model.state_dict())
+    _same(open_weights(str(back)).read(), model.state_dict())
     typed = (f"prompt={PROMPT}", "--json", "prompt_form=instruction", f"data_path={folder / 'problems'}")
     expected = call(f"checkpoint={folder / 'run'}", *typed)
     for where in (theirs, theirs / "model.safetensors", back):

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dataset.schema import Split, SplitName
+from dataset.schema import Split
 from dataset.text.schema import UNKNOWN, Form, TextSplit
 from models import shapes_of
 from models.base import CommonConfig
@@ -88,12 +88,6 @@ class Data:
     test: AnySplit | None
     sizes: AnySizes  # of the training data
     fingerprint: dict[str, str]
-
-    def puzzles(self, name: SplitName) -> Split:
-        """Return a split, in code that knows that it holds puzzles."""
-        split = self.train if name == "train" else self.test
-        assert isinstance(split, Split)
-        return split
 
 
 def model_on_meta(config: PretrainConfig, sizes: AnySizes) -> Model:

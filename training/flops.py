@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from models.base import CommonConfig
 from models.depth import Depth
@@ -118,14 +117,14 @@ def flops_of_step(config: PretrainConfig, sizes: AnySizes, depth: Depth | CallCo
     """
     arch = config.arch.model_copy(update={"activation_checkpointing": "none"})
     config = config.model_copy(update={"arch": arch})
-    model, counter = model_on_meta(config, sizes), _Counter()
+    model, counter = model_on_meta(config, sizes), FlopCounterMode(display=False)
     if not isinstance(sizes, TextSizes):
         example_step = kind_of_arch(arch).example_step
         carry, batch, settings = example_step(model, config, sizes, config.global_batch_size, torch.device("meta"))
         layout: Layout = Layout(model, World.single("meta"))
         with torch.device("meta"), counter:
             layout.forward_backward(carry, batch, replace(settings, depth=depth))
-        return counter.flops
+        return counter.get_total_flops()
 
     num_tokens = sizes.mean_context
     packing = Packing([(1, num_tokens - 1)], num_tokens).apply(lambda tensor: tensor.to("meta"))
@@ -134,49 +133,4 @@ def flops_of_step(config: PretrainConfig, sizes: AnySizes, depth: Depth | CallCo
         cast(TextModel, model).hidden(tokens_N, tokens_N, packing, cast(CallCounts, depth)).sum().backward()
     # The head three times, without what the chunks of the loss compute a second time.
     of_head = 3 * 2 * num_tokens * arch.hidden_size * sizes.vocab_size
-    return (counter.flops + of_head) * config.global_batch_size // num_tokens
-
-
-class _Counter(TorchDispatchMode):
-    """Adds up the operations of everything that runs inside, by torch's own formulas.
-
-    torch's FlopCounterMode has the same formulas. It also follows the modules, with hooks that fail
-    on a view that was made without gradient, such as the transposed positions of mlp_t.
-    """
-
-    flops = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = call_on_meta(func, args, kwargs or {})
-        if (formula := flop_registry.get(func.overloadpacket)) is not None:
-            self.flops += int(formula(*args, **(kwargs or {}), out_val=result))
-        return result
-
-
-_aten = torch.ops.aten
-# PyTorch works the results of these out in Python, which took most of the time of a pass.
-_SLOW = {
-    *(_aten.add.Tensor, _aten.mul.Tensor, _aten.mul.Scalar, _aten.div.Scalar, _aten.pow.Tensor_Scalar),
-    *(_aten.neg.default, _aten.rsqrt.default, _aten.mean.dim, _aten.cat.default),
-}
-_results: dict[Any, tuple[torch.Size, tuple[int, ...], torch.dtype]] = {}
-
-
-def call_on_meta(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call an operator in a dispatch mode. The shapes of arguments tell what a slow one returns."""
-    if func not in _SLOW:
-        return func(*args, **kwargs)
-    key = func, _described(args), _described(list(kwargs.items()))
-    if key in _results:
-        shape, strides, dtype = _results[key]
-        return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-    result = func(*args, **kwargs)
-    if result.is_meta:
-        _results[key] = result.shape, result.stride(), result.dtype
-    return result
-
-
-def _described(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.shape, value.stride(), value.dtype, value.device
-    return tuple(map(_described, value)) if isinstance(value, list | tuple) else (type(value), value)
+    return (counter.get_total_flops() + of_head) * config.global_batch_size // num_tokens

@@ -27,7 +27,6 @@ from models.parallel.pipeline import PipelineConfig
 from models.parallel.tensor import take_shapes
 from training.config import PretrainConfig
 from training.data import AnySizes, model_on_meta, require_whole_shares, slots_of_ranks
-from training.flops import call_on_meta
 from training.kinds import kind_of_arch
 from training.state import optimizers_of
 from utils.ranks.config import Axes
@@ -232,7 +231,7 @@ class Allocations(TorchDispatchMode):
         self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = call_on_meta(func, args, kwargs or {})
+        result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()

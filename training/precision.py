@@ -28,6 +28,4 @@ def multiplies_bfloat16(device: torch.device) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu":
         return False
-    if hasattr(torch.cpu, "get_capabilities"):
-        return any(there for name, there in torch.cpu.get_capabilities().items() if name.endswith("bf16"))
-    return torch.cpu._is_avx512_bf16_supported()  # before torch 2.13
+    return any(there for name, there in torch.cpu.get_capabilities().items() if name.endswith("bf16"))

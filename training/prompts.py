@@ -14,12 +14,12 @@ from dataset.text.tokenizer import Tokenizer, find_tokenizer
 from models.text.generation import generate
 from models.text.model import TextModel
 from models.text.sampling import Draws, Sampling
-from sharing.hub import is_address, path_of, with_file
 from training.data import TextSizes, with_tokens_of
 from training.splits import sizes_of_data
 from training.trained import Trained
 from utils.config import Float, Int, StrictModel
 from utils.errors import UserError
+from utils.hub import is_address, path_of, with_file
 
 Reason = Literal["end", "stop", "max_new_tokens", "context"]
 """What ended an answer: the model, a stop, or the limit of its length or of the context."""

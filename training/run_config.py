@@ -1,11 +1,12 @@
 """The keys that name a run, and the folder that they name."""
 
 import re
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import coolname
-from pydantic import field_validator
+from pydantic import AfterValidator
 
 from records.checkpoint.format import step_folders
 from records.folder import CHECKPOINTS, located, require_folder_name
@@ -17,23 +18,20 @@ from utils.files import file_errors, write_atomically
 from utils.overrides import typed_override
 from utils.ranks.launch import Launch
 
+_Name = Annotated[str, AfterValidator(partial(require_folder_name, key_of_path="checkpoint_path"))]
+
 
 class RunConfig(StrictModel):
     """The keys that name a run, its data and the checkpoint that it resumes."""
 
     data_path: str
     data_paths: list[str]
-    project_name: str | None
-    run_name: str | None
+    project_name: _Name | None
+    run_name: _Name | None
     checkpoint_path: str | None
     resume: str | None
     allow_changed_data: Bool
     started_in: str | None
-
-    @field_validator("project_name", "run_name")
-    @classmethod
-    def _names_one_folder(cls, name: str | None) -> str | None:
-        return require_folder_name(name, "checkpoint_path")
 
     @property
     def train_paths(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Draw pictures with matplotlib and plotly, two optional packages."""
+"""Draw pictures with matplotlib, an optional package."""
 
 from io import BytesIO
 from pathlib import Path
@@ -23,15 +23,6 @@ def pyplot() -> Any:
     import matplotlib.pyplot
 
     return matplotlib.pyplot
-
-
-def plotly() -> tuple[Any, Any]:
-    """Import plotly, and return its modules graph_objects and subplots."""
-    try:
-        from plotly import graph_objects, subplots
-    except ImportError as error:
-        raise UserError("an HTML plot needs plotly; pip install -r requirements-plot.txt") from error
-    return graph_objects, subplots
 
 
 def save_figure(figure: Any, path: Path) -> None:

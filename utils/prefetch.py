@@ -1,5 +1,6 @@
-"""Compute values in a thread, a few of them ahead of their use."""
+"""Load batches in a thread, a few of them ahead of their use."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,33 +9,42 @@ from typing import Generic, TypeVar
 
 from utils.errors import UserError
 
-T = TypeVar("T")
+H = TypeVar("H")
+B = TypeVar("B")
 
 _AHEAD = 4
 
 
-class Prefetcher(Generic[T]):
-    """Computes a value for each of some steps, such as the host's part of a batch.
+class Prefetcher(ABC, Generic[H, B]):
+    """Loads a batch for each of some steps: its host's part H in a thread, the rest when it is due.
 
     The thread calls `enter_thread` before anything else.
     """
 
-    def __init__(self, compute: Callable[[int], T], enter_thread: Callable[[], None]) -> None:
-        self._compute, self._enter_thread = compute, enter_thread
-        self._pending: deque[Future[T]] = deque()
+    def __init__(self, enter_thread: Callable[[], None]) -> None:
+        self._enter_thread = enter_thread
+        self._pending: deque[Future[H]] = deque()
 
-    def values(self, steps: range) -> Generator[T, None, None]:
-        """Return the values of these steps, in order. The thread begins at once."""
+    @abstractmethod
+    def _host_part(self, step: int) -> H:
+        """Return the host's part of the batch of a step."""
+
+    @abstractmethod
+    def _whole(self, part: H) -> B:
+        """Return the batch, on the device."""
+
+    def batches(self, steps: range) -> Generator[B, None, None]:
+        """Return the batches of these steps, in order. The thread begins at once."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="loader", initializer=self._enter_thread)
-        upcoming = (pool.submit(self._compute, step) for step in steps)
+        upcoming = (pool.submit(self._host_part, step) for step in steps)
         self._pending = pending = deque(islice(upcoming, _AHEAD))
 
-        def arriving() -> Generator[T, None, None]:
+        def arriving() -> Generator[B, None, None]:
             try:
                 while pending:
-                    value = pending.popleft().result()
+                    part = pending.popleft().result()
                     pending.extend(islice(upcoming, 1))
-                    yield value
+                    yield self._whole(part)
             finally:
                 pool.shutdown(cancel_futures=True)
 

@@ -19,7 +19,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from records.checkpoint.format import is_run, read_name, read_state
+from records.checkpoint.format import folders_in, is_run, read_name, read_state
 from records.folder import LAUNCH_FILE, Launched
 from records.history import METRICS_FILE, History, is_number
 from records.lock import is_locked
@@ -138,12 +138,7 @@ class Watched:
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the runs directly in a folder, sorted by name. A run is its own only run."""
-    if is_run(folder):
-        return [folder]
-    paths: list[Path] = []
-    with suppress(OSError):  # the folder has vanished, or it may not be read
-        paths = sorted(folder.iterdir())
-    return [path for path in paths if not path.name.startswith(".") and is_run(path)]
+    return [folder] if is_run(folder) else list(filter(is_run, folders_in(folder)))
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:

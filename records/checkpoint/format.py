@@ -183,7 +183,7 @@ def refuse_folder_of_runs(path: Path) -> None:
 
 def nearest_run(path: Path) -> Path | None:
     """Return the run beside a missing one whose name is similar."""
-    by_name = {run.name: run for run in filter(has_steps, _folders_in(path.parent))}
+    by_name = {run.name: run for run in filter(has_steps, folders_in(path.parent))}
     nearest = difflib.get_close_matches(path.name, by_name, n=1)
     return by_name[nearest[0]] if nearest else None
 
@@ -192,12 +192,13 @@ def _newest_first(folder: Path) -> list[Path]:
     """Return the runs in a folder of runs and in its folders, by their newest step."""
     if is_run(folder):
         return []
-    below = [each for one in _folders_in(folder) for each in ([one] if has_steps(one) else _folders_in(one))]
+    below = [each for one in folders_in(folder) for each in ([one] if has_steps(one) else folders_in(one))]
     runs = filter(has_steps, below)
     return sorted(runs, key=lambda run: os.stat(step_folders(run)[-1]).st_mtime, reverse=True)
 
 
-def _folders_in(folder: Path) -> list[Path]:
+def folders_in(folder: Path) -> list[Path]:
+    """Return the folders in a folder, sorted by name, without hidden ones."""
     with suppress(OSError):  # the folder is missing or may not be read
         return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     return []

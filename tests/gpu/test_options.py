@@ -11,6 +11,7 @@ import torch
 
 from dataset.loader import TrainLoader
 from dataset.sampler import Sampler
+from dataset.schema import Split
 from models.text.config import HRMTextConfig
 from pretrain import stepper
 from tests import runs
@@ -150,10 +151,8 @@ def test_nothing_waits_between_two_logs(typed: list[str], data: Path, tmp_path: 
     begun = begin(_settings(data, tmp_path / "run", DEVICE, *MANY, *typed), world)
     state, config = begun.state, begun.start.config
     plan = Plan.make(config, begun.data, state.progress, world)
-    assert isinstance(plan.sampler, Sampler)
-    loader = TrainLoader(
-        begun.data.puzzles("train"), plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on
-    )
+    assert isinstance(plan.sampler, Sampler) and isinstance(begun.data.train, Split)
+    loader = TrainLoader(begun.data.train, plan.sampler, world, augmentation=plan.augmentation, data_on=config.data_on)
     batches, said = enumerate(loader.batches(range(1, 11)), start=1), list[str]()
     take = stepper(state, said.append, world)
 

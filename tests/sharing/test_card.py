@@ -13,7 +13,6 @@ import yaml
 
 from models import build_puzzle_arch
 from sharing.export import main
-from sharing.hub import upload
 from sharing.published import Weights
 from tests import runs
 from tests.hub_stand_in import Hub, hub
@@ -25,6 +24,7 @@ from training.trained import open_trained
 from utils.command_line import read_config, validate
 from utils.config import flatten
 from utils.errors import UserError
+from utils.hub import upload
 from utils.ranks.world import World
 
 _SIZES = {"seq_len": 36, "vocab_size": 8, "num_puzzle_identifiers": 1}

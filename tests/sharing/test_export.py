@@ -17,7 +17,7 @@ from records.checkpoint.writer import Checkpointer, Snapshot
 from sharing.export import main, overrides_of
 from sharing.exported import open_model
 from sharing.published import to_ours
-from sharing.weights_file import read_weights
+from sharing.weights_file import open_weights
 from tests.records.checkpoint.helpers import state_at
 from tests.sharing.test_published import FOLDERS, build, reference
 from utils.command_line import read_config
@@ -93,14 +93,14 @@ def test_published_weights_survive_the_conversion_to_our_names_and_back(source: 
         ours = _generated(source.split()[1])
         save_file(ours, tmp_path / "ours")
         assert _export(tmp_path / "ours", "-o", tmp_path / "published", to=to) == 0
-        published = {prefix + name: tensor for name, tensor in read_weights(str(tmp_path / "published")).items()}
+        published = {prefix + name: tensor for name, tensor in open_weights(str(tmp_path / "published")).read().items()}
         assert published[f"{prefix}model.inner.{'init_hidden' if to == 'urm' else 'H_init'}"].dtype == torch.bfloat16
     else:
         published = {prefix + name: tensor for name, tensor in reference(source).items()}
     save_file(to_ours(published), tmp_path / "ours.safetensors")
     flags = ["--compiled"] if compiled else []
     assert _export(tmp_path / "ours.safetensors", "-o", tmp_path / output, *flags, to=to) == 0
-    assert_same(read_weights(str(tmp_path / output)), published)
+    assert_same(open_weights(str(tmp_path / output)).read(), published)
     if not compiled:
         assert type(torch.load(tmp_path / output, map_location="cpu")) is dict, "the published code loads it so"
 
@@ -111,7 +111,7 @@ def test_a_checkpoint_of_urm_is_read_and_written_back(tmp_path: Path) -> None:
     whole = {"step": 518050, "model_state_dict": published, "optimizer_states": states}
     theirs = tmp_path / "step_518050.pt"
     torch.save(whole | {"rng_state": torch.get_rng_state(), "cuda_rng_state": [torch.get_rng_state()]}, theirs)
-    assert_same(read_weights(str(theirs)), published)
+    assert_same(open_weights(str(theirs)).read(), published)
     assert _export(theirs, "-o", tmp_path / "back.pt", "--compiled", to="urm") == 0
     back = torch.load(tmp_path / "back.pt", weights_only=True)
     assert back.keys() == {"step", "model_state_dict"} and back["step"] == 518050
@@ -158,7 +158,7 @@ def test_a_run_or_a_step_can_be_exported(tmp_path: Path, capsys: pytest.CaptureF
         (first, [], zeros),
     ):
         assert _export(checkpoint, "-o", tmp_path / "out", *flags) == 0
-        assert_same(to_ours(read_weights(str(tmp_path / "out"))), expected)
+        assert_same(to_ours(open_weights(str(tmp_path / "out")).read()), expected)
     printed = capsys.readouterr()
     assert printed.err == "" and "beside it: arch=hrm_v1 arch.rope_theta=50000.0\n" in printed.out
     (newest / "model.safetensors").write_bytes(b"")
@@ -199,7 +199,7 @@ def test_a_file_describes_its_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     save_step(run, 7, arch, model=weights, config={"started_in": str(tmp_path), "data_path": "sudoku"})
     file, again = tmp_path / "a, model.safetensors", tmp_path / "again.safetensors"
     assert main([str(run), "-o", str(file)]) == 0
-    assert_same(read_weights(str(file)), weights)
+    assert_same(open_weights(str(file)).read(), weights)
     described = open_model(str(file)).described
     assert described is not None and isinstance(described.arch, TokenConfig)
     assert described.arch.mlp == "normalized_swiglu" and described.arch.hidden_size == 32

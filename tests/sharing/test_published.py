@@ -13,7 +13,7 @@ from models import ArchConfig, build_puzzle_arch
 from models.base import RecursiveModel
 from models.text.config import HRMTextConfig, RINSTextConfig, TextConfig, TransformerTextConfig, TRMTextConfig
 from sharing.published import Kind, PuzzleTable, arch_of, fit_one_by_one, to_ours, to_published
-from sharing.weights_file import read_weights
+from sharing.weights_file import open_weights
 from tests.models.text.helpers import make_config, make_model
 from utils.command_line import read_config
 from utils.errors import UserError
@@ -46,7 +46,7 @@ def build(arch: str, *overrides: str, num_puzzles: int = NUM_PUZZLES) -> Recursi
 
 def reference(folder: str) -> dict[str, Tensor]:
     """Return recorded weights of the published code."""
-    return read_weights(str(REFERENCE / folder / "initial.safetensors"))
+    return open_weights(str(REFERENCE / folder / "initial.safetensors")).read()
 
 
 MODELS = [

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save, save_file
 from torch import Tensor
 
-from sharing.weights_file import read_weights, write_weights
+from sharing.weights_file import open_weights, write_weights
 from tests.records.checkpoint.helpers import Trap
 from tests.sharing.test_export import assert_same
 
@@ -42,7 +42,7 @@ def _legacy(contents: object, **options: Any) -> bytes:
 def _one_line(path: Path | str, match: str) -> str:
     # A warning would be a second line.
     with warnings.catch_warnings(action="error"), pytest.raises(ValueError, match=match) as caught:
-        read_weights(str(path))
+        open_weights(str(path)).read()
     message = str(caught.value)
     assert "\n" not in message and str(path) in message
     assert "weights_only" not in message, "the message repeats torch's advice to load the file without the check"
@@ -57,13 +57,13 @@ def _one_line(path: Path | str, match: str) -> str:
 def test_the_contents_decide_the_format_not_the_name(kind: Callable[..., bytes], name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(kind(_weights()))
-    assert_same(read_weights(str(path)), _weights())
+    assert_same(open_weights(str(path)).read(), _weights())
 
 
 def test_nested_weights_are_unwrapped(tmp_path: Path) -> None:
     path = tmp_path / "step_5"
     torch.save({"model": OrderedDict(_weights()), "step": 5, "optimizers": [{"lr": 0.1}]}, path)
-    assert_same(read_weights(str(path)), _weights())
+    assert_same(open_weights(str(path)).read(), _weights())
 
 
 # ---- what is refused ---------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_a_file_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "hf://owner/repo@v1.0/": ("owner/repo", "model.safetensors", "v1.0"),
     }
     for address in expected:
-        assert_same(read_weights(address), _weights())
+        assert_same(open_weights(address).read(), _weights())
     assert asked == list(expected.values())
     _one_line("hf://owner/gone/file", r"can't be downloaded \(no network\)")
     for address in ("hf://owner", "hf://owner/repo@/x"):
@@ -166,9 +166,9 @@ def test_weights_are_written_unchanged(name: str, tmp_path: Path) -> None:
     base = torch.arange(1000.0)
     weights = {**_weights(), "part": base[:3], "transposed": base[:6].view(2, 3).T, "again": base[:3]}
     write_weights(path, weights)
-    assert_same(read_weights(str(path)), weights)
+    assert_same(open_weights(str(path)).read(), weights)
     assert (path.read_bytes()[8:9] == b"{") == (name == "model.safetensors")
     assert path.stat().st_size < 3500, "the file holds the whole memory of a view"
-    write_weights(path, read_weights(str(path)))  # those that were read may be mapped to the old file
-    assert_same(read_weights(str(path)), weights)
+    write_weights(path, open_weights(str(path)).read())  # those that were read may be mapped to the old file
+    assert_same(open_weights(str(path)).read(), weights)
     assert list(tmp_path.iterdir()) == [path]

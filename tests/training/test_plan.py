@@ -19,6 +19,7 @@ from torch import Tensor
 from dataset.evaluators import NO_EVALUATORS
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
+from dataset.schema import Split
 from records.checkpoint.format import Progress
 from tests.dataset.shapes import split_with
 from tests.in_process import SINGLE, pretrain_config
@@ -197,7 +198,8 @@ def test_all_ranks_together_augment_like_one_process(data: Path) -> None:
             parts.append(torch.cat([*augmentation.draw(3, examples_B[world.slice_of(16)]).values()], dim=1))
         return torch.cat(parts)
 
-    split = open_data(_small(data), SINGLE).puzzles("train")
+    split = open_data(_small(data), SINGLE).train
+    assert isinstance(split, Split)
     expected = OnlineAugmentation(split, seed=7, global_batch_size=16, slots=slice(0, 16), most_clues=0.75)
     whole = torch.cat([*expected.draw(3, examples_B).values()], dim=1)
     assert torch.equal(drawn(7, 1), whole) and torch.equal(drawn(7, 2), whole)

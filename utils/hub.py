@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from utils.errors import UserError
 from utils.safetensors_files import FILE
@@ -30,12 +31,18 @@ def path_of(where: str) -> Path:
     parts = _ADDRESS.fullmatch(where)
     if parts is None:
         raise UserError(f"{where} names no file on the Hugging Face Hub; give hf://owner/repo, or hf://owner/repo/path")
-    with _asking(f"{where} can't be downloaded", "check the name and the connection, or give a file"):
+    remedy = "check the name and the connection, or give a file"
+    return download(parts["repo"], parts["file"], f"{where} can't be downloaded", remedy, revision=parts["revision"])
+
+
+def download(repo: str, file: str, failed: str, remedy: str, **options: Any) -> Path:
+    """Return the path of a file. A UserError says what failed, the reason and a remedy."""
+    with _asking(failed, remedy):
         from huggingface_hub import hf_hub_download
         from huggingface_hub.utils import logging
 
         logging.set_verbosity_error()  # otherwise each retry prints two lines of warnings
-        return Path(hf_hub_download(parts["repo"], parts["file"], revision=parts["revision"]))
+        return Path(hf_hub_download(repo, file, **options))
 
 
 @contextmanager
@@ -45,8 +52,6 @@ def _asking(failed: str, remedy: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except ImportError as error:
-        raise UserError(f"{failed} ({one_line(error)}); pip install huggingface_hub") from None
     except Exception as error:
         raise UserError(f"{failed} ({one_line(error)}); {remedy}") from error
 
