@@ -13,11 +13,12 @@ kernels N  trace N steps, and return the largest kernels and what bounds each
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import record_function
 
 from benchmarks.gpu.kernels import summary, trace
@@ -35,7 +36,18 @@ from training.step import StepSettings
 from utils.batch import Batch
 from utils.command_line import read_config, validate
 from utils.perf.devices import max_memory_gb
-from utils.perf.recording import AVERAGE, BACKWARD, FORWARD, NO_GRAD, OPTIMIZER, recording, spans_of, transfers, union
+from utils.perf.recording import (
+    AVERAGE,
+    BACKWARD,
+    FORWARD,
+    NO_GRAD,
+    OPTIMIZER,
+    Span,
+    is_transfer,
+    recording,
+    transfers,
+    union,
+)
 from utils.ranks.setup import join_ranks
 
 METRICS = "metrics"
@@ -139,6 +151,30 @@ class OurTrainer(Program):
     def snapshot(self) -> Snapshot:
         """Return what a checkpoint saves now. Every rank."""
         return self._state.snapshot(self._config, self._data, self.world)
+
+
+def spans_of(names: Iterable[str], events: list[Any], device: torch.device) -> dict[str, list[Span]]:
+    """Return when each named part ran: its code, or on CUDA the kernels that its code launched.
+
+    The profiler's own names on a device hold what their thread launched under no inner name. So
+    they lack what autograd's thread launches, and what torch.optim does under a name of its own.
+    """
+    code: dict[str, list[Span]] = {name: [] for name in names}
+    launched_ns, kernels = dict[int, int](), list[tuple[int, Span]]()
+    for event in events:
+        number, is_name = event.correlation_id(), event.is_user_annotation()
+        span = event.start_ns(), event.end_ns()
+        if event.device_type() == DeviceType.CUDA:
+            if not is_name and not is_transfer(event):
+                kernels.append((number, span))
+        elif not is_name:  # names have numbers of their own, which may equal those of launches
+            launched_ns[number] = span[0]
+        elif event.name() in code:
+            code[event.name()].append(span)
+    if device.type != "cuda":
+        return code
+    ran = [(launched_ns[number], span) for number, span in kernels if number in launched_ns]
+    return {name: [span for at, span in ran if any(b <= at < e for b, e in code[name])] for name in code}
 
 
 def parts_of(events: list[Any], row: dict[str, float], num_steps: int, device: torch.device) -> dict[str, float]:

@@ -22,7 +22,6 @@ from models.text.config import (
     TRMTextConfig,
     UTTextConfig,
 )
-from models.text.generation import greedy
 from models.text.losses import TEXT_METRICS, TEXT_SUMS, text_sums
 from models.text.model import TextModel
 from models.text.objective import TextBatch, TextRow, TextSettings
@@ -33,6 +32,7 @@ from optim.schedule import lr_multiplier
 from pretrain import train_step
 from records.checkpoint.format import Progress
 from sharing.published import fit_one_by_one, to_ours, to_published
+from tests.models.text.helpers import greedy
 from tests.recordings import Report, expect_keys, number, read_json, read_tensors
 from training.number_watch import NumberWatch
 from training.state import TrainState

@@ -124,17 +124,6 @@ class Decoder:
         return logits_BV
 
 
-def greedy(model: TextModel, prompts: Sequence[Sequence[int]], num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Return the most likely next tokens (B, num_tokens), and the logits (B, num_tokens, V)."""
-    decoder = Decoder(model, prompts, most_new_tokens=num_tokens)
-    logits, tokens = [decoder.read_prompts()], list[Tensor]()
-    while True:
-        tokens.append(logits[-1].argmax(-1))
-        if len(tokens) == num_tokens:
-            return torch.stack(tokens, 1), torch.stack(logits, 1)
-        logits.append(decoder.next_logits(tokens[-1]))
-
-
 def generate(
     model: TextModel,
     prompts: Sequence[Sequence[int]],

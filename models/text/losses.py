@@ -25,9 +25,6 @@ TEXT_SUMS = SumsSpec(
     losses=("loss",),
 )
 
-TEXT_EVAL_METRICS = ("loss", "perplexity", "accuracy", "bits_per_byte", "exact_accuracy")
-"""What an evaluation may measure, if the data allow it."""
-
 MOST_LOGITS = 2**25
 """How many logits exist at once: 128 MB in float32, and a few times that in the backward pass."""
 

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from dataset.text.schema import TextSplit, open_text_split
 from models.parallel.fsdp import FSDPConfig, shard_weights
 from models.text.config import GPTConfig, HRMTextConfig
-from models.text.generation import Decoder, greedy
+from models.text.generation import Decoder
 from models.text.model import TextModel
 from models.text.packing import Packing
 from tests.dataset.text.samples import write_split
 from tests.models.parallel.helpers import DIST, config_of
-from tests.models.text.helpers import make_config
+from tests.models.text.helpers import greedy, make_config
 from tests.spawn import run_ranks
 from training.evaluation import EvalOptions
 from training.evaluation_text import evaluate_text, text_eval_metrics

@@ -36,35 +36,11 @@ def recording(device: torch.device) -> Iterator[list[Any]]:
         events += _disable_profiler().events()
 
 
-def spans_of(names: Iterable[str], events: list[Any], device: torch.device) -> dict[str, list[Span]]:
-    """Return when each named part ran: its code, or on CUDA the kernels that its code launched.
-
-    The profiler's own names on a device hold what their thread launched under no inner name. So
-    they lack what autograd's thread launches, and what torch.optim does under a name of its own.
-    """
-    code: dict[str, list[Span]] = {name: [] for name in names}
-    launched_ns, kernels = dict[int, int](), list[tuple[int, Span]]()
-    for event in events:
-        number, is_name = event.correlation_id(), event.is_user_annotation()
-        span = event.start_ns(), event.end_ns()
-        if event.device_type() == DeviceType.CUDA:
-            if not is_name and not _is_transfer(event):
-                kernels.append((number, span))
-        elif not is_name:  # names have numbers of their own, which may equal those of launches
-            launched_ns[number] = span[0]
-        elif event.name() in code:
-            code[event.name()].append(span)
-    if device.type != "cuda":
-        return code
-    ran = [(launched_ns[number], span) for number, span in kernels if number in launched_ns]
-    return {name: [span for at, span in ran if any(b <= at < e for b, e in code[name])] for name in code}
-
-
 def transfers(events: list[Any]) -> Iterator[Span]:
-    return ((event.start_ns(), event.end_ns()) for event in events if _is_transfer(event))
+    return ((event.start_ns(), event.end_ns()) for event in events if is_transfer(event))
 
 
-def _is_transfer(event: Any) -> bool:
+def is_transfer(event: Any) -> bool:
     # NCCL's calls return at once, so the kernels on the device count instead.
     on_device = event.device_type() == DeviceType.CUDA
     return bool(event.name().startswith("nccl" if on_device else ("gloo:", "mpi:")))

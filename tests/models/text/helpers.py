@@ -3,6 +3,7 @@
 # N = tokens of the row, D = hidden size, A = heads, H = head size
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -22,6 +23,7 @@ from models.text.config import (
     TRMTextConfig,
     UTTextConfig,
 )
+from models.text.generation import Decoder
 from models.text.model import TextModel
 from models.text.stack_config import Sequences
 from utils.command_line import read_config
@@ -217,3 +219,14 @@ def plain_logits(
             y_ND = run(stacks["level"], True, x_ND)
     head = model.embed_tokens if model.lm_head is None else model.lm_head
     return y_ND @ head.weight.double().T
+
+
+def greedy(model: TextModel, prompts: Sequence[Sequence[int]], num_tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the most likely next tokens (B, num_tokens), and the logits (B, num_tokens, V)."""
+    decoder = Decoder(model, prompts, most_new_tokens=num_tokens)
+    logits, tokens = [decoder.read_prompts()], list[Tensor]()
+    while True:
+        tokens.append(logits[-1].argmax(-1))
+        if len(tokens) == num_tokens:
+            return torch.stack(tokens, 1), torch.stack(logits, 1)
+        logits.append(decoder.next_logits(tokens[-1]))

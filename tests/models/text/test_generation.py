@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from models.text.config import GPTConfig, HRMTextConfig, TextConfig
-from models.text.generation import Decoder, generate, greedy
+from models.text.generation import Decoder, generate
 from models.text.model import TextModel
 from models.text.packing import Packing
 from models.text.sampling import Draws, Sampling
-from tests.models.text.helpers import ARCHS, make_config, make_model
+from tests.models.text.helpers import ARCHS, greedy, make_config, make_model
 
 PROMPTS = [[5, 2, 9], [3, 7, 2, 2, 10, 8, 4], [1]]
 NUM_NEW = 4
