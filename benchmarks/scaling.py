@@ -31,8 +31,9 @@ from torch import Tensor, nn
 
 from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, pretrain_command, spread, table, write
 from dataset.schema import open_datasets
-from models import build_puzzle_arch
+from models import build_arch
 from models.act import empty_batch, initial_carry, segment
+from models.base import RecursiveModel
 from models.block import Block
 from records.lock import RunLock
 from training.config import PretrainConfig
@@ -109,7 +110,8 @@ def count_work(config: PretrainConfig) -> Work:
     any_size = config.puzzle_arch.reads_boards_of_any_size
     split = open_datasets(config.train_paths, "train", numbered_by=config.train_paths, any_size=any_size)
     sizes = Sizes.of(split)
-    model = build_puzzle_arch(config.arch, **sizes.as_dict())
+    model = build_arch(config.arch, **sizes.as_dict())
+    assert isinstance(model, RecursiveModel)
     model.init_weights(torch.Generator().manual_seed(0))
     work = Work()
     blocks = [module for module in model.modules() if isinstance(module, Block)]

@@ -17,9 +17,10 @@ from dataset import boards
 from dataset.augment import BOXES, Box, draw_symmetries
 from dataset.boards import Boards, Row, wrong_row
 from dataset.builder import OUTPUT_DIR, Builder, Typed, Written, option, progress, seed_option
-from dataset.sudoku import DIGITS, count_solutions, generate
+from dataset.sudoku import DIGITS, LARGEST_SEARCHED_SIDE, count_guesses, count_solutions, dig, generate
 from dataset.tasks.base import joined
 from dataset.tasks.sudoku import SudokuTask
+from utils.arguments import given
 from utils.errors import UserError
 
 DEFAULT_REPO = "sapientinc/sudoku-extreme"
@@ -39,9 +40,9 @@ examples:
   python dataset/build_sudoku_dataset.py --output-dir data/sudoku-4x4 \\
       --generate 1000 --generate-test 500 --box 2x2
 
-  # puzzles of side 16, which need no guesses (19 s of one core)
-  python dataset/build_sudoku_dataset.py --output-dir data/sudoku-16x16 \\
-      --generate 200 --generate-test 100 --box 4x4
+  # ten more puzzles from each of the 1,000 training solutions, and no other board
+  python dataset/build_sudoku_dataset.py --output-dir data/sudoku-extreme-1k-dig-10 \\
+      --subsample-size 1000 --dig 10
 
 The CSV files have the columns question and answer, and perhaps rating. Kaggle's names, puzzle and
 solution or quizzes and solutions, are read too. A board is a text of 16, 36, 64, 81, 144
@@ -50,6 +51,12 @@ or lower case. The boxes of sides 6, 8 and 12 have 2 rows and 3 columns, 2 and 4
 
 docs/datasets.md says how puzzles are generated.
 """
+
+
+DIG = "new puzzles from the same solutions"
+# Tries for each puzzle that is asked for.
+_MOST_TRIES = 200
+_DIG_STREAM = 0xD16
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,11 @@ class Settings:
     check_unique: bool | None = option(
         None, "count the questions with several solutions: at 1,000 or more a second up to side 9", group=boards.FILES
     )
+    dig: int | None = option(
+        "N", "make N further puzzles from each training solution, up to side 9", group=DIG, at_least=1
+    )
+    dig_clues: int | None = option("M", "with so many clues, or the fewest (default: the fewest)", group=DIG)
+    dig_guesses: int | None = option("K", "that make a solver guess K times or more", group=DIG, at_least=1)
     num_aug: int = option("N", "random symmetries of each training puzzle (default: 0)", default=0, at_least=0)
     seed: int = seed_option()
 
@@ -77,6 +89,8 @@ def complete(typed: Typed) -> None:
     boards.complete_sources(typed, Settings, DEFAULT_REPO)
     if typed.generate is not None:
         typed.box = typed.box or "3x3"
+    for name in given(typed, "dig_clues", "dig_guesses") if typed.dig is None else ():
+        raise UserError(f"{name} needs --dig; add --dig N or leave {name} out")
 
 
 def to_boards(
@@ -125,6 +139,32 @@ def augmented(box: Box, puzzles: Boards, num_aug: int, rng: np.random.Generator)
         yield Boards(*(each_BS + np.uint8(1) for each_BS in chunk))
 
 
+def with_dug(train: Boards, settings: Settings, box: Box) -> Boards:
+    """Return the training puzzles, each followed by further ones with its solution."""
+    assert settings.dig is not None
+    if box.side > LARGEST_SEARCHED_SIDE:
+        raise UserError(
+            f"--dig is for boards up to side {LARGEST_SEARCHED_SIDE}, and these have {box.side}; leave it out"
+        )
+    rng, num_dug, questions = np.random.default_rng([settings.seed, _DIG_STREAM]), settings.dig, list[np.ndarray]()
+    with progress("digging", len(train.questions_NS) * num_dug, "puzzles") as bar:
+        for part in train.chunks():
+            of_solution = [{question_S.tobytes(): question_S} for question_S in part.questions_NS]
+            for _ in range(_MOST_TRIES * num_dug):
+                rows = np.flatnonzero([len(puzzles) <= num_dug for puzzles in of_solution])
+                if not len(rows):
+                    break
+                puzzles_MS = dig(part.answers_NS[rows], box, rng, settings.dig_clues)
+                is_hard_M = count_guesses(puzzles_MS, box) >= (settings.dig_guesses or 0)
+                for row, puzzle_S in zip(rows[is_hard_M], puzzles_MS[is_hard_M], strict=True):
+                    bar.update(puzzle_S.tobytes() not in of_solution[row])
+                    of_solution[row].setdefault(puzzle_S.tobytes(), puzzle_S)
+            else:
+                raise UserError(f"{len(rows)} solutions have no {num_dug} such puzzles; lower --dig or --dig-guesses")
+            questions += [puzzle_S for puzzles in of_solution for puzzle_S in puzzles.values()]
+    return Boards(np.stack(questions), np.repeat(train.answers_NS, 1 + num_dug, axis=0))
+
+
 def _count_ambiguous(split: str, puzzles: Boards, box: Box) -> str:
     """Return a line on the questions that have several solutions."""
     found = []
@@ -147,6 +187,8 @@ def write(folder: Path, settings: Settings) -> Written:
         puzzles = boards.generate_boards(settings, lambda num, rng: generate(num, made_for, rng), shuffled=True)
     box = _box_with(puzzles["train"].questions_NS.shape[1])
     assert box is not None
+    if settings.dig is not None:
+        puzzles["train"] = with_dug(puzzles["train"], settings, box)
     checked = puzzles.items() if settings.check_unique else ()
     unique = [_count_ambiguous(split, of_split, box) for split, of_split in checked]
     names, lines = boards.write_boards(

@@ -182,22 +182,36 @@ def _to_array(solution: list[int], box: Box) -> np.ndarray:
 
 
 def count_solutions(puzzles_NS: np.ndarray, box: Box) -> np.ndarray:
-    """Return how many solutions each puzzle has, but at most 2, (N,) int.
+    """Return how many solutions each puzzle has, but at most 2, (N,) int."""
+    return _search_all(puzzles_NS, box, most_rounds=2)[0]  # with two rounds a guess it is fastest
+
+
+def count_guesses(puzzles_NS: np.ndarray, box: Box) -> np.ndarray:
+    """Return how often a search of each puzzle guesses, because no single is left, (N,) int."""
+    return _search_all(puzzles_NS, box, most_rounds=box.num_cells * box.side)[1]
+
+
+def _search_all(puzzles_NS: np.ndarray, box: Box, *, most_rounds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many solutions each puzzle has, but at most 2, and how many guesses that took.
 
     Many boards are searched at once. One search costs more than `_search`, a thousand much less.
+    Candidates are removed up to most_rounds times before a guess.
     """
     full = (1 << box.side) - 1
     # Each cell holds its candidates, a bit for each digit.
     boards_SM = np.array([full, *(1 << digit for digit in range(box.side))], np.uint16)[puzzles_NS].T
     puzzle_M = np.arange(len(puzzles_NS))
-    num_N = np.zeros(len(puzzles_NS), int)
+    num_N, guesses_N = np.zeros(len(puzzles_NS), int), np.zeros(len(puzzles_NS), int)
     while len(puzzle_M):
         # The boards that were guessed last come first, so that few boards wait.
         part_SM, of_M = boards_SM[:, -_SEARCHED_AT_ONCE:].copy(), puzzle_M[-_SEARCHED_AT_ONCE:]
         boards_SM, puzzle_M = boards_SM[:, :-_SEARCHED_AT_ONCE], puzzle_M[:-_SEARCHED_AT_ONCE]
         cells_BRCKM = part_SM.reshape(box.columns, box.rows, box.rows, box.columns, -1)
-        for _ in range(2):  # with two rounds a guess the whole search is fastest
+        for _ in range(most_rounds):
+            before_SM = part_SM.copy()
             possible_M = _narrow(cells_BRCKM, full) & _narrow(cells_BRCKM.transpose(2, 3, 0, 1, 4), full)
+            if np.array_equal(part_SM, before_SM):
+                break
         left_SM = np.bitwise_count(part_SM)
         going_M = possible_M & left_SM.all(axis=0) & (num_N[of_M] < 2)
         part_SM, of_M, left_SM = part_SM[:, going_M], of_M[going_M], left_SM[:, going_M]
@@ -207,6 +221,7 @@ def count_solutions(puzzles_NS: np.ndarray, box: Box) -> np.ndarray:
         digits_SM = np.bitwise_count(part_SM[:, done_M] - np.uint16(1)) + np.uint8(1)
         np.add.at(num_N, of_M[done_M][valid_solutions(digits_SM.T, box)], 1)
         part_SM, of_M, cell_M = part_SM[:, ~done_M], of_M[~done_M], cell_M[~done_M]
+        np.add.at(guesses_N, of_M, 1)
         at = cell_M, np.arange(len(cell_M))
         # Either the cell holds its lowest candidate, or it does not.
         guess_M = part_SM[at] & -part_SM[at]
@@ -215,7 +230,26 @@ def count_solutions(puzzles_NS: np.ndarray, box: Box) -> np.ndarray:
         part_SM[at] = guess_M
         boards_SM = np.concatenate([boards_SM, others_SM, part_SM], axis=1)
         puzzle_M = np.concatenate([puzzle_M, of_M, of_M])
-    return np.minimum(num_N, 2)
+    return np.minimum(num_N, 2), guesses_N
+
+
+def dig(solutions_NS: np.ndarray, box: Box, rng: np.random.Generator, num_clues: int | None = None) -> np.ndarray:
+    """Return a random puzzle (N, S) with each solution as its only one.
+
+    Clues are removed in random order as long as one solution is left, from all boards at once. Then
+    some are put back, in random order, until there are num_clues.
+    """
+    puzzles_NS, rows_N = solutions_NS.copy(), np.arange(len(solutions_NS))
+    order_NS = rng.permuted(np.tile(np.arange(box.num_cells), (len(rows_N), 1)), axis=1)
+    for cell_N in order_NS.T:
+        tried_NS = puzzles_NS.copy()
+        tried_NS[rows_N, cell_N] = 0
+        puzzles_NS = np.where(count_solutions(tried_NS, box)[:, None] == 1, tried_NS, puzzles_NS)
+    if num_clues is not None:
+        # Clues come first, and blanks in random order.
+        rank_NS = np.where(puzzles_NS > 0, -1.0, rng.random(puzzles_NS.shape)).argsort(axis=1).argsort(axis=1)
+        puzzles_NS = np.where((rank_NS < num_clues) | (puzzles_NS > 0), solutions_NS, puzzles_NS)
+    return puzzles_NS
 
 
 def _narrow(cells_BRCKM: np.ndarray, full: int) -> np.ndarray:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.base import CommonConfig, RecursiveModel
+from models.base import CommonConfig
+from models.base import RecursiveModel as RecursiveModel
 from models.hrm import HRM, HRMConfig
 from models.model import ArchBase, Model
 from models.se_mixer import SEMixer, SEMixerConfig
@@ -47,13 +48,6 @@ if TYPE_CHECKING:
     ArchConfig = CommonConfig | TextConfig
 else:  # a type checker can't follow the table
     ArchConfig = union_of(ARCHS)
-
-
-def build_puzzle_arch(config: ArchConfig, **sizes: int) -> RecursiveModel:
-    """As `build_arch`, for code that knows that the architecture is one of puzzles."""
-    model = build_arch(config, **sizes)
-    assert isinstance(model, RecursiveModel)
-    return model
 
 
 def build_arch(config: ArchConfig, **sizes: int) -> Model:

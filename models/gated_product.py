@@ -18,22 +18,21 @@ _CONFIGS = [
 
 
 def gated_product(
-    x_MK: torch.Tensor, weight: torch.Tensor, *, columns: bool, with_squares: bool
+    x: torch.Tensor, weight: torch.Tensor, *, over_first: bool, with_squares: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return silu(g) * u, (M, W), and the mean square of g * u of each vector, float32 (M, 1).
+    """Return silu(g) * u, and the mean square of g * u of each vector in float32 if that is wanted.
 
-    g = x G^T and u = x U^T are kept in float32, where the plain formula rounds them.
+    g = G x and u = U x are kept in float32, where the plain formula rounds them.
 
     Args:
+        x: vectors of K numbers, over the last dimension, or over the first one of a matrix.
         weight: G, and below it U, (2W, K), in the dtype of x.
-        columns: the columns of the result lie together in memory, instead of its rows.
-        with_squares: otherwise there is no mean square.
     """
+    x_MK = x.mT if over_first else x.flatten(0, -2)
     (num_rows, inner), width = x_MK.shape, len(weight) // 2
-    y_MW = x_MK.new_empty(width, num_rows).mT if columns else x_MK.new_empty(num_rows, width)
+    y_MW = x.new_empty(width, num_rows).mT if over_first else x.new_empty(num_rows, width)
     # A row for each block of 64 columns. Wider blocks fill fewer rows, and the rest stay zero.
-    num_blocks = triton.cdiv(width, 64) if with_squares else 0
-    squares_NM = torch.zeros(num_blocks, num_rows, dtype=torch.float32, device=x_MK.device)
+    squares_NM = x.new_zeros(triton.cdiv(width, 64) if with_squares else 0, num_rows, dtype=torch.float32)
 
     def grid(block: dict[str, Any]) -> tuple[int]:
         return (triton.cdiv(num_rows, block["BLOCK_M"]) * triton.cdiv(width, block["BLOCK_W"]),)
@@ -43,7 +42,11 @@ def gated_product(
         *(*x_MK.stride(), *weight.stride(), *y_MW.stride()),
         with_squares,
     )
-    return y_MW, squares_NM.sum(0)[:, None] / width if with_squares else None
+    mean_square_M = squares_NM.sum(0) / width
+    if over_first:
+        return y_MW.mT, mean_square_M[None] if with_squares else None
+    shape = x.shape[:-1]
+    return y_MW.unflatten(0, shape), mean_square_M.view(*shape, 1) if with_squares else None
 
 
 # Many parameters: sizes, and the strides of three matrices.

@@ -186,7 +186,8 @@ class SwiGLU(nn.Module):
     def forward(self, x: torch.Tensor, *, fp8: bool = False) -> torch.Tensor:
         dim = 0 if self.over_first else -1
         if self.gated_product is not None and not fp8 and not torch.is_grad_enabled():
-            inner, mean_square = self._at_once(x, self.gated_product)
+            weight, has_squares = self.gate_up_proj.weight.to(x.dtype), self.is_normalized
+            inner, mean_square = self.gated_product(x, weight, over_first=self.over_first, with_squares=has_squares)
         else:
             gate_up = self.gate_up_proj(x.mT, fp8=fp8).mT if self.over_first else self.gate_up_proj(x, fp8=fp8)
             gate, up = gate_up.chunk(2, dim=dim)
@@ -195,16 +196,6 @@ class SwiGLU(nn.Module):
                 mean_square = (gate * up).float().square().mean(dim, keepdim=True)
         y = self.down_proj(inner.mT, fp8=fp8).mT if self.over_first else self.down_proj(inner, fp8=fp8)
         return y if mean_square is None else (y * (mean_square + RMS_EPS).rsqrt()).to(y.dtype)
-
-    def _at_once(self, x: torch.Tensor, kernel: Callable[..., Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the input of down, and the mean square if this is normalized."""
-        vectors = x.mT if self.over_first else x.flatten(0, -2)
-        weight = self.gate_up_proj.weight.to(x.dtype)
-        inner, mean_square = kernel(vectors, weight, columns=self.over_first, with_squares=self.is_normalized)
-        if self.over_first:
-            return inner.mT, None if mean_square is None else mean_square.mT
-        shape = x.shape[:-1]
-        return inner.unflatten(0, shape), None if mean_square is None else mean_square.unflatten(0, shape)
 
     def combine(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """Return the input of down."""
@@ -215,8 +206,8 @@ class NormalizedSwiGLU(SwiGLU):
     """down(sigmoid(gate(x)) * rms(gate(x) * up(x))) (Speed is Confidence, arXiv 2601.19085).
 
     The product keeps unit scale however large the weights grow. rms divides each vector by one
-    number, so the layer divides the output of down(silu(g) * u) instead. Compiled, one kernel then
-    reads g and u once, and the backward pass has no sum over the inner width.
+    number, so the layer divides the output of down(silu(g) * u) instead. Then the backward pass has
+    no sum over the inner width.
     """
 
     is_normalized = True

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 
 from dataset.schema import IGNORE_LABEL
-from models import build_puzzle_arch
 from models.act import ActSettings, initial_carry, segment
 from models.base import CommonConfig
 from models.carry import Carry, Outputs
@@ -35,6 +34,7 @@ from pretrain import train_step
 from records.checkpoint.format import Progress
 from sharing.published import fit_one_by_one, to_ours
 from tests import parity_text
+from tests.models.helpers import build_puzzle_arch
 from tests.recordings import TOLERANCE, Report, expect_keys, number, read_json, read_tensors, take
 from training.number_watch import NumberWatch
 from training.state import TrainState

@@ -137,8 +137,6 @@ def test_imports_go_one_way(path: Path) -> None:
         allowed = allowed | {"tests"}
     if path == Path("setup.py"):
         allowed = {"release", "utils"}
-    if path == Path("models/export.py"):  # the old name of a command
-        allowed = {"sharing"}
     wrong = _packages(path) & {*ENTRYPOINTS, *PACKAGES, "tests"} - allowed
     assert not wrong, (
         f"{path} imports {', '.join(sorted(wrong))}, but may only import {', '.join(sorted(allowed))}: "

@@ -16,7 +16,6 @@ import torch
 from dataset.loader import TrainLoader
 from dataset.sampler import Sampler
 from dataset.schema import IGNORE_LABEL, Split
-from models import build_puzzle_arch
 from models.act import ActSettings, draw_min_halt_steps, initial_carry, segment
 from models.base import RecursiveModel
 from models.losses import act_loss
@@ -27,6 +26,7 @@ from records.checkpoint.format import Progress
 from records.lock import RunLock
 from tests import runs
 from tests.in_process import SINGLE, begin, train_here
+from tests.models.helpers import build_puzzle_arch
 from training.plan import Plan
 from training.resume import read_start
 from training.session import Evaluation

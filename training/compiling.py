@@ -59,13 +59,14 @@ def with_compile(
 
 
 def _require_segments(config: PretrainConfig) -> None:
-    if config.arch.kind != "puzzles" or config.parallel.name != "ddp":
-        raise UserError("compile=segment is for models of puzzles with parallel=ddp; give compile=true")
     # Each depth would be compiled anew, and PyTorch keeps a limited number of graphs.
-    if config.puzzle_arch.depth_curriculum or config.puzzle_arch.backprop_warmup_steps:
+    changes_depth = config.arch.kind == "puzzles" and (
+        config.puzzle_arch.depth_curriculum or config.puzzle_arch.backprop_warmup_steps
+    )
+    if config.arch.kind != "puzzles" or config.parallel.name != "ddp" or changes_depth:
         raise UserError(
-            "compile=segment needs a depth that stays, and arch.depth_curriculum or arch.backprop_warmup_steps changes "
-            "it; give compile=true"
+            "compile=segment is for puzzles with parallel=ddp, without arch.depth_curriculum and "
+            "arch.backprop_warmup_steps; give compile=true"
         )
 
 

@@ -25,11 +25,10 @@ from utils.ranks.config import Axes
 from utils.ranks.world import World
 
 Compiled = bool | Literal["segment"]
-"""What torch.compile makes one graph of: each stack of blocks (True), a segment, nothing (False).
+"""True: each stack of blocks is one graph. segment: so is the forward pass of a training step.
 
-A segment is the forward pass of a training step. It compiles longer, and its steps take less time
-of the host, but DDP gets all gradients at the end of the backward pass. Evaluations change the
-number of slots, so that they call compiled stacks.
+DDP then gets all gradients after the backward pass. Evaluations call the stacks, because their
+number of slots changes.
 """
 
 OBJECTIVES: dict[str, Callable[[Any], Objective[Any, Any, Any]]] = {"puzzles": ActObjective, "text": TextObjective}

@@ -17,7 +17,7 @@ from dataset import boards, build_sudoku_dataset
 from dataset.augment import BOXES
 from dataset.build_sudoku_dataset import BUILDER, main
 from dataset.schema import Split, open_split
-from dataset.sudoku import generate
+from dataset.sudoku import count_solutions, generate
 from tests.dataset.builders import build, fingerprints, refused, write_source
 
 _build = partial(build, main)
@@ -66,6 +66,23 @@ def test_a_build_subsamples_train_alone_as_the_seed_says(
     assert one == same and one[0] != other[0] and one[1] == other[1] == fingerprints(tmp_path / "whole")[1]
 
 
+def test_dug_puzzles_follow_those_with_their_solutions(
+    tmp_path: Path, source_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--source-dir", source_dir, "--dig", 3)
+    old_NS = _boards(_build(tmp_path / "plain", "--source-dir", source_dir)["train"])[0]
+    questions_NS, answers_NS = _boards(_build(tmp_path / "a", *options)["train"])
+    assert (questions_NS[::4] == old_NS).all() and len(np.unique(questions_NS, axis=0)) == 4 * len(old_NS)
+    assert (answers_NS == np.repeat(answers_NS[::4], 4, axis=0)).all()
+    assert (count_solutions(questions_NS, BOX) == 1).all()
+    _build(tmp_path / "b", *options)
+    _build(tmp_path / "c", *options, "--seed", 1)
+    plain, one, same, other = (fingerprints(tmp_path / name) for name in ("plain", "a", "b", "c"))
+    assert one == same and one[0] not in (plain[0], other[0]) and one[1] == plain[1], "only training puzzles differ"
+    message = _error(capsys, tmp_path / "none", *options, "--dig-guesses", 99)
+    assert "have no 3 such puzzles; lower --dig or --dig-guesses" in message
+
+
 def test_questions_with_several_solutions_are_counted(
     tmp_path: Path, source_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +113,8 @@ def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         "--generate-test needs --generate": ["--source-dir", "x", "--generate-test", 5],
         "5,000,000,005 examples are more": ["--generate", 5, "--box", "2x2", "--num-aug", 10**9],
         "--check-unique": ["--generate", 3, "--check-unique"],
+        "--dig-clues needs --dig": ["--source-dir", "x", "--dig-clues", 30],
+        "--dig is for boards up to side 9": ["--generate", 2, "--generate-test", 1, "--box", "3x4", "--dig", 1],
     }
     for expected, typed in options.items():
         assert expected in _error(capsys, tmp_path / "data", *typed)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dataset import sudoku
 from dataset.augment import BOXES, Box, draw_symmetries
-from dataset.sudoku import count_solutions, generate, random_solution, symmetry_class
+from dataset.sudoku import count_guesses, count_solutions, dig, generate, random_solution, symmetry_class
 from tests.dataset.shapes import is_valid_sudoku, solved_sudoku
 
 boxes = st.sampled_from(list(BOXES.values()))
@@ -70,6 +70,35 @@ def test_generated_puzzles_have_one_solution_and_differ(monkeypatch: pytest.Monk
     assert len({symmetry_class(puzzle_S, shape) for puzzle_S, _ in pairs}) == num
     shares = [np.count_nonzero(puzzle_S) / shape.num_cells for puzzle_S, _ in pairs]
     assert min(shares) < 0.35 and max(shares) > 0.6, "the puzzles must range from hard to easy"
+
+
+@pytest.mark.parametrize(("box", "num_clues"), [("2x3", None), ("3x3", None), ("3x3", 40)])
+def test_dug_puzzles_have_the_solution_and_no_clue_too_many(box: str, num_clues: int | None) -> None:
+    shape, rng = BOXES[box], np.random.default_rng(0)
+    solutions_NS = np.repeat([random_solution(shape, rng) for _ in range(2)], 3, axis=0)
+    puzzles_NS = dig(solutions_NS, shape, rng, num_clues)
+    assert len(np.unique(puzzles_NS, axis=0)) == len(puzzles_NS)
+    for puzzle_S, solution_S in zip(puzzles_NS, solutions_NS, strict=True):
+        np.testing.assert_array_equal(solved_sudoku(puzzle_S, shape), solution_S)
+        clues = np.flatnonzero(puzzle_S)
+        without_NS = np.where(np.eye(len(puzzle_S), dtype=bool)[clues], 0, puzzle_S)
+        if num_clues is None:
+            assert (count_solutions(without_NS, shape) == 2).all(), "a clue can be spared"
+        else:
+            assert len(clues) == num_clues
+    assert (count_solutions(puzzles_NS, shape) == 1).all()
+
+
+def test_guesses_are_counted_where_singles_end() -> None:
+    box, rng = BOXES["3x3"], np.random.default_rng(0)
+    puzzles_NS = dig(np.repeat(random_solution(box, rng)[None], 40, axis=0), box, rng)
+    guesses_N = count_guesses(puzzles_NS, box)
+    settled_N = [
+        sudoku._deduce(sudoku._candidates(each_S, box), 0, sudoku._board(box)) == sudoku._board(box).all_cells
+        for each_S in puzzles_NS
+    ]
+    assert not guesses_N[settled_N].any(), "these need singles alone"
+    assert guesses_N.max() > 3 and count_guesses(puzzles_NS[::-1], box).tolist() == guesses_N[::-1].tolist()
 
 
 def test_generate_refuses_more_puzzles_than_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:

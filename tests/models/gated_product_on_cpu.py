@@ -3,27 +3,32 @@
 Triton decides at its import whether it interprets, so that this needs a process of its own.
 """
 
+from typing import Any
+
 import torch
 
 from models.gated_product import _CONFIGS, _kernel, gated_product
 from models.layers import NormalizedSwiGLU, SwiGLU
+from models.parallel.layout import Layout
+from tests.models.helpers import small_model
+from training import swiglu_kernel
+from utils.ranks.world import World
 
-SIZES = [(130, 82, 72, True), (37, 64, 160, False), (200, 97, 150, True)]  # M, K, W, columns
+SIZES = [(130, 82, 72, True), (37, 64, 160, False), (200, 97, 150, True)]  # M, K, W, over_first
 LAST_BITS = {torch.float32: 1e-6, torch.float16: 1e-3}  # the interpreter has no product in bfloat16
 
 
-def check_product(dtype: torch.dtype, num_rows: int, inner: int, width: int, columns: bool) -> None:
+def check_product(dtype: torch.dtype, num_rows: int, inner: int, width: int, over_first: bool) -> None:
     generator = torch.Generator().manual_seed(0)
-    x_MK = torch.randn(inner, num_rows, generator=generator).to(dtype).mT
-    x_MK = x_MK if columns else x_MK.contiguous()
+    x_KM = torch.randn(inner, num_rows, generator=generator).to(dtype)
     weight = (torch.randn(2 * width, inner, generator=generator) / inner**0.5).to(dtype)
-    y_MW, mean_square_M1 = gated_product(x_MK, weight, columns=columns, with_squares=True)
-    assert mean_square_M1 is not None
-    assert (y_MW.mT if columns else y_MW).is_contiguous()
-    gate, up = (x_MK.double() @ weight.double().mT).chunk(2, dim=1)
-    expected = [torch.nn.functional.silu(gate) * up, (gate * up).square().mean(1, keepdim=True)]
-    for found, right in zip((y_MW, mean_square_M1), expected, strict=True):
-        error = (found - right).norm() / right.norm()
+    x = x_KM if over_first else x_KM.mT.contiguous()
+    y, mean_square = gated_product(x, weight, over_first=over_first, with_squares=True)
+    assert mean_square is not None and y.is_contiguous()
+    gate, up = (weight.double() @ x_KM.double()).chunk(2)
+    expected = [torch.nn.functional.silu(gate) * up, (gate * up).square().mean(0, keepdim=True)]
+    for found, right in zip((y, mean_square), expected, strict=True):
+        error = ((found if over_first else found.mT) - right).norm() / right.norm()
         assert error < LAST_BITS[dtype], f"{dtype}, {(num_rows, inner, width)}: {error}"
 
 
@@ -40,6 +45,12 @@ def check_layer(layer_class: type[SwiGLU], *, over_first: bool) -> None:
         assert layer(x).requires_grad, "the kernel has no backward pass"
 
 
+def check_own_check() -> None:
+    """The check at the start of a run finds the kernel right, with the model's own weights."""
+    layout = Layout[Any, Any, Any](small_model("trm_mlp", forward_dtype="float16"), World.single())
+    assert swiglu_kernel._error(layout) < torch.finfo(torch.float16).eps
+
+
 if __name__ == "__main__":
     for config in _CONFIGS:
         _kernel.configs = [config]  # to choose among several takes a GPU
@@ -49,3 +60,4 @@ if __name__ == "__main__":
     for layer_class in (SwiGLU, NormalizedSwiGLU):
         for over_first in (False, True):
             check_layer(layer_class, over_first=over_first)
+    check_own_check()

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from models import ARCHS, ArchConfig, build_puzzle_arch
+from models import ARCHS, ArchConfig, build_arch
 from models.attention import Attention
 from models.base import RecursiveModel
 from models.block import Block, Level
@@ -81,6 +81,13 @@ def small_config(name: str = "hrm", **changes: Any) -> TokenConfig:
     config = TypeAdapter[ArchConfig](ArchConfig).validate_python(small_options(name, **changes))
     assert isinstance(config, TokenConfig)
     return config
+
+
+def build_puzzle_arch(config: ArchConfig, **sizes: int) -> RecursiveModel:
+    """As `build_arch`, for code that knows that the architecture is one of puzzles."""
+    model = build_arch(config, **sizes)
+    assert isinstance(model, RecursiveModel)
+    return model
 
 
 def blank_model(name: str = "hrm", *, seq_len: int = SEQ_LEN, **changes: Any) -> TokenModel:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from dataset.schema import IGNORE_LABEL
-from models import ArchConfig, build_puzzle_arch
+from models import ArchConfig
 from models.act import ActObjective, ActSettings, draw_random_halts, draw_seeds, initial_carry, segment
 from models.attention import rotary_tables
 from models.dropout import Dropout, attend_with_dropout, kept
@@ -24,6 +24,7 @@ from tests.models.helpers import (
     NUM_PUZZLES,
     SEQ_LEN,
     VOCAB_SIZE,
+    build_puzzle_arch,
     fresh_state,
     naive_mlp,
     naive_rms,

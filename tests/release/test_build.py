@@ -59,7 +59,7 @@ def test_every_program_has_a_command() -> None:
         for file in set(shipped().values())
         if file.suffix == ".py" and 'if __name__ == "__main__":' in (ROOT / file).read_text()
     }
-    assert programs == {*COMMANDS.values(), "models.export"}, "write each program into release/commands.py"
+    assert programs == {*COMMANDS.values()}, "write each program into release/commands.py"
 
 
 def test_a_command_runs_the_program_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 import yaml
 
-from models import build_puzzle_arch
 from sharing.export import main
 from sharing.published import Weights
 from tests import runs
 from tests.hub_stand_in import Hub, hub
+from tests.models.helpers import build_puzzle_arch
 from tests.runs import REPOSITORY
 from tests.sharing.test_export import mistake, save_step
 from tests.text_runs import write_data, write_run

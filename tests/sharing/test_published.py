@@ -9,11 +9,12 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from models import ArchConfig, build_puzzle_arch
+from models import ArchConfig
 from models.base import RecursiveModel
 from models.text.config import HRMTextConfig, RINSTextConfig, TextConfig, TransformerTextConfig, TRMTextConfig
 from sharing.published import Kind, PuzzleTable, arch_of, fit_one_by_one, to_ours, to_published
 from sharing.weights_file import open_weights
+from tests.models.helpers import build_puzzle_arch
 from tests.models.text.helpers import make_config, make_model
 from utils.command_line import read_config
 from utils.errors import UserError

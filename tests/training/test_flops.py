@@ -11,13 +11,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dataset.schema import IGNORE_LABEL
-from models import build_puzzle_arch
 from models.act import ActSettings, empty_batch, initial_carry
 from models.carry import Carry
 from models.depth import Depth
 from models.parallel.layout import Layout
 from tests.in_process import pretrain_config
-from tests.models.helpers import ARCH_NAMES
+from tests.models.helpers import ARCH_NAMES, build_puzzle_arch
 from training.config import PretrainConfig
 from training.data import Sizes
 from training.flops import FlopsGauge, FlopsOfRun, flops_of_step, flops_until

@@ -63,20 +63,20 @@ def _decided(
     monkeypatch: pytest.MonkeyPatch,
     typed: str,
     *,
-    errors: Any = (1e-3, 1e-3),
+    error: Any = 1e-3,
     times: tuple[float, float] = (2.0, 1.0),
     before: bool | None = None,
     **arch: Any,
 ) -> bool:
     """Return the choice, which all MLPs must follow."""
 
-    def of_errors(layout: Any) -> Any:
+    def of_kernel(layout: Any) -> Any:
         swiglu_kernel._use(layout, True)
-        if isinstance(errors, Exception):
-            raise errors
-        return errors
+        if isinstance(error, Exception):
+            raise error
+        return error
 
-    monkeypatch.setattr(swiglu_kernel, "_errors", of_errors)
+    monkeypatch.setattr(swiglu_kernel, "_error", of_kernel)
     monkeypatch.setattr(swiglu_kernel, "_times", lambda *_: times)
     layout = Layout[Any, Any, Any](small_model("trm_mlp", forward_dtype="bfloat16", **arch), World.single())
     config = pretrain_config("arch=trm", f"swiglu_kernel={typed}")
@@ -94,11 +94,11 @@ def test_the_faster_one_is_taken_if_it_is_right(monkeypatch: pytest.MonkeyPatch)
     assert not _decided(monkeypatch, "auto", fp8_no_grad=True)
     assert _decided(monkeypatch, "true", times=slower)
     assert _decided(monkeypatch, "auto", times=slower, before=True) and not _decided(monkeypatch, "auto", before=False)
-    for errors in ((1e-3, 1e-2), (1e-3, float("nan")), OSError("no ptxas")):
-        assert not _decided(monkeypatch, "auto", errors=errors)
+    for error in (0.02, float("nan"), OSError("no ptxas")):
+        assert not _decided(monkeypatch, "auto", error=error)
         for typed, before in (("true", None), ("auto", True)):
             with pytest.raises(UserError, match="give swiglu_kernel=false"):
-                _decided(monkeypatch, typed, errors=errors, before=before)
+                _decided(monkeypatch, typed, error=error, before=before)
     with pytest.raises(UserError, match="no SwiGLU"):
         _decided(monkeypatch, "true", mlp_t=False, mlp="conv_swiglu")
 
