@@ -16,8 +16,8 @@ import numpy as np
 from dataset import boards
 from dataset.augment import BOXES, Box, draw_symmetries
 from dataset.boards import Boards, Row, wrong_row
-from dataset.builder import OUTPUT_DIR, Builder, Typed, Written, option, progress, seed_option
-from dataset.sudoku import DIGITS, LARGEST_SEARCHED_SIDE, count_guesses, count_solutions, dig, generate
+from dataset.builder import OUTPUT_DIR, Builder, Typed, Written, option, progress, require_index, seed_option
+from dataset.sudoku import DIGITS, LARGEST_SEARCHED_SIDE, count_guesses, count_solutions, dig, generate, symmetry_keys
 from dataset.tasks.base import joined
 from dataset.tasks.sudoku import SudokuTask
 from utils.arguments import given
@@ -40,7 +40,7 @@ examples:
   python dataset/build_sudoku_dataset.py --output-dir data/sudoku-4x4 \\
       --generate 1000 --generate-test 500 --box 2x2
 
-  # ten more puzzles from each of the 1,000 training solutions, and no other board
+  # ten more puzzles from the solution of each training puzzle
   python dataset/build_sudoku_dataset.py --output-dir data/sudoku-extreme-1k-dig-10 \\
       --subsample-size 1000 --dig 10
 
@@ -54,9 +54,7 @@ docs/datasets.md says how puzzles are generated.
 
 
 DIG = "new puzzles from the same solutions"
-# Tries for each puzzle that is asked for.
-_MOST_TRIES = 200
-_DIG_STREAM = 0xD16
+_MOST_MISSES = 200
 
 
 @dataclass(frozen=True)
@@ -77,10 +75,10 @@ class Settings:
         None, "count the questions with several solutions: at 1,000 or more a second up to side 9", group=boards.FILES
     )
     dig: int | None = option(
-        "N", "make N further puzzles from each training solution, up to side 9", group=DIG, at_least=1
+        "N", "dig N further puzzles out of the solution of each training puzzle", group=DIG, at_least=1
     )
-    dig_clues: int | None = option("M", "with so many clues, or the fewest (default: the fewest)", group=DIG)
-    dig_guesses: int | None = option("K", "that make a solver guess K times or more", group=DIG, at_least=1)
+    dig_clues: int | None = option("M", "put clues back until there are M (default: none)", group=DIG, at_least=1)
+    dig_guesses: int | None = option("K", "keep those that make a solver guess K times or more", group=DIG, at_least=1)
     num_aug: int = option("N", "random symmetries of each training puzzle (default: 0)", default=0, at_least=0)
     seed: int = seed_option()
 
@@ -139,30 +137,32 @@ def augmented(box: Box, puzzles: Boards, num_aug: int, rng: np.random.Generator)
         yield Boards(*(each_BS + np.uint8(1) for each_BS in chunk))
 
 
-def with_dug(train: Boards, settings: Settings, box: Box) -> Boards:
-    """Return the training puzzles, each followed by further ones with its solution."""
-    assert settings.dig is not None
-    if box.side > LARGEST_SEARCHED_SIDE:
-        raise UserError(
-            f"--dig is for boards up to side {LARGEST_SEARCHED_SIDE}, and these have {box.side}; leave it out"
-        )
-    rng, num_dug, questions = np.random.default_rng([settings.seed, _DIG_STREAM]), settings.dig, list[np.ndarray]()
+def with_dug(train: Boards, test: Boards, num_dug: int, settings: Settings, box: Box) -> Boards:
+    """Return the training puzzles, each followed by further ones, no symmetry of a test puzzle."""
+    if box.side > LARGEST_SEARCHED_SIDE or (settings.dig_clues or 0) >= box.num_cells:
+        raise UserError(f"--dig needs boards up to side {LARGEST_SEARCHED_SIDE} with a blank; leave it out")
+    rng = np.random.default_rng([settings.seed, 0xD16])
+    require_index(len(train.questions_NS) * (1 + num_dug) * (1 + settings.num_aug))
+    tested, parts = symmetry_keys(*test, box)[0], list[np.ndarray]()
     with progress("digging", len(train.questions_NS) * num_dug, "puzzles") as bar:
         for part in train.chunks():
-            of_solution = [{question_S.tobytes(): question_S} for question_S in part.questions_NS]
-            for _ in range(_MOST_TRIES * num_dug):
-                rows = np.flatnonzero([len(puzzles) <= num_dug for puzzles in of_solution])
-                if not len(rows):
-                    break
-                puzzles_MS = dig(part.answers_NS[rows], box, rng, settings.dig_clues)
-                is_hard_M = count_guesses(puzzles_MS, box) >= (settings.dig_guesses or 0)
-                for row, puzzle_S in zip(rows[is_hard_M], puzzles_MS[is_hard_M], strict=True):
-                    bar.update(puzzle_S.tobytes() not in of_solution[row])
-                    of_solution[row].setdefault(puzzle_S.tobytes(), puzzle_S)
-            else:
-                raise UserError(f"{len(rows)} solutions have no {num_dug} such puzzles; lower --dig or --dig-guesses")
-            questions += [puzzle_S for puzzles in of_solution for puzzle_S in puzzles.values()]
-    return Boards(np.stack(questions), np.repeat(train.answers_NS, 1 + num_dug, axis=0))
+            of_solution, misses = [[question_S] for question_S in part.questions_NS], 0
+            seen = {question_S.tobytes() for question_S in part.questions_NS}
+            while len(rows := np.flatnonzero([len(puzzles) <= num_dug for puzzles in of_solution])):
+                dug = Boards(dig(part.answers_NS[rows], box, rng, settings.dig_clues), part.answers_NS[rows])
+                is_wanted_M = ~np.isin(symmetry_keys(*dug, box)[0], tested)
+                is_wanted_M &= count_guesses(dug.questions_NS, box) >= (settings.dig_guesses or 0)
+                misses += 1
+                for row, puzzle_S in zip(rows[is_wanted_M], dug.questions_NS[is_wanted_M], strict=True):
+                    if puzzle_S.tobytes() not in seen:
+                        of_solution[row].append(puzzle_S)
+                        seen.add(puzzle_S.tobytes())
+                        misses = 0
+                        bar.update()
+                if misses == _MOST_MISSES:
+                    raise UserError("no further puzzle was found; lower --dig, --dig-clues or --dig-guesses")
+            parts.append(np.stack([puzzle_S for puzzles in of_solution for puzzle_S in puzzles]))
+    return Boards(np.concatenate(parts), np.repeat(train.answers_NS, 1 + num_dug, axis=0))
 
 
 def _count_ambiguous(split: str, puzzles: Boards, box: Box) -> str:
@@ -188,7 +188,7 @@ def write(folder: Path, settings: Settings) -> Written:
     box = _box_with(puzzles["train"].questions_NS.shape[1])
     assert box is not None
     if settings.dig is not None:
-        puzzles["train"] = with_dug(puzzles["train"], settings, box)
+        puzzles["train"] = with_dug(puzzles["train"], puzzles["test"], settings.dig, settings, box)
     checked = puzzles.items() if settings.check_unique else ()
     unique = [_count_ambiguous(split, of_split, box) for split, of_split in checked]
     names, lines = boards.write_boards(

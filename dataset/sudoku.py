@@ -187,7 +187,7 @@ def count_solutions(puzzles_NS: np.ndarray, box: Box) -> np.ndarray:
 
 
 def count_guesses(puzzles_NS: np.ndarray, box: Box) -> np.ndarray:
-    """Return how often a search of each puzzle guesses, because no single is left, (N,) int."""
+    """Return how often a search of all solutions guesses, also in wrong branches, (N,) int."""
     return _search_all(puzzles_NS, box, most_rounds=box.num_cells * box.side)[1]
 
 
@@ -208,9 +208,9 @@ def _search_all(puzzles_NS: np.ndarray, box: Box, *, most_rounds: int) -> tuple[
         boards_SM, puzzle_M = boards_SM[:, :-_SEARCHED_AT_ONCE], puzzle_M[:-_SEARCHED_AT_ONCE]
         cells_BRCKM = part_SM.reshape(box.columns, box.rows, box.rows, box.columns, -1)
         for _ in range(most_rounds):
-            before_SM = part_SM.copy()
+            before_SM = part_SM.copy() if most_rounds > 2 else None
             possible_M = _narrow(cells_BRCKM, full) & _narrow(cells_BRCKM.transpose(2, 3, 0, 1, 4), full)
-            if np.array_equal(part_SM, before_SM):
+            if before_SM is not None and np.array_equal(part_SM, before_SM):
                 break
         left_SM = np.bitwise_count(part_SM)
         going_M = possible_M & left_SM.all(axis=0) & (num_N[of_M] < 2)
@@ -234,7 +234,7 @@ def _search_all(puzzles_NS: np.ndarray, box: Box, *, most_rounds: int) -> tuple[
 
 
 def dig(solutions_NS: np.ndarray, box: Box, rng: np.random.Generator, num_clues: int | None = None) -> np.ndarray:
-    """Return a random puzzle (N, S) with each solution as its only one.
+    """Return for each solution a random puzzle, (N, S), that has no other solution.
 
     Clues are removed in random order as long as one solution is left, from all boards at once. Then
     some are put back, in random order, until there are num_clues.

@@ -2,7 +2,7 @@
 
 import torch
 
-from models.base import RecursiveModel
+from models.base import CommonConfig, RecursiveModel
 from models.model import Model
 from models.parallel.layout import Compiled
 from models.text.config import LONGEST_RUN
@@ -59,11 +59,10 @@ def with_compile(
 
 
 def _require_segments(config: PretrainConfig) -> None:
+    arch = config.arch
     # Each depth would be compiled anew, and PyTorch keeps a limited number of graphs.
-    changes_depth = config.arch.kind == "puzzles" and (
-        config.puzzle_arch.depth_curriculum or config.puzzle_arch.backprop_warmup_steps
-    )
-    if config.arch.kind != "puzzles" or config.parallel.name != "ddp" or changes_depth:
+    has_one_depth = isinstance(arch, CommonConfig) and not (arch.depth_curriculum or arch.backprop_warmup_steps)
+    if not has_one_depth or config.parallel.name != "ddp":
         raise UserError(
             "compile=segment is for puzzles with parallel=ddp, without arch.depth_curriculum and "
             "arch.backprop_warmup_steps; give compile=true"

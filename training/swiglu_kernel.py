@@ -26,23 +26,24 @@ def with_swiglu_kernel(
     wanted = before if is_auto and before is not None else config.swiglu_kernel
     if wanted is False:
         return config.model_copy(update={"swiglu_kernel": False}), []
-    why = _why_not(config, layout, world)
+    is_wanted, why = wanted is True, _why_not(config, layout, world)
     if not why:
         try:
             error, most = _error(layout), torch.finfo(layout.model.dtype).eps
             if not error <= most:
-                why = f"its results are off by {error:.1e}, and a result is rounded by {most:.1e} at most"
+                why = f"its results are off by {error:.1e}, more than the spacing of the dtype, {most:.1e}"
             elif wanted == "auto":
                 plain_ms, kernel_ms = _times(config, layout, world)
-                wanted = bool(world.broadcast_object(kernel_ms < plain_ms))
+                is_wanted = kernel_ms < plain_ms
                 found = f"a level without gradient takes {kernel_ms:.3f} ms with it, and {plain_ms:.3f} ms without"
         except Exception as failure:  # a compiler raises many kinds
             why = one_line(failure)[:200]
-    reasons = [each for each in world.gather_objects(why) if each]
+    said = world.gather_objects((why, is_wanted))
+    reasons = [each for each, _ in said if each]
     if reasons and (before or not is_auto):
         with world.shared_errors():
             raise UserError(f"this run needs swiglu_kernel, but {reasons[0]}; give swiglu_kernel=false")
-    uses = wanted is True and not reasons
+    uses = not reasons and said[0][1]  # rank 0 decides
     _use(layout, uses)
     notes = [f"swiglu_kernel=auto: {'on' if uses else 'off'}, because {(reasons or [found])[0]}"] if is_auto else []
     return config.model_copy(update={"swiglu_kernel": uses}), notes
@@ -87,10 +88,12 @@ def _error(layout: Layout) -> float:
         generator = torch.Generator(weight.device).manual_seed(0)
         x_KM = torch.randn(weight.shape[1], 256, generator=generator, device=weight.device).to(weight.dtype)
         x = x_KM if over_first else x_KM.mT.contiguous()
-        found, _ = gated_product(x, weight, over_first=over_first, with_squares=False)
         gate, up = (weight.float() @ x_KM.float()).chunk(2)
-        exact = F.silu(gate) * up
-        errors.append(float(((found if over_first else found.mT) - exact).norm() / exact.norm()))
+        exact = F.silu(gate) * up, (gate * up).square().mean(0, keepdim=True)
+        results = gated_product(x, weight, over_first=over_first, with_squares=mlp.is_normalized)
+        for found, right in zip(results, exact, strict=True):
+            if found is not None:
+                errors.append(float(((found if over_first else found.mT) - right).norm() / right.norm()))
     return max(errors)
 
 
@@ -103,7 +106,8 @@ def _times(config: PretrainConfig, layout: Layout, world: World) -> tuple[float,
     assert isinstance(model, TokenModel)
     num_sequences = (slots.stop - slots.start) // config.grad_accumulation * model.config.num_states
     shape = (num_sequences, *model.state_shape)
-    inputs = [torch.randn(shape, device=world.device).to(model.dtype) for _ in range(2)]
+    generator = torch.Generator(world.device).manual_seed(0)
+    inputs = [torch.randn(shape, generator=generator, device=world.device).to(model.dtype) for _ in range(2)]
     level, ms = model.levels()[-1], []
     for uses in (False, True):
         _use(layout, uses)

@@ -17,7 +17,7 @@ from dataset import boards, build_sudoku_dataset
 from dataset.augment import BOXES
 from dataset.build_sudoku_dataset import BUILDER, main
 from dataset.schema import Split, open_split
-from dataset.sudoku import count_solutions, generate
+from dataset.sudoku import count_solutions, generate, symmetry_keys
 from tests.dataset.builders import build, fingerprints, refused, write_source
 
 _build = partial(build, main)
@@ -67,7 +67,7 @@ def test_a_build_subsamples_train_alone_as_the_seed_says(
 
 
 def test_dug_puzzles_follow_those_with_their_solutions(
-    tmp_path: Path, source_dir: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, source_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("--source-dir", source_dir, "--dig", 3)
     old_NS = _boards(_build(tmp_path / "plain", "--source-dir", source_dir)["train"])[0]
@@ -79,8 +79,15 @@ def test_dug_puzzles_follow_those_with_their_solutions(
     _build(tmp_path / "c", *options, "--seed", 1)
     plain, one, same, other = (fingerprints(tmp_path / name) for name in ("plain", "a", "b", "c"))
     assert one == same and one[0] not in (plain[0], other[0]) and one[1] == plain[1], "only training puzzles differ"
+    monkeypatch.setattr(build_sudoku_dataset, "_MOST_MISSES", 3)
     message = _error(capsys, tmp_path / "none", *options, "--dig-guesses", 99)
-    assert "have no 3 such puzzles; lower --dig or --dig-guesses" in message
+    assert "no further puzzle was found; lower --dig" in message
+
+
+def test_no_dug_puzzle_is_a_symmetry_of_a_test_puzzle(tmp_path: Path) -> None:
+    typed = ("--generate", 300, "--generate-test", 200, "--box", "2x2", "--dig", 4)
+    train, test = (_boards(split) for split in _build(tmp_path / "data", *typed).values())
+    assert not np.isin(symmetry_keys(*train, BOX)[0], symmetry_keys(*test, BOX)[0]).any()
 
 
 def test_questions_with_several_solutions_are_counted(
@@ -114,7 +121,16 @@ def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         "5,000,000,005 examples are more": ["--generate", 5, "--box", "2x2", "--num-aug", 10**9],
         "--check-unique": ["--generate", 3, "--check-unique"],
         "--dig-clues needs --dig": ["--source-dir", "x", "--dig-clues", 30],
-        "--dig is for boards up to side 9": ["--generate", 2, "--generate-test", 1, "--box", "3x4", "--dig", 1],
+        "--dig needs boards up to side 9 with a blank": [
+            "--generate",
+            2,
+            "--generate-test",
+            1,
+            "--box",
+            "3x4",
+            "--dig",
+            1,
+        ],
     }
     for expected, typed in options.items():
         assert expected in _error(capsys, tmp_path / "data", *typed)

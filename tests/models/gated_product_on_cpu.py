@@ -47,8 +47,9 @@ def check_layer(layer_class: type[SwiGLU], *, over_first: bool) -> None:
 
 def check_own_check() -> None:
     """The check at the start of a run finds the kernel right, with the model's own weights."""
-    layout = Layout[Any, Any, Any](small_model("trm_mlp", forward_dtype="float16"), World.single())
-    assert swiglu_kernel._error(layout) < torch.finfo(torch.float16).eps
+    for mlp in ("swiglu", "normalized_swiglu"):
+        layout = Layout[Any, Any, Any](small_model("trm_mlp", forward_dtype="float16", mlp=mlp), World.single())
+        assert swiglu_kernel._error(layout) < torch.finfo(torch.float16).eps
 
 
 if __name__ == "__main__":
