@@ -25,7 +25,7 @@ GENERATE_TEST = option("M", "make M test puzzles (default: a tenth of N, at leas
 
 # Independent streams of random numbers, so that an option that uses one stream does not change the
 # others.
-_SUBSAMPLE, _AUGMENT, _GENERATE = range(3)
+_SUBSAMPLE, _AUGMENT, _GENERATE, DIG_STREAM = range(4)
 _CHUNK_BOARDS = 1024
 
 

@@ -25,6 +25,8 @@ from utils.errors import UserError
 
 DEFAULT_REPO = "sapientinc/sudoku-extreme"
 AUGMENT_CHUNK_BOARDS = 4096
+DIG = "new puzzles from the same solutions"  # the title of these options
+_MOST_MISSES = 200  # tries in a row that dig nothing new
 
 EXAMPLES = """
 examples:
@@ -51,10 +53,6 @@ or lower case. The boxes of sides 6, 8 and 12 have 2 rows and 3 columns, 2 and 4
 
 docs/datasets.md says how puzzles are generated.
 """
-
-
-DIG = "new puzzles from the same solutions"
-_MOST_MISSES = 200
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ def with_dug(train: Boards, test: Boards, num_dug: int, settings: Settings, box:
     """Return the training puzzles, each followed by further ones, no symmetry of a test puzzle."""
     if box.side > LARGEST_SEARCHED_SIDE or (settings.dig_clues or 0) >= box.num_cells:
         raise UserError(f"--dig needs boards up to side {LARGEST_SEARCHED_SIDE} with a blank; leave it out")
-    rng = np.random.default_rng([settings.seed, 0xD16])
+    rng = np.random.default_rng([settings.seed, boards.DIG_STREAM])
     require_index(len(train.questions_NS) * (1 + num_dug) * (1 + settings.num_aug))
     tested, parts = symmetry_keys(*test, box)[0], list[np.ndarray]()
     with progress("digging", len(train.questions_NS) * num_dug, "puzzles") as bar:
@@ -151,7 +149,8 @@ def with_dug(train: Boards, test: Boards, num_dug: int, settings: Settings, box:
             while len(rows := np.flatnonzero([len(puzzles) <= num_dug for puzzles in of_solution])):
                 dug = Boards(dig(part.answers_NS[rows], box, rng, settings.dig_clues), part.answers_NS[rows])
                 is_wanted_M = ~np.isin(symmetry_keys(*dug, box)[0], tested)
-                is_wanted_M &= count_guesses(dug.questions_NS, box) >= (settings.dig_guesses or 0)
+                if settings.dig_guesses is not None:
+                    is_wanted_M &= count_guesses(dug.questions_NS, box) >= settings.dig_guesses
                 misses += 1
                 for row, puzzle_S in zip(rows[is_wanted_M], dug.questions_NS[is_wanted_M], strict=True):
                     if puzzle_S.tobytes() not in seen:

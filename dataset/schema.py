@@ -262,8 +262,8 @@ def _how_to_build(path: Path) -> str:
         "lights": "python dataset/build_lights_out_dataset.py",
         "arc": "python dataset/build_arc_dataset.py",
     }
-    sudoku = "python dataset/build_sudoku_dataset.py"
-    builder = next((builder for word, builder in builders.items() if word in re.split("[-_]", name)), sudoku)
+    words, sudoku = re.split("[-_]", name), "python dataset/build_sudoku_dataset.py"
+    builder = next((builders[word] for word in words if word in builders), sudoku)
     options = ["--output-dir", str(path)]
     if builder == sudoku and "1k" in name:
         options += ["--subsample-size", "1000"]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from models.base import CommonConfig
-from models.base import RecursiveModel as RecursiveModel
 from models.hrm import HRM, HRMConfig
 from models.model import ArchBase, Model
 from models.se_mixer import SEMixer, SEMixerConfig

@@ -148,10 +148,8 @@ def orthogonal(
 
     After five iterations the singular values lie between 0.6 and 1.3 (jordan) or 0.4 and 1.9 (urm).
     """
-    if matrices_NRC.shape[-2] > matrices_NRC.shape[-1]:
-        return orthogonal(
-            matrices_NRC.mT, iterations, coefficients
-        ).mT  # the Gram matrix of the shorter side is smaller
+    if matrices_NRC.shape[-2] > matrices_NRC.shape[-1]:  # the Gram matrix of the shorter side is smaller
+        return orthogonal(matrices_NRC.mT, iterations, coefficients).mT
     x_NRC: torch.Tensor = matrices_NRC / matrices_NRC.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     triples = _COEFFICIENTS[coefficients]
     for n in range(iterations):

@@ -28,4 +28,6 @@ def multiplies_bfloat16(device: torch.device) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu":
         return False
-    return any(there for name, there in torch.cpu.get_capabilities().items() if name.endswith("bf16"))
+    if hasattr(torch.cpu, "get_capabilities"):
+        return any(there for name, there in torch.cpu.get_capabilities().items() if name.endswith("bf16"))
+    return torch.cpu._is_avx512_bf16_supported()  # torch 2.11, which machines with GPUs may bring along

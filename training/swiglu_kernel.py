@@ -25,7 +25,8 @@ def with_swiglu_kernel(
     is_auto, found = config.swiglu_kernel == "auto", "as before in this run"
     wanted = before if is_auto and before is not None else config.swiglu_kernel
     if wanted is False:
-        return config.model_copy(update={"swiglu_kernel": False}), []
+        notes = [f"swiglu_kernel=auto: off; {found}"] if is_auto else []
+        return config.model_copy(update={"swiglu_kernel": False}), notes
     is_wanted, why = wanted is True, _why_not(config, layout, world)
     if not why:
         try:
@@ -35,7 +36,7 @@ def with_swiglu_kernel(
             elif wanted == "auto":
                 plain_ms, kernel_ms = _times(config, layout, world)
                 is_wanted = kernel_ms < plain_ms
-                found = f"a level without gradient takes {kernel_ms:.3f} ms with it, and {plain_ms:.3f} ms without"
+                found = f"a level without gradient takes {kernel_ms:.3f} ms with it and {plain_ms:.3f} ms without"
         except Exception as failure:  # a compiler raises many kinds
             why = one_line(failure)[:200]
     said = world.gather_objects((why, is_wanted))
@@ -45,7 +46,7 @@ def with_swiglu_kernel(
             raise UserError(f"this run needs swiglu_kernel, but {reasons[0]}; give swiglu_kernel=false")
     uses = not reasons and said[0][1]  # rank 0 decides
     _use(layout, uses)
-    notes = [f"swiglu_kernel=auto: {'on' if uses else 'off'}, because {(reasons or [found])[0]}"] if is_auto else []
+    notes = [f"swiglu_kernel=auto: {'on' if uses else 'off'}; {(reasons or [found])[0]}"] if is_auto else []
     return config.model_copy(update={"swiglu_kernel": uses}), notes
 
 

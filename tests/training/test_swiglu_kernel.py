@@ -80,7 +80,8 @@ def _decided(
     monkeypatch.setattr(swiglu_kernel, "_times", lambda *_: times)
     layout = Layout[Any, Any, Any](small_model("trm_mlp", forward_dtype="bfloat16", **arch), World.single())
     config = pretrain_config("arch=trm", f"swiglu_kernel={typed}")
-    config, _ = with_swiglu_kernel(config, layout, CUDA, before=before)
+    config, notes = with_swiglu_kernel(config, layout, CUDA, before=before)
+    assert len(notes) == (typed == "auto"), "auto says what was chosen"
     uses = [mlp.gated_product is not None for mlp in swiglu_kernel._mlps(layout)]
     assert uses == [config.swiglu_kernel] * 2, "over the tokens, and over the vectors"
     return bool(config.swiglu_kernel)
