@@ -9,8 +9,8 @@ e.g. python -m benchmarks.gpu --minutes 10 --source-dir sudoku-csv --published .
 The tests of the card and all programs start and compile side by side, which costs CPU time only.
 When they are warm, they are timed in turn, while the others only hold memory: the recipes beside
 the published code, steps without CUDA graphs, levers, and models of text. Then they measure the
-card's peak and record their kernels. Single programs look at attention and at checkpoints. The rest
-of the time is for the accuracy of sudoku_extreme_10min.
+card's peak and record their kernels. A single program looks at checkpoints. The rest of the time is
+for the accuracy of sudoku_extreme_10min.
 
 Sudoku-Extreme is a built dataset (--data-path), or the folder with train.csv and test.csv or
 .csv.gz (--source-dir). Without it, generated boards take its place, and no accuracy is measured.
@@ -115,12 +115,10 @@ def draw_text(folder: Path, vocab_size: int, sample_len: int) -> None:
 
 def singles(*, rehearse: bool) -> dict[str, list[str]]:
     """Return the modules and arguments of the programs that run alone, one after another."""
-    shapes = ["2x82", "--packed", "64x16"] if rehearse else ["768x82", "72x900", "24x2500", "--packed", "32768x4096"]
     slots = ["8", "--step-batch-size", "2", "--num-saves", "1"] if rehearse else ["768", "--step-batch-size", "768"]
     tiny = ["arch.hidden_size=32", "arch.num_heads=2"] if rehearse else []
     device = ["--device", "cpu" if rehearse else "cuda"]
     return {
-        "attention": ["benchmarks.gpu.attention", *device, *shapes],
         "checkpoint": ["benchmarks.checkpoint", *device, "--batch-size", *slots, *tiny],
     }
 

@@ -19,8 +19,8 @@ class SquareTask(TextTask):
     """A task whose symmetries are the eight transforms of a square. A subclass adds the rules."""
 
     noun: ClassVar[str]  # the name of the task in titles, such as "Lights Out"
-    # The text of each token and its own colour, for a board in a frame.
-    looks: ClassVar[tuple[tuple[str, str], ...]]
+    # The text of each token and its own colour, for a board in a frame; empty: there is no frame.
+    looks: ClassVar[tuple[tuple[str, str], ...]] = ()
     most_variations = NUM_TRANSFORMS
 
     def __init__(self, side: int) -> None:
@@ -33,6 +33,8 @@ class SquareTask(TextTask):
         """Return which transforms make the label that of the transformed input, (N, T) bool."""
 
     def _lines(self, tokens_S: np.ndarray, cell: Cell) -> list[str]:
+        if not self.looks:
+            return super()._lines(tokens_S, cell)
         edge = "─" * (2 * self.side)
         cells = [cell(number, *self.looks[token]) for number, token in enumerate(tokens_S.tolist())]
         rows = ["".join(cells[first : first + self.side]) for first in range(0, len(cells), self.side)]

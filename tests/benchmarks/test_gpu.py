@@ -12,10 +12,8 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu.attention import CHOSEN, HEAD_DIM, NUM_HEADS, make_heads, measure, measure_packed
 from benchmarks.gpu.kernels import Event, summary, work
 from benchmarks.our_steps import parts_of
-from models.attention import Attention, rotary_tables
 from tests.in_process import pretrain_config
 
 # A program that answers requests, and writes each into a common file.
@@ -162,37 +160,3 @@ def test_a_part_on_cuda_is_what_its_code_launched() -> None:
     found = parts_of(events, {"data_ms": 0.5, "step_ms": 45.0}, 1, torch.device("cuda"))
     parts = {"forward without gradient": 4, "forward": 2, "backward": 16, "optimizer": 4, "metrics": 1}
     assert found == {"step": 45, "data": 0.5, **parts, "puzzle table": 0, "average": 0, "reduction": 1, "rest": 16.5}
-
-
-# ---- attention ----------------------------------------------------------------------------------
-
-
-def test_a_backend_that_is_refused_has_a_reason_and_no_time() -> None:
-    found = measure(2, 3, torch.device("cpu"))
-    assert {name for name, ms in found["ms"].items() if ms} == {"flash", "math", CHOSEN}
-    assert "No viable backend" in found["refused"]["cuDNN"]
-    assert found["choices"] == {"forward": "flash", "forward and backward": "flash"}
-    assert all(ms > 0 for times in found["ms"].values() if times for ms in times.values())
-
-
-def test_attention_in_packed_rows_is_timed_where_it_runs() -> None:
-    found = measure_packed(40, 9, torch.device("cpu"))
-    assert [each["mask"] for each in found] == ["prefixlm", "causal"]
-    for each in found:
-        assert each["ms"]["varlen"] is None and "CPU" in each["refused"]["varlen"]
-        assert all(ms > 0 for ms in each["ms"]["sdpa"].values()) and each["refused"].keys() == {"varlen"}
-
-
-def test_heads_lie_in_memory_as_the_model_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rotated queries and keys are no views of the projection."""
-    seen: list[list[tuple[int, ...]]] = []
-
-    def attend(*heads: torch.Tensor, mask: None) -> torch.Tensor:
-        seen.append([each.stride() for each in heads])
-        return heads[0]
-
-    monkeypatch.setattr("models.attention.attend", attend)
-    size = NUM_HEADS * HEAD_DIM
-    Attention(size, NUM_HEADS)(torch.zeros(2, 5, size), rotary_tables(5, HEAD_DIM, 10000.0))
-    ours = make_heads(2, 5, torch.float32, torch.device("cpu"))
-    assert seen == [[each.stride() for each in ours]] and all(each.requires_grad for each in ours)
