@@ -1,0 +1,147 @@
+"""Run a track of docs/records.md by its rules, and print its row of the table.
+
+python -m benchmarks.record TRACK --told WHAT [--seeds 0 1 2] [--evaluate KEY=VALUE ...]
+                            OVERRIDE ... [then OVERRIDE ...]
+e.g. python -m benchmarks.record sudoku-extreme --told "the units" experiment=sudoku_extreme_mixer
+
+Each seed trains a model with the overrides of pretrain.py; after `then` a further run begins with
+its weights. The last run is evaluated on the test puzzles of the track. The program refuses a tree
+with changes, other test puzzles, training answers that the track does not have, and a training that
+takes longer than the track allows. Its clock is the time of the processors, and on a GPU the time
+that passes.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.harness import REPOSITORY, machine, pretrain_command, table
+from dataset.schema import Split, check_contents, open_split
+from records.history import METRICS_FILE, History, read_run_config
+from training.flops import flops_until
+from training.trained import open_trained
+from utils.ranks.world import World
+
+RUNS = REPOSITORY / "checkpoints/records"
+TITLES = (
+    *("date", "scores", "minutes", "parameters", "operations", "training puzzles", "told", "commit", "recipe"),
+    "machine",
+)
+
+
+@dataclass(frozen=True)
+class Track:
+    """A task and a budget.
+
+    Attributes:
+        data: the folder whose test puzzles are scored, and whose training answers may be used.
+        test: how the fingerprint of the test puzzles begins.
+        minutes: of the training of a seed, on so many threads.
+        score: the metric of the test set `all`.
+        goal: the clock stops when the score has this value, and the time is what counts.
+    """
+
+    data: str
+    test: str
+    minutes: float
+    threads: int = 1
+    score: str = "exact_accuracy"
+    goal: float | None = None
+
+
+TRACKS = {
+    "sudoku-extreme": Track("data/sudoku-extreme-1k", "ed9c9c1f", 60),
+    "sudoku-6x6": Track("data/sudoku-6x6", "", 5, goal=0.95),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("track", choices=TRACKS)
+    parser.add_argument("overrides", nargs="+", metavar="OVERRIDE", help="of pretrain.py; then: of a further run")
+    parser.add_argument("--told", required=True, help="what the model is told about the task besides examples")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--evaluate", nargs="+", default=[], metavar="KEY=VALUE", help="of evaluate.py")
+    args = parser.parse_intermixed_args()
+    track, folder = TRACKS[args.track], RUNS / args.track
+    if _git("status", "--porcelain"):
+        sys.exit("the tree has changes; commit them, so that the row can name a commit")
+    if not check_contents(open_split(track.data, "test")).startswith(track.test):
+        sys.exit(f"{track.data}: its test puzzles are not those of the track; docs/records.md says how to build it")
+    commit = _git("rev-parse", "--short", "HEAD")
+    rows = [_of_seed(args.overrides, seed, folder / f"{commit}-{seed}", track, args.evaluate) for seed in args.seeds]
+    of_seeds = [" ".join(each) for each in zip(*(row[:2] for row in rows), strict=True)]
+    row = [date.today(), *of_seeds, *rows[-1][2:], args.told, commit, " ".join(args.overrides)]
+    print(table(TITLES, [[*row, machine()["machine"]]]))
+
+
+def _of_seed(overrides: list[str], seed: int, folder: Path, track: Track, evaluation: list[str]) -> list[str]:
+    """Train and score a model. Return its score, minutes, parameters, operations and puzzles."""
+    runs, num_puzzles, operations, began = list[Path](), 0, 0.0, _clock()
+    for number, stage in enumerate(stages_of(overrides)):
+        start = [f"init_from={runs[-1]}"] if runs else []
+        runs.append(folder / str(number))
+        command = pretrain_command(1, *stage, *start, f"seed={seed}", f"checkpoint_path={runs[-1]}")
+        subprocess.run(command, cwd=REPOSITORY, check=True, env=os.environ | {"OMP_NUM_THREADS": str(track.threads)})
+    minutes = (_clock() - began) / 60
+    for run in runs:
+        config, history = read_run_config(run), History(run / METRICS_FILE)
+        history.refresh()
+        operations += flops_until(run, [history.rows[-1]["step"]])[0]
+        num_puzzles = max(num_puzzles, num_allowed(open_split(config["data_path"], "train"), track))
+    if track.goal is not None:
+        reached = [row["time_s"] for row in history.rows if row.get(f"eval/all/{track.score}", 0) >= track.goal]
+        found = f"{reached[0]:.0f} s" if reached else "never"
+    else:
+        out = folder / "evaluation"
+        command = ["evaluate.py", f"checkpoint={runs[-1]}", f"data_path={track.data}", f"out={out}", *evaluation]
+        subprocess.run([sys.executable, *command], cwd=REPOSITORY, check=True)
+        found = f"{json.loads((out / 'results.json').read_text())['metrics'][f'eval/all/{track.score}']:.4f}"
+    if minutes > track.minutes:
+        sys.exit(f"seed {seed} scored {found} after {minutes:.1f} minutes; the track allows {track.minutes:g}")
+    model = open_trained(runs[-1], World.single()).load_model(World.single())
+    parameters = sum(each.numel() for each in model.parameters())
+    return [found, f"{minutes:.1f}", f"{parameters:,}", f"{operations:.1e}", f"{num_puzzles:,}"]
+
+
+def stages_of(words: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the overrides of each run, which `then` parts."""
+    text = "\0".join(words).split("\0then\0")
+    yield from (stage.split("\0") for stage in text)
+
+
+def num_allowed(train: Split, track: Track) -> int:
+    """Return the number of training puzzles. End the program if one has an answer of its own.
+
+    Symmetries that a run draws on the fly are no puzzles of the folder, and always allowed.
+    """
+    known = {row.tobytes() for each in open_split(track.data, "train").sets.values() for row in np.asarray(each.labels)}
+    rows = [row.tobytes() for each in train.sets.values() for row in np.asarray(each.labels)]
+    if not known.issuperset(rows):
+        sys.exit(f"{train.path}: has answers that {track.data} does not have; the track trains on no others")
+    return len(rows)
+
+
+def _clock() -> float:
+    """Return the seconds of all processors in programs that ended; on a GPU, those of a clock."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.monotonic() if torch.cuda.is_available() else used.ru_utime + used.ru_stime
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

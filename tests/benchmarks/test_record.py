@@ -1,0 +1,44 @@
+"""The program of the table of records: it trains, scores, and refuses what breaks the rules."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import record
+from benchmarks.record import Track, num_allowed, stages_of
+from dataset.schema import open_split
+
+RUN = ["experiment=demo", "max_steps=2", "eval_every_n_steps=2", "global_batch_size=4", "wandb.mode=disabled"]
+
+
+def test_then_parts_the_runs_of_a_seed() -> None:
+    assert list(stages_of(["a=1", "b=2", "then", "c=3"])) == [["a=1", "b=2"], ["c=3"]]
+
+
+def test_training_answers_are_those_of_the_track(data: Path, tmp_path: Path) -> None:
+    track = Track(str(data), "", minutes=1)
+    train = open_split(data, "train")
+    assert num_allowed(train, track) == sum(len(each.inputs) for each in train.sets.values())
+    with pytest.raises(SystemExit, match="has answers that"):
+        num_allowed(open_split(data, "test"), track)
+
+
+@pytest.mark.slow
+def test_a_record_is_trained_in_two_runs_and_scored(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(record, "_git", lambda *words: "" if "status" in words else "c0ffee")
+    monkeypatch.setattr(record, "RUNS", tmp_path)
+    monkeypatch.setitem(record.TRACKS, "sudoku-extreme", Track(str(data), "", minutes=5))
+    typed = ["record", "sudoku-extreme", "--told", "nothing", "--seeds", "3", "--", *RUN, f"data_path={data}"]
+    monkeypatch.setattr("sys.argv", [*typed, "then", *RUN, f"data_path={data}", "max_steps=4"])
+    record.main()
+    titles, _, row = (line.split(" | ") for line in capsys.readouterr().out.splitlines()[-3:])
+    found = dict(zip(titles, row, strict=True))
+    assert 0 <= float(found["scores"]) <= 1 and float(found["minutes"]) > 0
+    assert found["parameters"] == "3,440" and found["commit"] == "c0ffee" and found["told"] == "nothing"
+    runs = sorted(each.name for each in (tmp_path / "sudoku-extreme/c0ffee-3").iterdir())
+    assert runs == ["0", "1", "evaluation"]
+    monkeypatch.setitem(record.TRACKS, "sudoku-extreme", Track(str(data), "f00", minutes=5))
+    with pytest.raises(SystemExit, match="not those of the track"):
+        record.main()
