@@ -27,7 +27,9 @@ import numpy as np
 import torch
 
 from benchmarks.harness import REPOSITORY, machine, pretrain_command, table
+from dataset.augment import BOXES, Box
 from dataset.schema import Split, check_contents, open_split
+from dataset.sudoku import symmetry_keys
 from records.history import METRICS_FILE, History, read_run_config
 from training.flops import flops_until
 from training.trained import open_trained
@@ -122,7 +124,7 @@ def stages_of(words: Sequence[str]) -> Iterator[list[str]]:
 
 
 def num_allowed(train: Split, track: Track) -> int:
-    """Return the number of training puzzles. End the program if one has an answer of its own.
+    """Return the number of training puzzles. End the program if the track does not allow one.
 
     Symmetries that a run draws on the fly are no puzzles of the folder, and always allowed.
     """
@@ -130,7 +132,16 @@ def num_allowed(train: Split, track: Track) -> int:
     rows = [row.tobytes() for each in train.sets.values() for row in np.asarray(each.labels)]
     if not known.issuperset(rows):
         sys.exit(f"{train.path}: has answers that {track.data} does not have; the track trains on no others")
+    box = next((box for box in BOXES.values() if (box.num_cells, box.side + 2) == train.metadata.shape), None)
+    if box is not None:
+        keys, tested = (_keys(split, box) for split in (train, open_split(track.data, "test")))
+        if leaked := np.isin(keys, tested).sum():
+            sys.exit(f"{train.path}: {leaked:,} of its puzzles are symmetries of test puzzles; leave them out")
     return len(rows)
+
+
+def _keys(split: Split, box: Box) -> np.ndarray:
+    return np.concatenate([symmetry_keys(each.inputs - 1, each.labels - 1, box)[0] for each in split.sets.values()])
 
 
 def _clock() -> float:

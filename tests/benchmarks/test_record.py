@@ -1,5 +1,6 @@
 """The program of the table of records: it trains, scores, and refuses what breaks the rules."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,11 @@ def test_training_answers_are_those_of_the_track(data: Path, tmp_path: Path) -> 
     assert num_allowed(train, track) == sum(len(each.inputs) for each in train.sets.values())
     with pytest.raises(SystemExit, match="has answers that"):
         num_allowed(open_split(data, "test"), track)
+    copied = tmp_path / "leak"
+    for split in ("train", "test"):
+        shutil.copytree(data / "train", copied / split)
+    with pytest.raises(SystemExit, match="symmetries of test puzzles"):
+        num_allowed(train, Track(str(copied), "", minutes=1))
 
 
 @pytest.mark.slow
