@@ -17,7 +17,16 @@ from dataset import boards
 from dataset.augment import BOXES, Box, draw_symmetries
 from dataset.boards import Boards, Row, wrong_row
 from dataset.builder import OUTPUT_DIR, Builder, Typed, Written, option, progress, require_index, seed_option
-from dataset.sudoku import DIGITS, LARGEST_SEARCHED_SIDE, count_guesses, count_solutions, dig, generate, symmetry_keys
+from dataset.sudoku import (
+    DIGITS,
+    LARGEST_SEARCHED_SIDE,
+    count_guesses,
+    count_solutions,
+    dig,
+    generate,
+    symmetry_keys,
+    with_clues,
+)
 from dataset.tasks.base import joined
 from dataset.tasks.sudoku import SudokuTask
 from utils.arguments import given
@@ -77,6 +86,9 @@ class Settings:
     )
     dig_clues: int | None = option("M", "put clues back until there are M (default: none)", group=DIG, at_least=1)
     dig_guesses: int | None = option("K", "keep those that make a solver guess K times or more", group=DIG, at_least=1)
+    dig_near: int | None = option(
+        "K", "dig out of the puzzle with K more clues, which leaves it about as hard", group=DIG, at_least=1
+    )
     num_aug: int = option("N", "random symmetries of each training puzzle (default: 0)", default=0, at_least=0)
     seed: int = seed_option()
 
@@ -85,7 +97,7 @@ def complete(typed: Typed) -> None:
     boards.complete_sources(typed, Settings, DEFAULT_REPO)
     if typed.generate is not None:
         typed.box = typed.box or "3x3"
-    for name in given(typed, "dig_clues", "dig_guesses") if typed.dig is None else ():
+    for name in given(typed, "dig_clues", "dig_guesses", "dig_near") if typed.dig is None else ():
         raise UserError(f"{name} needs --dig; add --dig N or leave {name} out")
 
 
@@ -147,7 +159,12 @@ def with_dug(train: Boards, test: Boards, num_dug: int, settings: Settings, box:
             of_solution, misses = [[question_S] for question_S in part.questions_NS], 0
             seen = {question_S.tobytes() for question_S in part.questions_NS}
             while len(rows := np.flatnonzero([len(puzzles) <= num_dug for puzzles in of_solution])):
-                dug = Boards(dig(part.answers_NS[rows], box, rng, settings.dig_clues), part.answers_NS[rows])
+                answers_NS, start_NS = part.answers_NS[rows], None
+                if settings.dig_near is not None:
+                    given_NS = part.questions_NS[rows]
+                    num_clues = (given_NS > 0).sum(axis=1, keepdims=True) + settings.dig_near
+                    start_NS = with_clues(given_NS, answers_NS, num_clues, rng)
+                dug = Boards(dig(answers_NS, box, rng, settings.dig_clues, start_NS), answers_NS)
                 is_wanted_M = ~np.isin(symmetry_keys(*dug, box)[0], tested)
                 if settings.dig_guesses is not None:
                     is_wanted_M &= count_guesses(dug.questions_NS, box) >= settings.dig_guesses
@@ -159,7 +176,7 @@ def with_dug(train: Boards, test: Boards, num_dug: int, settings: Settings, box:
                         misses = 0
                         bar.update()
                 if misses == _MOST_MISSES:
-                    raise UserError("no further puzzle was found; lower --dig, --dig-clues or --dig-guesses")
+                    raise UserError("no further puzzle was found; change --dig or its options")
             parts.append(np.stack([puzzle_S for puzzles in of_solution for puzzle_S in puzzles]))
     return Boards(np.concatenate(parts), np.repeat(train.answers_NS, 1 + num_dug, axis=0))
 

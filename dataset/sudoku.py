@@ -233,23 +233,39 @@ def _search_all(puzzles_NS: np.ndarray, box: Box, *, most_rounds: int) -> tuple[
     return np.minimum(num_N, 2), guesses_N
 
 
-def dig(solutions_NS: np.ndarray, box: Box, rng: np.random.Generator, num_clues: int | None = None) -> np.ndarray:
+def dig(
+    solutions_NS: np.ndarray,
+    box: Box,
+    rng: np.random.Generator,
+    num_clues: int | None = None,
+    start_NS: np.ndarray | None = None,
+) -> np.ndarray:
     """Return for each solution a random puzzle, (N, S), that has no other solution.
 
     Clues are removed in random order as long as one solution is left, from all boards at once. Then
     some are put back, in random order, until there are num_clues.
+
+    Args:
+        start_NS: the boards from which clues are removed; None: the solutions.
     """
-    puzzles_NS, rows_N = solutions_NS.copy(), np.arange(len(solutions_NS))
+    puzzles_NS, rows_N = (solutions_NS if start_NS is None else start_NS).copy(), np.arange(len(solutions_NS))
     order_NS = rng.permuted(np.tile(np.arange(box.num_cells), (len(rows_N), 1)), axis=1)
     for cell_N in order_NS.T:
-        tried_NS = puzzles_NS.copy()
-        tried_NS[rows_N, cell_N] = 0
-        puzzles_NS = np.where(count_solutions(tried_NS, box)[:, None] == 1, tried_NS, puzzles_NS)
-    if num_clues is not None:
-        # Clues come first, and blanks in random order.
-        rank_NS = np.where(puzzles_NS > 0, -1.0, rng.random(puzzles_NS.shape)).argsort(axis=1).argsort(axis=1)
-        puzzles_NS = np.where((rank_NS < num_clues) | (puzzles_NS > 0), solutions_NS, puzzles_NS)
-    return puzzles_NS
+        rows = np.flatnonzero(puzzles_NS[rows_N, cell_N])
+        tried_NS = puzzles_NS[rows]
+        tried_NS[np.arange(len(rows)), cell_N[rows]] = 0
+        is_needless = count_solutions(tried_NS, box) == 1
+        puzzles_NS[rows[is_needless]] = tried_NS[is_needless]
+    return puzzles_NS if num_clues is None else with_clues(puzzles_NS, solutions_NS, num_clues, rng)
+
+
+def with_clues(
+    puzzles_NS: np.ndarray, solutions_NS: np.ndarray, num_clues: int | np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Put clues back in random order until each puzzle has num_clues, or (N, 1) many, (N, S)."""
+    # Clues come first, and blanks in random order.
+    rank_NS = np.where(puzzles_NS > 0, -1.0, rng.random(puzzles_NS.shape)).argsort(axis=1).argsort(axis=1)
+    return np.where((rank_NS < num_clues) | (puzzles_NS > 0), solutions_NS, puzzles_NS)
 
 
 def _narrow(cells_BRCKM: np.ndarray, full: int) -> np.ndarray:

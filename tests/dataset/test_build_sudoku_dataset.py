@@ -81,7 +81,16 @@ def test_dug_puzzles_follow_those_with_their_solutions(
     assert one == same and one[0] not in (plain[0], other[0]) and one[1] == plain[1], "only training puzzles differ"
     monkeypatch.setattr(build_sudoku_dataset, "_MOST_MISSES", 3)
     message = _error(capsys, tmp_path / "none", *options, "--dig-guesses", 99)
-    assert "no further puzzle was found; lower --dig" in message
+    assert "no further puzzle was found; change --dig" in message
+
+
+def test_puzzles_dug_near_a_puzzle_add_few_clues_to_it(tmp_path: Path) -> None:
+    typed = ("--generate", 4, "--generate-test", 1, "--box", "3x3", "--dig", 6, "--dig-near", 3)
+    questions_NS, _ = _boards(_build(tmp_path / "data", *typed)["train"])
+    for puzzle_S, *dug in np.split(questions_NS, 4):
+        added = [np.count_nonzero((each_S > 0) & (puzzle_S == 0)) for each_S in dug]
+        assert max(added) <= 3 and sum(added) > 0
+    assert (count_solutions(questions_NS, BOXES["3x3"]) == 1).all()
 
 
 def test_no_dug_puzzle_is_a_symmetry_of_a_test_puzzle(tmp_path: Path) -> None:
@@ -121,6 +130,7 @@ def test_wrong_options_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         "5,000,000,005 examples are more": ["--generate", 5, "--box", "2x2", "--num-aug", 10**9],
         "--check-unique": ["--generate", 3, "--check-unique"],
         "--dig-clues needs --dig": ["--source-dir", "x", "--dig-clues", 30],
+        "--dig-near needs --dig": ["--source-dir", "x", "--dig-near", 3],
         "--dig needs boards up to side 9 with a blank": [
             "--generate",
             2,
