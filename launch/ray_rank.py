@@ -25,7 +25,7 @@ from ray.train.collective import broadcast_from_rank_zero
 from ray.train.v2.api.callback import UserCallback
 
 from records.checkpoint.format import read_name
-from records.history import METRICS_FILE, History
+from records.history import logged_rows
 from utils.errors import UserError
 from utils.processes import ending_with_parent
 from utils.programs import ENVIRONMENT, PRETRAIN
@@ -190,10 +190,9 @@ def _report(run: Path, checkpoint: str) -> None:
 
 
 def newest_metrics(run: Path) -> dict[str, Any]:
-    history = History(run / METRICS_FILE)
     with suppress(UserError):  # what Ray is told is no reason to end the run
-        history.refresh()
-    return {name: value for row in history.rows for name, value in row.items()}
+        return {name: value for row in logged_rows(run) for name, value in row.items()}
+    return {}
 
 
 class TellFailures(UserCallback):

@@ -61,6 +61,13 @@ class History:
         return row | {"step": int(step)}
 
 
+def logged_rows(run: Path) -> list[dict[str, Any]]:
+    """Return what a run has logged so far, a dict for each row."""
+    history = History(run / METRICS_FILE)
+    history.refresh()
+    return history.rows
+
+
 def read_run_config(run: Path) -> dict[str, Any]:
     """Return the run's config.yaml as it stands there; {} if there is no such file."""
     file = run / "config.yaml"

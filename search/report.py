@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from tqdm import tqdm
 
 from dataset.tasks.base import count
-from records.history import METRICS_FILE, History, read_run_config
+from records.history import logged_rows, read_run_config
 from search import study as attributes
 from search.launchers import command_line
 from search.study import Study
@@ -107,10 +107,8 @@ def _last_step(sweep: Sweep, trial: FrozenTrial) -> int:
     steps = [0, *trial.intermediate_values, *trial.user_attrs.get(attributes.STEPS, {}).values()]
     if trial.state == TrialState.RUNNING:
         for seed in sweep.config.seeds:
-            history = History(sweep.run_folder(trial.number, seed) / METRICS_FILE)
             with suppress(UserError):  # a damaged row
-                history.refresh()
-            steps += [row["step"] for row in history.rows[-1:]]
+                steps += [row["step"] for row in logged_rows(sweep.run_folder(trial.number, seed))[-1:]]
     return max(steps)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from models import shapes_of
-from records.history import METRICS_FILE, History
+from records.history import logged_rows
 from sharing.exported import Source
 from sharing.published import PUZZLE_TABLE
 from sharing.recipe import differences_from_groups, recipe_text
@@ -136,9 +136,7 @@ def _card(source: Source, config: Container, started_from: str, experiment: str,
     assert source.model is not None and source.checkpoint is not None
     checkpoint, model, weights = source.checkpoint, source.model, source.weights
     run = checkpoint.path.absolute().parent
-    history = History(run / METRICS_FILE)
-    history.refresh()
-    past = [row for row in history.rows if row["step"] <= model.step]
+    past = [row for row in logged_rows(run) if row["step"] <= model.step]
     results = [_read_results(file) for file in sorted(run.glob(f"eval_outputs/{checkpoint.path.name}*/results.json"))]
     kind = model.arch.kind
     measured = [

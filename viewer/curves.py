@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from records.history import METRICS_FILE, History, is_number, read_run_config
+from records.history import is_number, logged_rows, read_run_config
 from utils.config import flatten
 from utils.errors import UserError
 
@@ -52,13 +52,6 @@ class LoggedRun:
         if not isinstance(factor, int) or not all(is_number(row.get(key)) for row in self.rows):
             raise UserError(f"{self.path}: does not tell the {axis} of all its rows; give --x steps")
         return [float(row[key]) * factor for row in self.rows]
-
-
-def logged_rows(run: Path) -> list[dict[str, Any]]:
-    """Return what a run has logged so far, a dict for each row."""
-    history = History(run / METRICS_FILE)
-    history.refresh()
-    return history.rows
 
 
 # ---- metrics -----------------------------------------------------------------------------------

@@ -14,12 +14,12 @@ from dataset.schema import open_split
 from dataset.tasks import TASKS, task_of_shape, task_of_tokens
 from dataset.tasks.base import BoardTask
 from records.folder import located_paths
-from records.history import METRICS_FILE, is_number, read_run_config
+from records.history import METRICS_FILE, is_number, logged_rows, read_run_config
 from utils.errors import UserError
 from utils.overrides import typed_override
 from utils.text import for_shell
 from viewer import curves, outputs
-from viewer.curves import LoggedRun, for_page, logged_rows, short_name
+from viewer.curves import LoggedRun, for_page, short_name
 from viewer.pages import Page, Settings, label_of, names_of_puzzles
 
 _AT_STEP = re.compile(r"eval/(?P<set>[^/]+)/exact_accuracy_at_step/(?P<count>\d+)")
