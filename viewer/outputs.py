@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from records.checkpoint.format import read_name, step_folders
+from records.checkpoint.format import newest_first
 from records.history import read_run_config
 from utils.errors import UserError
 from utils.files import plain, refuse_links
@@ -36,13 +36,6 @@ _OF_TOKENS = ("inputs", "labels", "predictions", "predictions_at_step")
 # ---- folders -------------------------------------------------------------------------------------
 
 
-def newest_checkpoint(run: Path) -> Path | None:
-    """Return the step folder that evaluate.py takes for a run."""
-    steps = step_folders(run)
-    named = run / read_name(run / "latest")
-    return named if named in steps else next(reversed(steps), None)
-
-
 def step_of(folder: Path | None) -> int | None:
     """Return the training step that a folder's name tells; None if it tells none."""
     match = folder and _OUTPUTS.fullmatch(folder.name)
@@ -64,7 +57,7 @@ def outputs_folder(run: Path, step: int | None) -> Path | None:
     folders = sorted((run / "eval_outputs").glob("step_*"), reverse=True)
     found = {at: folder for folder in folders if (at := step_of(folder)) is not None}
     if step is None:
-        newest = step_of(newest_checkpoint(run))
+        newest = next(map(step_of, newest_first(run)), None)
         ordered = [found[at] for at in sorted(found, key=lambda at: (at == newest, at), reverse=True)]
         return next(filter(holds_answers, ordered), ordered[0] if ordered else None)
     if step not in found:
@@ -298,7 +291,8 @@ def save_missing_answers(run: Path, settings: Settings) -> list[str]:
     """
     if is_text_run(read_run_config(run)):
         return []  # its evaluations write answers
-    step = newest_checkpoint(run) if settings.step is None else run / f"step_{settings.step:08d}"
+    # That which evaluate.py takes for a run.
+    step = next(iter(newest_first(run)), None) if settings.step is None else run / f"step_{settings.step:08d}"
     if step is None or not step.is_dir():
         return []
     outputs = run / "eval_outputs"

@@ -101,6 +101,12 @@ def step_folders(run: Path) -> list[Path]:
     return sorted((path for path in found if STEP_FOLDER.fullmatch(path.name)), key=lambda path: int(path.name[5:]))
 
 
+def newest_first(run: Path) -> list[Path]:
+    """Return the step folders of a run, first the one that `latest` names, then the newest."""
+    named = run / read_name(run / "latest")
+    return sorted(reversed(step_folders(run)), key=lambda step: step != named)
+
+
 def sha256_of_file(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -18,11 +18,10 @@ from records.checkpoint.format import (
     SLOTS,
     Manifest,
     RunState,
+    newest_first,
     no_run,
-    read_name,
     read_state,
     sha256_of_file,
-    step_folders,
     step_named,
 )
 from utils.errors import UserError
@@ -157,14 +156,11 @@ def find_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None
     Each damaged one gives a warning. None: the folder holds no steps. If there are steps and none
     is whole, this raises UserError, because a fresh start would hide the loss.
     """
-    steps = step_folders(run)
+    steps = newest_first(run)
     if not steps:
         return None
-    named = run / read_name(run / "latest")
-    candidates = [named] if named in steps else []
-    candidates += [step for step in reversed(steps) if step not in candidates]
     problems = []
-    for candidate in candidates:
+    for candidate in steps:
         try:
             checkpoint = Checkpoint.open(candidate)
         except UserError as error:
