@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from dataset.schema import DatasetDescription, DatasetMetadata, SplitName, check_contents, open_split
 from dataset.text.schema import check_text_contents, open_text_split
+from records.lock import take_lock
 from utils.arguments import Parser, check_at_least, check_exclusive, typed_path
 from utils.errors import UserError
 from utils.files import remove_replaced
@@ -174,7 +175,8 @@ def new_dataset(output_dir: Path) -> Iterator[Path]:
         building.mkdir(parents=True, exist_ok=True)
         lock = os.open(building, os.O_RDONLY)
         try:
-            _lock(lock, output_dir)
+            if take_lock(lock, fcntl.LOCK_EX) is False:
+                raise UserError(f"{output_dir} is being built by another process; wait for it or stop it")
             _settle_replaced(replaced, target)
             for stale in building.iterdir():
                 shutil.rmtree(stale) if stale.is_dir() else stale.unlink()
@@ -193,15 +195,6 @@ def new_dataset(output_dir: Path) -> Iterator[Path]:
     except OSError as error:
         reason = f"cannot build {output_dir} ({one_line(error)})"
         raise UserError(f"{reason}; check space and permissions there, or choose another --output-dir") from None
-
-
-def _lock(descriptor: int, shown: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{shown} is being built by another process; wait for it or stop it") from None
-    except OSError:  # some cluster file systems have no locks
-        pass
 
 
 def _settle_replaced(replaced: Path, target: Path) -> None:

@@ -42,7 +42,7 @@ class RunLock:
         descriptor = os.open(run / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         file = os.fdopen(descriptor, "r+", errors="replace")
         end = time.monotonic() + _PATIENCE_S
-        while (locked := _flock(descriptor, fcntl.LOCK_EX)) is False:
+        while (locked := take_lock(descriptor, fcntl.LOCK_EX)) is False:
             if time.monotonic() >= end:
                 holder = " ".join(file.read(200).split()) or "another process"
                 file.close()
@@ -68,7 +68,7 @@ def is_locked(run: Path) -> bool | None:
     except OSError:  # no run has begun here, or the folder is not for this user to look into
         return False
     try:
-        taken = _flock(descriptor, fcntl.LOCK_SH)
+        taken = take_lock(descriptor, fcntl.LOCK_SH)
         return None if taken is None else not taken
     except OSError:
         return False
@@ -76,7 +76,7 @@ def is_locked(run: Path) -> bool | None:
         os.close(descriptor)  # which releases the lock
 
 
-def _flock(descriptor: int, kind: int) -> bool | None:
+def take_lock(descriptor: int, kind: int) -> bool | None:
     """Return whether a lock was taken; None on a file system without locks."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
