@@ -62,13 +62,13 @@ class OpenSums:
         self._values += torch.cat([metric_sums, share.view(1)])
 
     def reduce(self, num_steps: int, num_slots: int) -> dict[str, float]:
-        """Return the train metrics, complete on rank 0, and set the sums to zero. Every rank.
+        """Return the train metrics, and set the sums to zero. Every rank.
 
         A metric whose divisor is 0 is left out, such as the accuracy if no sequence halted.
         """
         if not num_steps:
             return {}
-        *sums, grad_norm = self._world.sum_to_main_(self._values).tolist()
+        *sums, grad_norm = self._world.sum_(self._values).tolist()
         spec, named = self._spec, {SLOTS: num_slots, **dict(zip(self._spec.names, sums, strict=True))}
         means = {name: named[name] / named[by] for name, by in spec.means.items() if named[by] > 0}
         row = {f"train/{name}": means.pop(name) for name in spec.losses if name in means}

@@ -162,18 +162,6 @@ class World:
             dist.all_reduce(tensor, group=self.data_group)
         return tensor
 
-    def sum_to_main_(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over the shares, in place; only rank 0 may use the result. Every rank."""
-        if self.data_size > 1:
-            dist.reduce(tensor, group_dst=0, group=self.data_group)
-        return tensor
-
-    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite the tensors with the values of rank 0. Every rank."""
-        if self.size > 1:
-            for tensor in tensors:
-                dist.broadcast(tensor, src=0, group=self.device_group)
-
     def gather_rows(self, tensor: Tensor, num_rows: int | None = None) -> Tensor:
         """Return the rows of all shares, concatenated in the order of slots. Every rank.
 
@@ -200,7 +188,8 @@ class World:
                 return
             name, shape, dtype = described
             whole = torch.empty(shape, dtype=dtype) if tensor is None else tensor.contiguous()
-            self.broadcast_([whole])
+            if self.size > 1:
+                dist.broadcast(whole, src=0, group=self.device_group)
             yield name, whole
 
     def send(self, tensor: Tensor, rank: int) -> None:

@@ -32,12 +32,10 @@ def _collectives(world: World) -> None:
 
     total = world.sum_(torch.tensor([1.0, float(rank)], dtype=torch.float64))
     assert total.tolist() == [size, float(ranks.sum())]
-    to_main = world.sum_to_main_(torch.tensor([float(rank + 1)]))
-    assert not world.is_main or to_main.item() == float((ranks + 1).sum())
 
-    ours = [torch.full((3,), float(rank)), torch.tensor(rank)]
-    world.broadcast_(ours)
-    assert ours[0].tolist() == [0, 0, 0] and ours[1].item() == 0
+    ours = [("three", torch.full((3,), float(rank))), ("one", torch.tensor(rank))]
+    given = [(name, tensor.tolist()) for name, tensor in world.one_by_one(ours)]
+    assert given == [("three", [0, 0, 0]), ("one", 0)]
 
     assert world.broadcast_object({"rank": rank}) == {"rank": 0}
     assert world.gather_objects(f"rank {rank}") == [f"rank {r}" for r in range(size)]
