@@ -33,7 +33,7 @@ from optim.ema import EMA
 from optim.loss_scale import LossScale
 from optim.sparse_sign_sgd import sparse_sign_sgd_
 from records.checkpoint.format import Progress
-from records.folder import Launched, clear_stopped
+from records.folder import Launched
 from records.heading import heading
 from records.lock import RunLock
 from records.metrics import Row
@@ -219,7 +219,7 @@ def train(start: Start, data: Data, state: TrainState, stop: StopSignal, lock: R
             if world.is_main:
                 run_path = start.config.run_path
                 tell(f"{run_path} is finished: it has done {progress.step} of {plan.last_step} steps")
-                clear_stopped(run_path)
+                (run_path / "stopped").unlink(missing_ok=True)
                 Launched.note_finished(run_path, progress.step, plan.last_step)
         return
     with Session(start, data, state, plan, stop, lock, world) as session:

@@ -40,10 +40,6 @@ def same_folder(one: Path, other: Path) -> bool:
     return one.resolve() == other.resolve()
 
 
-def clear_stopped(run: Path) -> None:
-    (run / "stopped").unlink(missing_ok=True)
-
-
 def mark_stopped(run: Path, reason: str) -> None:
     """Write the marker of a graceful stop, after which torchrun exits with 1 as after a failure."""
     with writing(run / "stopped"):

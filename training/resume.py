@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from records.checkpoint.format import nearest_run, read_state, refuse_folder_of_runs, run_folder_of, step_folders
 from records.checkpoint.reader import Checkpoint, find_checkpoint, open_checkpoint, put_back
-from records.folder import CHECKPOINTS, Launched, clear_stopped, same_folder
+from records.folder import CHECKPOINTS, Launched, same_folder
 from records.lock import RunLock
 from sharing.sources import kind_of, step_around
 from sharing.stored_config import GONE, completed, name_in
@@ -281,7 +281,7 @@ def prepare(start: Start, lock: RunLock, launch: Launch) -> None:
             # Another run may have used the folder while this one read its data.
             claim_fresh(run)
         write_atomically(run / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(start.config.model_dump())))
-        clear_stopped(run)
+        (run / "stopped").unlink(missing_ok=True)
         note_name(start.config, launch)
         if start.checkpoint is not None and start.branches_off:
             history = start.checkpoint.path.parent / "metrics.jsonl"
