@@ -14,8 +14,8 @@ import torch
 from dataset.canvas import PADDING, Corner
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
-from dataset.schema import CHUNK_BYTES, IGNORE_LABEL, PuzzleSet, Split, unchanged
-from utils.batch import Batch
+from dataset.schema import CHUNK_BYTES, PuzzleSet, Split, unchanged
+from utils.batch import IGNORE_LABEL, Batch
 from utils.errors import UserError
 from utils.prefetch import Prefetcher
 from utils.ranks.world import World

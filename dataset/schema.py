@@ -38,8 +38,6 @@ _DAMAGED_ARRAY = (
     *(MemoryError, RecursionError),
 )
 
-# A label of this value does not count, in every batch.
-IGNORE_LABEL = -100
 REBUILD = "rebuild the dataset"
 # How many bytes of an array are read at a time, so that memory does not grow with the dataset.
 CHUNK_BYTES = 4 << 20

@@ -137,14 +137,12 @@ class ActSettings:
     """What the config and the number of a training step decide about its segment.
 
     Attributes:
-        ignore_label: the label of tokens that don't count.
         global_batch_size: the number of slots over all ranks and parts.
         min_halt_steps_B, seeds_B: as for `segment`.
     """
 
     depth: Depth
     loss: TokenLossConfig
-    ignore_label: int
     global_batch_size: int
     min_halt_steps_B: torch.Tensor | None
     seeds_B: torch.Tensor | None = None
@@ -198,7 +196,7 @@ class ActObjective(Objective[Carry, Batch, ActSettings]):
         forward: Callable[..., SegmentOutput] | None = None,
     ) -> PartResult[Carry]:
         def token_loss(logits_NSV: torch.Tensor, labels_NS: torch.Tensor) -> torch.Tensor:
-            return mean_token_loss(logits_NSV, labels_NS, config=settings.loss, ignore_label=settings.ignore_label)
+            return mean_token_loss(logits_NSV, labels_NS, config=settings.loss)
 
         carry, outputs = segment(
             self._model,
@@ -249,12 +247,7 @@ def loss_of_slots(outputs: Outputs, carry: Carry, settings: ActSettings) -> tupl
         outputs, carry: what `segment` returned for these slots.
     """
     loss_sum, sums = act_loss(
-        outputs,
-        carry.current["labels"],
-        halted_B=carry.halted_B,
-        steps_B=carry.steps_B,
-        config=settings.loss,
-        ignore_label=settings.ignore_label,
+        outputs, carry.current["labels"], halted_B=carry.halted_B, steps_B=carry.steps_B, config=settings.loss
     )
     return loss_sum / settings.global_batch_size, sums
 

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from models.carry import Outputs
 from models.objective import SLOTS, SumsSpec
+from utils.batch import IGNORE_LABEL
 from utils.config import Float, StrictModel
 
 LossType = Literal["stablemax_cross_entropy", "softmax_cross_entropy"]
@@ -55,15 +56,13 @@ def stablemax(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x >= 0, x + 1, 1 / (1 - x.clamp(max=0)))
 
 
-def token_cross_entropy(
-    logits_BSV: torch.Tensor, labels_BS: torch.Tensor, *, config: TokenLossConfig, ignore_label: int
-) -> torch.Tensor:
+def token_cross_entropy(logits_BSV: torch.Tensor, labels_BS: torch.Tensor, *, config: TokenLossConfig) -> torch.Tensor:
     """Return the cross-entropy of each token (B, S), 0 where the label is ignored.
 
     Stablemax is computed in float64 (float32 on mps), softmax in float32. With label smoothing e
     the target is 1 - e on the label, and e is spread evenly over the vocabulary.
     """
-    ignored_BS = labels_BS == ignore_label
+    ignored_BS = labels_BS == IGNORE_LABEL
     targets_BS = labels_BS.masked_fill(ignored_BS, 0).long()
     smoothing = config.label_smoothing
     if config.loss_type == "softmax_cross_entropy":
@@ -79,21 +78,17 @@ def token_cross_entropy(
     return (s_BSV.sum(-1).log() - log_target_BS).masked_fill(ignored_BS, 0)
 
 
-def mean_token_loss(
-    logits_BSV: torch.Tensor, labels_BS: torch.Tensor, *, config: TokenLossConfig, ignore_label: int
-) -> torch.Tensor:
+def mean_token_loss(logits_BSV: torch.Tensor, labels_BS: torch.Tensor, *, config: TokenLossConfig) -> torch.Tensor:
     """Return the mean cross-entropy of the labelled tokens of each sequence, (B,).
 
     It is 0 without labels.
     """
-    token_loss_BS = token_cross_entropy(logits_BSV, labels_BS, config=config, ignore_label=ignore_label)
-    return token_loss_BS.sum(-1) / (labels_BS != ignore_label).sum(-1).clamp(min=1)
+    token_loss_BS = token_cross_entropy(logits_BSV, labels_BS, config=config)
+    return token_loss_BS.sum(-1) / (labels_BS != IGNORE_LABEL).sum(-1).clamp(min=1)
 
 
 @torch.no_grad()
-def correctness(
-    logits_BSV: torch.Tensor, labels_BS: torch.Tensor, ignore_label: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def correctness(logits_BSV: torch.Tensor, labels_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compare the answers of B sequences with their labels.
 
     Returns:
@@ -101,20 +96,14 @@ def correctness(
         accuracy: the share of labelled tokens that are right, float32 (B,); 0 without labels.
         exact: whether all labelled tokens are right, bool (B,); true without labels.
     """
-    is_label_BS = labels_BS != ignore_label
+    is_label_BS = labels_BS != IGNORE_LABEL
     num_labels_B = is_label_BS.sum(-1)
     num_right_B = (is_label_BS & (logits_BSV.argmax(-1) == labels_BS)).sum(-1)
     return num_labels_B > 0, num_right_B / num_labels_B.clamp(min=1), num_right_B == num_labels_B
 
 
 def act_loss(
-    outputs: Outputs,
-    labels_BS: torch.Tensor,
-    *,
-    halted_B: torch.Tensor,
-    steps_B: torch.Tensor,
-    config: TokenLossConfig,
-    ignore_label: int,
+    outputs: Outputs, labels_BS: torch.Tensor, *, halted_B: torch.Tensor, steps_B: torch.Tensor, config: TokenLossConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the loss of one segment, summed over its slots, and the sums of METRICS.
 
@@ -131,9 +120,9 @@ def act_loss(
         The loss, a scalar with gradient, and the detached sums in the order of METRICS, float64
         (float32 on mps).
     """
-    labelled_B, token_accuracy_B, exact_B = correctness(outputs.logits_BSV, labels_BS, ignore_label)
+    labelled_B, token_accuracy_B, exact_B = correctness(outputs.logits_BSV, labels_BS)
 
-    lm_loss = mean_token_loss(outputs.logits_BSV, labels_BS, config=config, ignore_label=ignore_label).sum()
+    lm_loss = mean_token_loss(outputs.logits_BSV, labels_BS, config=config).sum()
     q_halt_loss = F.binary_cross_entropy_with_logits(outputs.q_halt_B, exact_B.float(), reduction="sum")
     if outputs.target_q_continue_B is None:
         q_continue_loss = torch.zeros_like(q_halt_loss)

@@ -121,8 +121,6 @@ class EvalSums:
         steps_B: Tensor,
         halted_before_B: Tensor,
         deltas_B: Tensor | None = None,
-        *,
-        ignore_label: int,
     ) -> None:
         """Count one segment.
 
@@ -130,7 +128,7 @@ class EvalSums:
             steps_B: the number of the segment in each slot's sequence, from 1.
             halted_before_B: whether the Q head wanted to halt the sequence earlier.
         """
-        labelled_B, _, exact_B = correctness(outputs.logits_BSV, labels_BS, ignore_label)
+        labelled_B, _, exact_B = correctness(outputs.logits_BSV, labels_BS)
         right_B = (labelled_B & exact_B).to(self._exact_after.dtype)
         self._exact_after.index_add_(0, steps_B - 1, right_B)
         self._halt_steps += (labelled_B & ~halted_before_B).sum()
@@ -146,16 +144,13 @@ class EvalSums:
         checks: Mapping[str, Tensor],
         *,
         config: TokenLossConfig,
-        ignore_label: int,
     ) -> None:
         """Count the last segment of N sequences, and a bool (N,) for each name of the checks."""
         halted_N = torch.ones_like(steps_N, dtype=torch.bool)
-        _, sums = act_loss(
-            outputs, labels_NS, halted_B=halted_N, steps_B=steps_N, config=config, ignore_label=ignore_label
-        )
+        _, sums = act_loss(outputs, labels_NS, halted_B=halted_N, steps_B=steps_N, config=config)
         self._last += sums
         self._num_sequences += len(steps_N)
-        labelled_N, _, exact_N = correctness(outputs.logits_BSV, labels_NS, ignore_label)
+        labelled_N, _, exact_N = correctness(outputs.logits_BSV, labels_NS)
         # A sequence that left early keeps its answer for all later segments.
         segments_T = torch.arange(1, len(self._exact_after) + 1, device=steps_N.device)
         left_NT = segments_T > steps_N[:, None]

@@ -18,7 +18,7 @@ BatchT = TypeVar("BatchT")
 """What the data offer a step: a Batch of puzzles, or a TextBatch."""
 
 SettingsT = TypeVar("SettingsT")
-"""What the config and the number of a step decide: ActSettings or TextSettings."""
+"""What the config and the number of a step decide: ActSettings, or CallCounts of text."""
 
 SLOTS = "slots"
 """As the divisor of a metric: the slots of the steps that were summed up."""

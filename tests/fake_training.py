@@ -4,7 +4,6 @@
 
 import torch
 
-from dataset.schema import IGNORE_LABEL
 from models import ARCHS
 from models.act import ActSettings, empty_batch, initial_carry
 from models.base import RecursiveModel
@@ -56,7 +55,6 @@ class FakeTraining:
             objective=ActSettings(
                 depth=config.puzzle_arch.depth_at(progress.step, 100),
                 loss=config.puzzle_arch.loss,
-                ignore_label=IGNORE_LABEL,
                 global_batch_size=num_slots,
                 min_halt_steps_B=self.world.to_device(torch.zeros(num_slots, dtype=torch.int32, device="cpu")),
             ),

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from dataset.schema import IGNORE_LABEL
 from models.act import ActSettings, initial_carry, segment
 from models.base import CommonConfig
 from models.carry import Carry, Outputs
@@ -194,7 +193,6 @@ def replay(recording: Recording) -> Report:
             objective=ActSettings(
                 depth=config.depth,
                 loss=config.loss,
-                ignore_label=IGNORE_LABEL,
                 global_batch_size=recording.sizes["batch_size"],
                 min_halt_steps_B=min_halt_steps_B,
             ),
@@ -235,7 +233,6 @@ def replay(recording: Recording) -> Report:
             halted_B=carry.halted_B,
             steps_B=carry.steps_B,
             config=config.loss,
-            ignore_label=IGNORE_LABEL,
         )
     report.compare("evaluation", "eval.out.logits", outputs.logits_BSV)
     report.compare("evaluation", "eval.out.q_halt_logits", _published_q_halt(outputs, config))
@@ -276,7 +273,7 @@ def _published_metrics(sums: torch.Tensor, outputs: Outputs, carry: Carry, confi
     """
     metrics = dict(zip(METRICS, sums.tolist(), strict=True))
     if config.halts_at_random:
-        _, _, exact_B = correctness(outputs.logits_BSV, carry.current["labels"], IGNORE_LABEL)
+        _, _, exact_B = correctness(outputs.logits_BSV, carry.current["labels"])
         confidence_B = _published_q_halt(outputs, config)
         loss = F.binary_cross_entropy_with_logits(confidence_B, exact_B.float(), reduction="sum")
         # No confidence is below 0, so that it counts every answer as one that is held for right.

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from dataset.schema import IGNORE_LABEL
 from models.metric_sums import OpenSums
 from models.parallel.layout import Layout
 from models.text.config import (
@@ -24,7 +23,7 @@ from models.text.config import (
 )
 from models.text.losses import TEXT_METRICS, TEXT_SUMS, text_sums
 from models.text.model import TextModel
-from models.text.objective import TextBatch, TextRow, TextSettings
+from models.text.objective import TextBatch, TextRow
 from models.text.packing import Packing
 from optim.build import AdamATan2Config, build_optimizers
 from optim.ema import EMA
@@ -37,6 +36,7 @@ from tests.recordings import Report, expect_keys, number, read_json, read_tensor
 from training.number_watch import NumberWatch
 from training.state import TrainState
 from training.step import StepSettings
+from utils.batch import IGNORE_LABEL
 from utils.command_line import validate
 from utils.ranks.world import World
 
@@ -182,7 +182,7 @@ def replay(recording: Recording) -> Report:
         _compare_pass(model, recording, report, t, total_steps)
         model.zero_grad()
         settings = StepSettings(
-            objective=TextSettings(config.grad_calls_at(t + 1, total_steps), IGNORE_LABEL),
+            objective=config.grad_calls_at(t + 1, total_steps),
             lr_factor=multiplier,
             puzzle_emb_lr=0.0,
             puzzle_emb_weight_decay=0.0,
@@ -217,9 +217,8 @@ def _compare_pass(model: TextModel, recording: Recording, report: Report, t: int
         *(batch[key] for key in ("inputs", "labels", "position_ids")),
         packing,
         grad_calls=grad_calls,
-        ignore_label=IGNORE_LABEL,
     )
-    sums = text_sums(loss, right_N, batch["labels"], packing, IGNORE_LABEL)
+    sums = text_sums(loss, right_N, batch["labels"], packing)
     named = dict(zip(TEXT_METRICS, sums.tolist(), strict=True))
     (loss / named["labels"]).backward()
     with torch.no_grad():

@@ -13,7 +13,6 @@ import torch
 from dataset.loader import DataOn, TrainLoader
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
-from dataset.schema import IGNORE_LABEL
 from models.inference import Slots
 from models.metric_sums import EvalSums
 from tests.dataset.samples import SAMPLES
@@ -65,9 +64,7 @@ def _evaluate(device: torch.device, *, adaptive: bool) -> None:
         slots = Slots(training.model, iter(pieces), num_steps=2, adaptive=adaptive, keep_steps=True)
         while slots.busy:
             said = slots.advance()
-            sums.add_segment(
-                said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, ignore_label=IGNORE_LABEL
-            )
+            sums.add_segment(said.outputs, said.labels_BS, said.steps_B, said.halted_before_B)
             if said.finished is not None:
                 labels_NS = said.finished.batch["labels"]
                 config = training.model.config.loss
@@ -77,7 +74,6 @@ def _evaluate(device: torch.device, *, adaptive: bool) -> None:
                     said.finished.steps_N,
                     {},
                     config=config,
-                    ignore_label=IGNORE_LABEL,
                 )
 
 

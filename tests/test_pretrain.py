@@ -15,7 +15,7 @@ import torch
 
 from dataset.loader import TrainLoader
 from dataset.sampler import Sampler
-from dataset.schema import IGNORE_LABEL, Split
+from dataset.schema import Split
 from models.act import ActSettings, draw_min_halt_steps, initial_carry, segment
 from models.base import RecursiveModel
 from models.losses import act_loss
@@ -89,7 +89,6 @@ def test_losses_and_rates_equal_those_of_a_loop_written_out(data: Path, tmp_path
             halted_B=carry.halted_B,
             steps_B=carry.steps_B,
             config=config.puzzle_arch.loss,
-            ignore_label=IGNORE_LABEL,
         )
         (loss / 16).backward()
         multiplier = lr_multiplier(step, 12, config.lr_warmup_steps, config.lr_min_ratio)

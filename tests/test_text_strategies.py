@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from dataset.schema import IGNORE_LABEL
 from models.parallel import ParallelConfig, parallelize
 from models.parallel.layout import Layout
 from models.parallel.pipeline_text import TextPipelineLayout
 from models.text.config import GPTConfig, TextConfig, TransformerTextConfig
 from models.text.generation import Decoder
 from models.text.model import TextModel
-from models.text.objective import TextBatch, TextObjective, TextRow, TextSettings
+from models.text.objective import TextBatch, TextObjective, TextRow
 from models.text.packing import Packing
 from models.text.stack_config import Sequences
 from tests.models.parallel.helpers import DIST, close, config_of, whole, whole_weights
 from tests.models.text.helpers import ARCHS, NUM_TOKENS, VOCAB_SIZE, make_config, make_model
 from tests.spawn import run_ranks
+from utils.batch import IGNORE_LABEL
 from utils.errors import UserError
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
@@ -64,7 +64,7 @@ def _rows(num_rows: int) -> list[TextRow]:
 def _step(layout: Layout, rows: list[TextRow], world: World) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return the sums over all rows, the norm of the gradient, and the gradients of this rank."""
     assert isinstance(layout.model, TextModel)
-    settings = TextSettings(layout.model.config.num_calls, IGNORE_LABEL)
+    settings = layout.model.config.num_calls
     _, outputs, sums = layout.forward_backward(None, TextBatch(rows, 100), settings, loss_scale=4.0)
     assert outputs == []
     layout.require_gradients()
@@ -94,10 +94,7 @@ def _compare_evaluation(plain: TextModel, layout: Layout, world: World) -> None:
     row = _rows(FEWER_ROWS)[world.data_rank]
     arguments = row.inputs_N, row.labels_N, row.positions_N, row.packing
     with torch.no_grad():
-        expected, found = (
-            model(*arguments, grad_calls=plain.config.num_calls, ignore_label=IGNORE_LABEL)
-            for model in (plain, layout.model)
-        )
+        expected, found = (model(*arguments, grad_calls=plain.config.num_calls) for model in (plain, layout.model))
     for ours, theirs, what in zip(found, expected, ("loss", "losses of the tokens", "right tokens"), strict=True):
         close(ours.float(), theirs.float(), what, TOLERANCE)
     assert isinstance(layout.model, TextModel)
@@ -138,12 +135,12 @@ def _check(world: World, config: ParallelConfig, num_parts: int, arch: type[Text
 
 def test_the_loss_of_a_row_of_a_pipeline_has_its_scale_and_adds_its_sums() -> None:
     model = make_model(make_config(GPTConfig))
-    row, settings = _rows(NUM_ROWS)[0], TextSettings(model.config.num_calls, IGNORE_LABEL)
+    row, settings = _rows(NUM_ROWS)[0], model.config.num_calls
     batch, objective = TextBatch([row], 100), TextObjective(model)
     expected = objective.run(None, batch, settings)
     rank: Any = SimpleNamespace(model=model, objective=objective, _in_schedule=batch, _settings=settings)
     rank._loss_scale, rank._sums = 4.0, torch.ones_like(expected.sums)
-    y_ND = model.hidden(row.inputs_N, row.positions_N, row.packing, settings.grad_calls)
+    y_ND = model.hidden(row.inputs_N, row.positions_N, row.packing, settings)
     torch.testing.assert_close(TextPipelineLayout._loss(rank, y_ND, torch.tensor([0])), 4 * expected.loss)
     torch.testing.assert_close(rank._sums, 1 + expected.sums)
 

@@ -79,7 +79,7 @@ def test_the_loss_is_the_mean_over_the_labels_of_the_step(text: Path, tmp_path: 
     begun.state.model.zero_grad()
     for row in batch.rows:
         tensors = (row.inputs_N, row.labels_N, row.positions_N, row.packing)
-        loss, *_ = begun.state.model(*tensors, grad_calls=settings.grad_calls, ignore_label=-100)  # type: ignore[union-attr]
+        loss, *_ = begun.state.model(*tensors, grad_calls=settings)
         (loss / batch.num_labels).backward()
     expected = begun.state.model.get_parameter("lm_head.weight").grad
     assert expected is not None

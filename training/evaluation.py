@@ -14,7 +14,7 @@ from torch import Tensor
 from dataset.canvas import Corner
 from dataset.evaluators import NO_EVALUATORS, Evaluators
 from dataset.loader import EvalLoader
-from dataset.schema import IGNORE_LABEL, Split
+from dataset.schema import Split
 from models.base import RecursiveModel
 from models.inference import Examples, Finished, Slots, idle_segment
 from models.metric_sums import EvalSums
@@ -119,10 +119,7 @@ class _SetEvaluation:
         while slots.busy:
             yield True
             said = slots.advance()
-            sums.add_segment(
-                *(said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, said.deltas_B),
-                ignore_label=IGNORE_LABEL,
-            )
+            sums.add_segment(said.outputs, said.labels_BS, said.steps_B, said.halted_before_B, said.deltas_B)
             if said.finished is not None and holds:
                 held.append(said.finished)
             elif said.finished is not None:
@@ -138,7 +135,7 @@ class _SetEvaluation:
         self.evaluators.vote(done.batch, answers_NS, done.outputs.q_halt_B.sigmoid())
         checks = self.evaluators.judge(done.batch["inputs"], answers_NS, self.set_name)
         loss, labels_NS = self.model.config.loss, done.batch["labels"]
-        self.sums.add_last(done.outputs, labels_NS, done.steps_N, checks, config=loss, ignore_label=IGNORE_LABEL)
+        self.sums.add_last(done.outputs, labels_NS, done.steps_N, checks, config=loss)
         if self.sample is not None:
             self.sample.take(self.set_name, done, answers_NS)
         if self._writer is not None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dataset.schema import IGNORE_LABEL, unchanged
+from dataset.schema import unchanged
 from dataset.text.packing import packed_row, published_steps
 from dataset.text.schema import SET_NAME, UNKNOWN, TextSplit
 from dataset.text.tokenizer import Tokenizer, open_tokenizer
@@ -23,6 +23,7 @@ from training.evaluation import EvalOptions
 from training.laps import Interrupts, Lap, run_laps
 from training.samples import TextAnswer, TextSample
 from training.text_loader import row_of
+from utils.batch import IGNORE_LABEL
 from utils.perf.clocks import Deadline
 from utils.ranks.world import World
 
@@ -128,7 +129,7 @@ class _Evaluation:
         yield True
         grad_calls = CallCounts(H=0, L=0)
         tokens = (row.inputs_N, row.labels_N, row.positions_N)
-        _, loss_N, right_N = self.model(*tokens, row.packing, grad_calls=grad_calls, ignore_label=IGNORE_LABEL)
+        _, loss_N, right_N = self.model(*tokens, row.packing, grad_calls=grad_calls)
         yield False
         is_label_N = packed.labels != IGNORE_LABEL
         self._count("num_examples", packed.tasks)

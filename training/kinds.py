@@ -17,7 +17,7 @@ from dataset.evaluators import NO_EVALUATORS, Evaluators, training_evaluators
 from dataset.loader import TrainLoader
 from dataset.online import OnlineAugmentation
 from dataset.sampler import Sampler
-from dataset.schema import IGNORE_LABEL, Split, SplitName, check_contents, open_datasets, open_split
+from dataset.schema import Split, SplitName, check_contents, open_datasets, open_split
 from dataset.tasks import task_of_set
 from dataset.tasks.arc import ArcTask
 from dataset.text.sampler import FileOrderSampler, ShuffledSampler, TextSampler
@@ -33,7 +33,7 @@ from models.objective import SumsSpec
 from models.text.config import LONGEST_RUN, CallCounts
 from models.text.losses import TEXT_SUMS
 from models.text.model import TextModel
-from models.text.objective import TextBatch, TextRow, TextSettings
+from models.text.objective import TextBatch, TextRow
 from models.text.packing import Packing
 from records.checkpoint.format import Progress
 from training.config import PretrainConfig
@@ -84,7 +84,7 @@ class Kind:
     sampler: Callable[[PretrainConfig, Any, Progress], Sampler | TextSampler]
     loader: Callable[[PretrainConfig, Any, Any, OnlineAugmentation | None, World], TrainLoader | TextLoader]
     # What the objective of the model needs to know at a step, of so many.
-    settings: Callable[[PretrainConfig, int, int, World], ActSettings | TextSettings]
+    settings: Callable[[PretrainConfig, int, int, World], ActSettings | CallCounts]
     # In words: what the data of a run are, and what a step takes of them.
     description: Callable[[PretrainConfig, Any, Any, Any], tuple[str, str]]
     question: Callable[[Any], str]  # for solve.py about such data, as key=value
@@ -151,7 +151,6 @@ def _settings_of_puzzles(config: PretrainConfig, step: int, last_step: int, worl
     return ActSettings(
         depth=arch.depth_at(step, last_step),
         loss=arch.loss,
-        ignore_label=IGNORE_LABEL,
         global_batch_size=batch_size,
         min_halt_steps_B=world.to_device(min_halt_steps[mine]),
         seeds_B=seeds_B,
@@ -181,7 +180,7 @@ def _example_step_of_puzzles(
 ) -> tuple[Carry, dict[str, Tensor], ActSettings]:
     arch, batch = config.puzzle_arch, empty_batch(num_slots, sizes.seq_len, device)
     seeds_B = torch.zeros(num_slots, dtype=torch.int64, device=device) if arch.is_random else None
-    settings = ActSettings(arch.depth, arch.loss, IGNORE_LABEL, num_slots, min_halt_steps_B=None, seeds_B=seeds_B)
+    settings = ActSettings(arch.depth, arch.loss, num_slots, min_halt_steps_B=None, seeds_B=seeds_B)
     return initial_carry(model, batch, training=True), batch, settings
 
 
@@ -314,7 +313,7 @@ def _description_of_text(
 
 def _example_step_of_text(
     model: TextModel, config: PretrainConfig, sizes: TextSizes, num_slots: int, device: torch.device
-) -> tuple[None, TextBatch, TextSettings]:
+) -> tuple[None, TextBatch, CallCounts]:
     """Return a step on sequences of the mean length, half of each an instruction."""
     num_tokens = num_slots * config.units_per_slot
     length = min(max(2, sizes.mean_context), num_tokens)
@@ -324,7 +323,7 @@ def _example_step_of_text(
     tokens_N = torch.zeros(num_tokens, dtype=torch.int32)
     row = TextRow(tokens_N, tokens_N.clone(), tokens_N.clone(), packing)
     batch = TextBatch([row.apply(lambda tensor: tensor.to(device))], num_tokens)
-    return None, batch, TextSettings(config.text_arch.grad_calls_at(LONGEST_RUN, LONGEST_RUN), IGNORE_LABEL)
+    return None, batch, config.text_arch.grad_calls_at(LONGEST_RUN, LONGEST_RUN)
 
 
 TEXT = Kind(
@@ -349,9 +348,7 @@ TEXT = Kind(
     size_of_epoch=lambda train: train.metadata.num_tokens,
     sampler=_sampler_of_text,
     loader=_loader_of_text,
-    settings=lambda config, step, last_step, world: TextSettings(
-        config.text_arch.grad_calls_at(step, last_step), IGNORE_LABEL
-    ),
+    settings=lambda config, step, last_step, world: config.text_arch.grad_calls_at(step, last_step),
     description=_description_of_text,
     question=lambda split: "prompt=...",
     example_step=_example_step_of_text,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dataset.evaluators import Evaluators
 from dataset.loader import EvalLoader
-from dataset.schema import IGNORE_LABEL, Split
+from dataset.schema import Split
 from dataset.tta import Ballots, Variations, winner
 from models.base import RecursiveModel
 from models.inference import Examples, Finished, Slots, Trace, trace
@@ -22,7 +22,7 @@ from models.losses import widest_float
 from models.metric_sums import reliability, reliability_sums
 from models.trajectories import Trajectories
 from training.evaluation import EvalOptions, on_boards
-from utils.batch import Batch
+from utils.batch import IGNORE_LABEL, Batch
 from utils.config import Float, Int, StrictModel
 from utils.errors import UserError
 from utils.ranks.world import World

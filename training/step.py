@@ -9,7 +9,8 @@ from torch import Tensor
 
 from models.act import ActSettings
 from models.carry import Outputs
-from models.text.objective import TextBatch, TextSettings
+from models.text.config import CallCounts
+from models.text.objective import TextBatch
 from optim.replayable import Number
 from training.plan import Plan
 from utils.batch import Batch
@@ -20,7 +21,7 @@ from utils.ranks.world import World
 class StepSettings:
     """What the config and the number of a step decide about it."""
 
-    objective: ActSettings | TextSettings  # what the objective of the model needs
+    objective: ActSettings | CallCounts  # what the objective of the model needs
     lr_factor: float  # factor of every optimizer's own rate: the schedule times lr_scaling
     puzzle_emb_lr: Number  # the rate itself, times the schedule
     puzzle_emb_weight_decay: float

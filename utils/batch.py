@@ -1,6 +1,12 @@
-"""The type of the batches that the loader makes and the models read."""
+"""What the loader makes and the models read."""
 
-import torch
+from typing import TYPE_CHECKING
 
-Batch = dict[str, torch.Tensor]
+if TYPE_CHECKING:  # programs that only look at datasets start much faster without PyTorch
+    import torch
+
+Batch = dict[str, "torch.Tensor"]
 """Int32 tensors by name, with a row for each example."""
+
+IGNORE_LABEL = -100
+"""A label of this value does not count, in every batch."""

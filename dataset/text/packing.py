@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataset.schema import IGNORE_LABEL
+from utils.batch import IGNORE_LABEL
 
 
 def published_steps(

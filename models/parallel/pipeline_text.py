@@ -13,7 +13,7 @@ from models.parallel.pipeline import PipelineLayout, Stage
 from models.text.block import Attends, Stack, TextBlock
 from models.text.config import CallCounts
 from models.text.model import TextModel, call_stack
-from models.text.objective import TextBatch, TextObjective, TextSettings
+from models.text.objective import TextBatch, TextObjective
 from models.text.packing import Packing
 
 
@@ -40,7 +40,7 @@ class TextStage(Stage):
         return call_stack(self.level, x, rotary=self.level.rotary(positions_N), tokens=tokens, keep=checkpointing)
 
 
-class TextPipelineLayout(PipelineLayout[TextStage, None, TextBatch, TextSettings]):
+class TextPipelineLayout(PipelineLayout[TextStage, None, TextBatch, CallCounts]):
     stage_class = TextStage
     model: TextModel
 
@@ -52,11 +52,11 @@ class TextPipelineLayout(PipelineLayout[TextStage, None, TextBatch, TextSettings
         self.model.next_logits = self._next_logits  # type: ignore[method-assign]
 
     def forward_backward(
-        self, carry: None, batch: TextBatch, settings: TextSettings, *, loss_scale: float = 1.0
+        self, carry: None, batch: TextBatch, settings: CallCounts, *, loss_scale: float = 1.0
     ) -> tuple[None, list[Outputs], Tensor]:
         """As in the base class. Each microbatch is a row, and all rows are equally long."""
         self._sums = self._zero_sums()
-        self._settings, self._loss_scale = settings, loss_scale
+        self._loss_scale = loss_scale
         size = self._config.microbatches
         assert len(batch.rows) == size * self._num_microbatches, "the loader makes a row for each microbatch"
         for first in range(0, len(batch.rows), size):
@@ -82,12 +82,9 @@ class TextPipelineLayout(PipelineLayout[TextStage, None, TextBatch, TextSettings
 
     def _loss(self, output: Tensor, numbers: Tensor) -> Tensor:
         """As in the base class, for the number of a row, (1,), on the host."""
-        assert self._in_schedule is not None and self._settings is not None
-        assert isinstance(self.objective, TextObjective)
+        assert self._in_schedule is not None and isinstance(self.objective, TextObjective)
         batch = TextBatch([self._in_schedule.rows[int(numbers)]], self._in_schedule.num_labels)
-        found = self.objective.result(
-            batch, self._settings, self.model.losses(output, batch.rows[0].labels_N, self._settings.ignore_label)
-        )
+        found = self.objective.result(batch, self.model.losses(output, batch.rows[0].labels_N))
         self._sums += found.sums
         return found.loss * self._loss_scale
 
@@ -95,19 +92,12 @@ class TextPipelineLayout(PipelineLayout[TextStage, None, TextBatch, TextSettings
 
     @torch.no_grad()
     def _losses(
-        self,
-        inputs_N: Tensor,
-        labels_N: Tensor,
-        positions_N: Tensor,
-        packing: Packing,
-        *,
-        grad_calls: CallCounts,
-        ignore_label: int,
+        self, inputs_N: Tensor, labels_N: Tensor, positions_N: Tensor, packing: Packing, *, grad_calls: CallCounts
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the losses of a row on all ranks of the pipeline: the model's forward."""
         device, read = self._world.device, self._hidden(inputs_N, positions_N, packing)
         if read:
-            found = self.model.losses(read[0], labels_N, ignore_label)
+            found = self.model.losses(read[0], labels_N)
         else:
             loss_N = torch.empty(len(labels_N), device=device)
             found = torch.empty((), device=device), loss_N, torch.empty_like(loss_N, dtype=torch.bool)

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from models.losses import widest_float
 from models.objective import SumsSpec
 from models.text.packing import Packing
+from utils.batch import IGNORE_LABEL
 
 TEXT_METRICS = ("labels", "accuracy", "sequences", "exact_accuracy", "loss")
 """Order of the vector of sums: the labelled tokens, those whose label has the largest logit, the
@@ -30,7 +31,7 @@ MOST_LOGITS = 2**25
 
 
 def chunked_cross_entropy(
-    y_ND: Tensor, labels_N: Tensor, head: Callable[[Tensor], Tensor], *, vocab_size: int, ignore_label: int
+    y_ND: Tensor, labels_N: Tensor, head: Callable[[Tensor], Tensor], *, vocab_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the cross-entropy of the labelled tokens, and whether each token is right.
 
@@ -39,7 +40,7 @@ def chunked_cross_entropy(
 
     Args:
         y_ND: what the head reads, with gradient.
-        labels_N: what each token must predict, or ignore_label.
+        labels_N: what each token must predict, or IGNORE_LABEL.
         head: gives the logits (C, V) of (C, D).
 
     Returns:
@@ -50,7 +51,7 @@ def chunked_cross_entropy(
 
     def of_chunk(y_CD: Tensor, labels_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits_CV = head(y_CD)
-        loss_C = F.cross_entropy(logits_CV.float(), labels_C, ignore_index=ignore_label, reduction="none")
+        loss_C = F.cross_entropy(logits_CV.float(), labels_C, ignore_index=IGNORE_LABEL, reduction="none")
         # The backward pass stops before the last line, because it needs nothing of it.
         loss = loss_C.sum()
         return loss, loss_C.detach(), logits_CV.detach().argmax(-1) == labels_C
@@ -65,9 +66,9 @@ def chunked_cross_entropy(
 
 
 @torch.no_grad()
-def text_sums(loss: Tensor, right_N: Tensor, labels_N: Tensor, packing: Packing, ignore_label: int) -> Tensor:
+def text_sums(loss: Tensor, right_N: Tensor, labels_N: Tensor, packing: Packing) -> Tensor:
     """Return the sums of TEXT_METRICS over a row, in the widest float of its device."""
-    is_label_N = labels_N != ignore_label
+    is_label_N = labels_N != IGNORE_LABEL
     num_labels, num_wrong = (
         torch.zeros(packing.num_sequences + 1, dtype=torch.int64, device=labels_N.device).index_add(
             0, packing.sequence_N, which_N.long()

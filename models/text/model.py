@@ -72,14 +72,7 @@ class TextModel(Model):
         return set() if self.lm_head is None or reached else {"embed_tokens.weight"}
 
     def forward(
-        self,
-        inputs_N: Tensor,
-        labels_N: Tensor,
-        positions_N: Tensor,
-        packing: Packing,
-        *,
-        grad_calls: CallCounts,
-        ignore_label: int,
+        self, inputs_N: Tensor, labels_N: Tensor, positions_N: Tensor, packing: Packing, *, grad_calls: CallCounts
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return what `chunked_cross_entropy` returns of a row.
 
@@ -89,13 +82,13 @@ class TextModel(Model):
             positions_N: counted from 0 in each sequence.
             grad_calls: how many of the last calls in each role carry gradient.
         """
-        return self.losses(self.hidden(inputs_N, positions_N, packing, grad_calls), labels_N, ignore_label)
+        return self.losses(self.hidden(inputs_N, positions_N, packing, grad_calls), labels_N)
 
     def embed(self, inputs_N: Tensor) -> Tensor:
         return (self.config.embedding_scale * self.embed_tokens(inputs_N)).to(self.dtype)
 
-    def losses(self, y_ND: Tensor, labels_N: Tensor, ignore_label: int) -> tuple[Tensor, Tensor, Tensor]:
-        return chunked_cross_entropy(y_ND, labels_N, self.logits, vocab_size=self.vocab_size, ignore_label=ignore_label)
+    def losses(self, y_ND: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return chunked_cross_entropy(y_ND, labels_N, self.logits, vocab_size=self.vocab_size)
 
     def hidden(self, inputs_N: Tensor, positions_N: Tensor, tokens: Attends, grad_calls: CallCounts) -> Tensor:
         """Return what the head reads, (N, D). `tokens` are sequences of the row, or a cache."""

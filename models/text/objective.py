@@ -40,16 +40,11 @@ class TextBatch:
         return TextBatch([row.apply(change) for row in self.rows], self.num_labels)
 
 
-@dataclass(frozen=True)
-class TextSettings:
-    """What the config and the number of a training step decide about it."""
+class TextObjective(Objective[None, TextBatch, CallCounts]):
+    """Each labelled token of a step counts the same. Nothing is carried from step to step.
 
-    grad_calls: CallCounts
-    ignore_label: int
-
-
-class TextObjective(Objective[None, TextBatch, TextSettings]):
-    """Each labelled token of a step counts the same. Nothing is carried from step to step."""
+    The settings of a step say how many of the last calls in each role carry gradient.
+    """
 
     sums = TEXT_SUMS
 
@@ -60,8 +55,8 @@ class TextObjective(Objective[None, TextBatch, TextSettings]):
         return None
 
     def split(
-        self, carry: None, batch: TextBatch, settings: TextSettings, num_parts: int
-    ) -> list[tuple[None, TextBatch, TextSettings]]:
+        self, carry: None, batch: TextBatch, settings: CallCounts, num_parts: int
+    ) -> list[tuple[None, TextBatch, CallCounts]]:
         assert len(batch.rows) == num_parts, "the loader makes a row for each part"
         return [(None, TextBatch([row], batch.num_labels), settings) for row in batch.rows]
 
@@ -69,36 +64,27 @@ class TextObjective(Objective[None, TextBatch, TextSettings]):
         self,
         carry: None,
         batch: TextBatch,
-        settings: TextSettings,
+        settings: CallCounts,
         forward: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None,
     ) -> PartResult[None]:
         (row,) = batch.rows
-        found = (forward or self._model)(
-            row.inputs_N,
-            row.labels_N,
-            row.positions_N,
-            row.packing,
-            grad_calls=settings.grad_calls,
-            ignore_label=settings.ignore_label,
-        )
-        return self.result(batch, settings, found)
+        tensors = (row.inputs_N, row.labels_N, row.positions_N)
+        return self.result(batch, (forward or self._model)(*tensors, row.packing, grad_calls=settings))
 
-    def result(
-        self, batch: TextBatch, settings: TextSettings, found: tuple[Tensor, Tensor, Tensor]
-    ) -> PartResult[None]:
+    def result(self, batch: TextBatch, found: tuple[Tensor, Tensor, Tensor]) -> PartResult[None]:
         (row,), (loss, _, right_N) = batch.rows, found
-        sums = text_sums(loss, right_N, row.labels_N, row.packing, settings.ignore_label)
+        sums = text_sums(loss, right_N, row.labels_N, row.packing)
         return PartResult(None, None, loss / batch.num_labels, sums)
 
     def smallest_loss(self, forward: Callable[..., tuple[Tensor, Tensor, Tensor]], device: torch.device) -> Tensor:
         """As in the base class, from one sequence of one token."""
         token_1 = torch.zeros(1, dtype=torch.int32, device=device)
         packing, calls = Packing([(1, 0)], 1, device), self._model.config.num_calls
-        loss, *_ = forward(token_1, token_1, token_1, packing, grad_calls=calls, ignore_label=-100)
+        loss, *_ = forward(token_1, token_1, token_1, packing, grad_calls=calls)
         return loss
 
     def join(self, carries: Sequence[None]) -> None:
         return None
 
-    def divisor(self, batch: TextBatch, settings: TextSettings) -> int:
+    def divisor(self, batch: TextBatch, settings: CallCounts) -> int:
         return batch.num_labels

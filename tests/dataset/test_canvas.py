@@ -14,11 +14,12 @@ from dataset.canvas import common_side
 from dataset.evaluators import build_evaluators, fitting_evaluators
 from dataset.loader import EvalLoader, TrainLoader
 from dataset.sampler import Sampler
-from dataset.schema import IGNORE_LABEL, check_contents, merge_splits, open_datasets
+from dataset.schema import check_contents, merge_splits, open_datasets
 from dataset.sudoku import valid_solutions
 from dataset.tasks import task_of_set
 from dataset.tta import Variations
 from tests.dataset.shapes import augmented_batches, mixed_split, split_with
+from utils.batch import IGNORE_LABEL
 from utils.errors import UserError
 from utils.ranks.world import World
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from dataset import loader
 from dataset.loader import DataOn, EvalLoader, TrainLoader
 from dataset.sampler import Sampler
-from dataset.schema import IGNORE_LABEL, PuzzleSet, Split
+from dataset.schema import PuzzleSet, Split
 from tests.dataset.shapes import split_of
 from tests.spawn import world_of
 from tests.utils.ranks.helpers import devices_of_threads
+from utils.batch import IGNORE_LABEL
 from utils.ranks.world import World
 
 SEQ_LEN, VOCAB = 5, 7

@@ -39,7 +39,6 @@ def test_stablemax_is_exact_for_extreme_logits(logits: list[float], dtype: torch
             logits_V.view(1, 1, 3),
             torch.tensor([[label]]),
             config=_config("stablemax_cross_entropy"),
-            ignore_label=IGNORE,
         )
         assert loss.dtype == torch.float64
         # 1e-14 is the rounding error of the difference of two logarithms in float64.
@@ -63,7 +62,7 @@ LABELS_BS = torch.tensor([[0, 5, IGNORE], [2, IGNORE, 1]], dtype=torch.int32)
 def test_label_smoothing_equals_its_definition(loss_type: LossType, smoothing: float) -> None:
     """The target spreads `smoothing` over the whole vocabulary, including the label."""
     config = _config(loss_type, label_smoothing=smoothing)
-    loss_BS = token_cross_entropy(LOGITS_BSV, LABELS_BS, config=config, ignore_label=IGNORE)
+    loss_BS = token_cross_entropy(LOGITS_BSV, LABELS_BS, config=config)
     for b in range(2):
         for s in range(3):
             label, logits = int(LABELS_BS[b, s]), LOGITS_BSV[b, s].tolist()
@@ -116,7 +115,6 @@ def test_loss_and_metrics_of_a_batch_made_by_hand(loss_type: LossType, with_targ
         halted_B=torch.tensor(HALTED),
         steps_B=torch.tensor(STEPS, dtype=torch.int32),
         config=_config(loss_type, halt_weight=halt_weight),
-        ignore_label=IGNORE,
     )
     # The weight of the predicted token. The other tokens have weight 1.
     weight = 10.0 if loss_type == "stablemax_cross_entropy" else math.exp(9)

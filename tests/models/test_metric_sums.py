@@ -15,11 +15,11 @@ from models.carry import Outputs
 from models.losses import ACT_SUMS, METRICS, LossConfig
 from models.metric_sums import EvalSums, OpenSums, reliability, reliability_sums
 from tests.spawn import run_ranks
+from utils.batch import IGNORE_LABEL
 from utils.errors import UserError
 from utils.ranks.world import World
 
 SINGLE = World.single()
-IGNORE = 0
 SLOTS_PER_RANK = 4
 
 
@@ -129,12 +129,13 @@ class Examples:
 
     @property
     def is_labelled_N(self) -> Tensor:
-        return (self.labels_NS != IGNORE).any(1)
+        return (self.labels_NS != IGNORE_LABEL).any(1)
 
     def right_after(self, n: int, segment: int) -> bool:
         """Return whether the answer after a number of segments has every labelled token right."""
         answer_S = self.logits_NTSV[n, min(segment, int(self.leaves_after_N[n])) - 1].argmax(-1).tolist()
-        return all(label in (IGNORE, token) for token, label in zip(answer_S, self.labels_NS[n].tolist(), strict=True))
+        pairs = zip(answer_S, self.labels_NS[n].tolist(), strict=True)
+        return all(label in (IGNORE_LABEL, token) for token, label in pairs)
 
     def outputs(self, segment: int) -> Outputs:
         logits_NSV, q_halt_N = self.logits_NTSV[:, segment - 1], self.q_halt_NT[:, segment - 1]
@@ -143,10 +144,11 @@ class Examples:
 
 def _examples() -> Examples:
     generator, num = torch.Generator().manual_seed(0), NUM_EXAMPLES
+    labels_NS = torch.randint(0, VOCAB_SIZE, (num, SEQ_LEN), generator=generator)
     found = Examples(
         torch.randn(num, NUM_SEGMENTS, SEQ_LEN, VOCAB_SIZE, generator=generator),
         torch.randn(num, NUM_SEGMENTS, generator=generator),
-        torch.randint(0, VOCAB_SIZE, (num, SEQ_LEN), generator=generator),  # some labels are IGNORE
+        labels_NS.masked_fill(labels_NS == 0, IGNORE_LABEL),
         torch.randint(1, NUM_SEGMENTS + 1, (num,), generator=generator),
         torch.randint(1, NUM_SEGMENTS + 2, (num,), generator=generator),
         torch.rand(num, NUM_SEGMENTS, generator=generator),
@@ -167,7 +169,7 @@ def _expected(examples: Examples) -> dict[str, float]:
     for n in range(len(examples)):
         last = int(examples.leaves_after_N[n])
         pairs = zip(examples.logits_NTSV[n, last - 1].tolist(), examples.labels_NS[n].tolist(), strict=True)
-        scored = [(logits, label) for logits, label in pairs if label != IGNORE]
+        scored = [(logits, label) for logits, label in pairs if label != IGNORE_LABEL]
         q, right = float(examples.q_halt_NT[n, last - 1]), examples.right_after(n, NUM_SEGMENTS)
         total["q_halt_loss"] += math.log(1 + math.exp(-q if right else q))
         if n not in labelled:
@@ -199,7 +201,7 @@ def _count(sums: EvalSums, examples: Examples) -> None:
         if len(there):
             halted_N, steps_N = there.halted_at_N < segment, torch.full((len(there),), segment)
             deltas_N = there.deltas_NT[:, segment - 1]
-            sums.add_segment(there.outputs(segment), there.labels_NS, steps_N, halted_N, deltas_N, ignore_label=IGNORE)
+            sums.add_segment(there.outputs(segment), there.labels_NS, steps_N, halted_N, deltas_N)
         if len(leaving):
             sums.add_last(
                 leaving.outputs(segment),
@@ -207,7 +209,6 @@ def _count(sums: EvalSums, examples: Examples) -> None:
                 torch.full((len(leaving),), segment),
                 leaving.checks,
                 config=CONFIG,
-                ignore_label=IGNORE,
             )
 
 

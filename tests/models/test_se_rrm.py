@@ -12,7 +12,6 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from dataset.schema import IGNORE_LABEL
 from models import ArchConfig
 from models.act import ActObjective, ActSettings, draw_random_halts, draw_seeds, initial_carry, segment
 from models.attention import rotary_tables
@@ -237,7 +236,7 @@ def test_the_trajectories_of_a_slot_draw_the_same() -> None:
         return model(*arguments, seeds_B=seeds_B)
 
     carry, seeds_B = initial_carry(model, batch, training=True), torch.arange(BATCH)
-    loss = partial(mean_token_loss, config=model.config.loss, ignore_label=IGNORE_LABEL)
+    loss = partial(mean_token_loss, config=model.config.loss)
     segment(model, carry, batch, training=True, seeds_B=seeds_B, token_loss=loss, forward=forward)
     assert [each.tolist() for each in given] == [sorted([*range(BATCH)] * 2)]
 
@@ -305,7 +304,7 @@ def test_checkpointing_drops_the_same() -> None:
 def test_parts_of_a_step_get_their_own_draws() -> None:
     model, batch = _model(dropout=0.3), random_batch(4)
     halts_B, config = torch.tensor([0, 4, 0, 4]), model.config
-    settings = ActSettings(config.depth, config.loss, IGNORE_LABEL, 4, halts_B, seeds_B=draw_seeds(0, 1, 4))
+    settings = ActSettings(config.depth, config.loss, 4, halts_B, seeds_B=draw_seeds(0, 1, 4))
     objective, carry = ActObjective(model), initial_carry(model, batch)
     whole = objective.run(carry, batch, settings)
     parts = [objective.run(*part) for part in objective.split(carry, batch, settings, 2)]

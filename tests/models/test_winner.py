@@ -27,7 +27,7 @@ def _model(name: str, seed: int = 0, **changes: Any) -> RecursiveModel:
 
 
 def _settings(model: RecursiveModel) -> ActSettings:
-    return ActSettings(model.config.depth, model.config.loss, IGNORED, NUM_SLOTS, min_halt_steps_B=None)
+    return ActSettings(model.config.depth, model.config.loss, NUM_SLOTS, min_halt_steps_B=None)
 
 
 class Alone:
@@ -52,7 +52,7 @@ class Alone:
             carry = Carry(state, torch.tensor([self.steps - 1]), torch.tensor([False]), self.current)
             carry, outputs = segment(model, carry, self.current, training=True)
             found.append((carry, outputs))
-            token_loss = mean_token_loss(outputs.logits_BSV, labels, config=model.config.loss, ignore_label=IGNORED)
+            token_loss = mean_token_loss(outputs.logits_BSV, labels, config=model.config.loss)
             losses.append(token_loss.detach())
         self.winner = int(torch.stack(losses).argmin(0))
         carry, self.outputs = found[self.winner]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dataset.schema import IGNORE_LABEL, Split
+from dataset.schema import Split
 from models.act import initial_carry, segment
 from models.hrm import HRM
 from models.losses import act_loss
@@ -20,6 +20,7 @@ from training.evaluation import EvalOptions, evaluate
 from training.laps import Interrupts
 from training.samples import AnswerSample
 from training.saved_outputs import SavedOutput
+from utils.batch import IGNORE_LABEL
 from utils.perf.clocks import Deadline
 from utils.ranks.world import World
 from utils.stop import StopSignal
@@ -45,7 +46,6 @@ def _by_hand(model: HRM, rows: dict[str, np.ndarray]) -> list[dict[str, torch.Te
             halted_B=carry.halted_B,
             steps_B=carry.steps_B,
             config=model.config.loss,
-            ignore_label=IGNORE_LABEL,
         )
         said.append(
             {

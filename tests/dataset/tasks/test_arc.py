@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from dataset import arc
-from dataset.schema import IGNORE_LABEL
 from dataset.tasks.arc import ArcSymmetries, ArcTask, _grids
 from tests.dataset.mazes import turned
 from tests.dataset.shapes import arc_grids, on_canvas, tensors
+from utils.batch import IGNORE_LABEL
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -9,10 +9,10 @@ import torch
 
 from dataset.augment import BOXES, Box
 from dataset.evaluators import build_evaluators
-from dataset.schema import IGNORE_LABEL
 from dataset.sudoku import generate, random_solution
 from dataset.tasks.sudoku import SudokuSymmetries, SudokuTask
 from tests.dataset.shapes import is_valid_sudoku, split_of, tensors
+from utils.batch import IGNORE_LABEL
 
 QUESTION = "1..4....4....3.1"
 SOLUTION = "1234341241232341"

@@ -23,7 +23,7 @@ from optim.sparse_sign_sgd import sparse_sign_sgd_
 from records.checkpoint.weights import gathered, own_parts, plan_of
 from tests.models.helpers import NUM_PUZZLES, SEQ_LEN, VOCAB_SIZE, random_batch, small_model
 from tests.utils.ranks.helpers import dist_config
-from utils.batch import Batch
+from utils.batch import IGNORE_LABEL, Batch
 from utils.ranks.setup import connect_devices
 from utils.ranks.world import World
 
@@ -45,7 +45,9 @@ def model_of(arch: str, **changes: Any) -> RecursiveModel:
 
 
 def batch_at(step: int) -> Batch:
-    return random_batch(BATCH, seed=100 + step)
+    batch = random_batch(BATCH, seed=100 + step)
+    batch["labels"].masked_fill_(batch["labels"] == 0, IGNORE_LABEL)
+    return batch
 
 
 @dataclass
@@ -97,7 +99,7 @@ def train(
         new_carry, outputs, sums = layout.forward_backward(
             carry,
             {name: tensor[mine] for name, tensor in batch_at(step).items()},
-            ActSettings(config.depth, config.loss, ignore_label=0, global_batch_size=BATCH, min_halt_steps_B=minimum_B),
+            ActSettings(config.depth, config.loss, global_batch_size=BATCH, min_halt_steps_B=minimum_B),
             loss_scale=loss_scale,
         )
         assert new_carry is not None

@@ -23,7 +23,7 @@ def test_a_step_equals_its_slots_computed_one_by_one(arch: str, num_parts: int) 
     ]
     for step in range(2):
         batch, minimum_B = batch_at(step), (torch.arange(BATCH, dtype=torch.int32) + step) % 4
-        settings = ActSettings(depth, model.config.loss, 0, BATCH, minimum_B)
+        settings = ActSettings(depth, model.config.loss, BATCH, minimum_B)
         new_carry, outputs, sums = layout.forward_backward(carry, batch, settings)
         assert new_carry is not None
         carry = new_carry
@@ -59,7 +59,7 @@ def test_outputs_and_carry_hold_no_graph() -> None:
     carry, outputs, sums = layout.forward_backward(
         start(layout.model, World.single()),
         batch_at(0),
-        ActSettings(model.config.depth, model.config.loss, 0, BATCH, min_halt_steps_B=None),
+        ActSettings(model.config.depth, model.config.loss, BATCH, min_halt_steps_B=None),
     )
     assert carry is not None
     for part in outputs:

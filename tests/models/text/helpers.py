@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dataset.schema import IGNORE_LABEL
 from models.text.block import PackedAttention, Stack
 from models.text.config import (
     CallCounts,
@@ -26,6 +25,7 @@ from models.text.config import (
 from models.text.generation import Decoder
 from models.text.model import TextModel
 from models.text.stack_config import Sequences
+from utils.batch import IGNORE_LABEL
 from utils.command_line import read_config
 from utils.config import name_of
 

@@ -37,9 +37,7 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _loss(y_ND: Tensor, head_VD: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return chunked_cross_entropy(
-        y_ND, labels_N, lambda y_CD: F.linear(y_CD, head_VD), vocab_size=VOCAB_SIZE, ignore_label=IGNORE
-    )
+    return chunked_cross_entropy(y_ND, labels_N, lambda y_CD: F.linear(y_CD, head_VD), vocab_size=VOCAB_SIZE)
 
 
 @pytest.mark.parametrize("most_logits", [1, 3 * VOCAB_SIZE, 64 * VOCAB_SIZE, 2**25])
@@ -78,7 +76,7 @@ def test_sums_count_tokens_and_whole_sequences() -> None:
     packing = Packing([(2, 2), (1, 1), (2, 0), (1, 2)], 12)
     labels_N = torch.tensor([IGNORE, 5, 6, 7, 1, 2, IGNORE, IGNORE, 3, 4, IGNORE, IGNORE])
     right_N = torch.tensor([0, 1, 1, 1, 1, 0, 0, 0, 1, 1, 0, 0]).bool()
-    sums = text_sums(torch.tensor(2.5), right_N, labels_N, packing, IGNORE)
+    sums = text_sums(torch.tensor(2.5), right_N, labels_N, packing)
     named = dict(zip(TEXT_METRICS, sums.tolist(), strict=True))
     # The third sequence has no label, and one token of the second is wrong.
     assert named == {"labels": 7, "accuracy": 6, "sequences": 3, "exact_accuracy": 2, "loss": 2.5}

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from dataset.schema import IGNORE_LABEL
 from models.text.config import (
     CallCounts,
     GPTConfig,
@@ -24,6 +23,7 @@ from models.text.model import TextModel
 from models.text.packing import Packing
 from models.text.stack_config import Sequences
 from tests.models.text.helpers import ARCHS, NUM_TOKENS, SEQUENCES, make_config, make_model, make_row, plain_logits
+from utils.batch import IGNORE_LABEL
 
 CASES: list[tuple[type[TextConfig], dict[str, Any]]] = [
     *((arch, {}) for arch in ARCHS),
@@ -45,7 +45,7 @@ CASES: list[tuple[type[TextConfig], dict[str, Any]]] = [
 def _loss(model: TextModel, grad_calls: CallCounts, sequences: Sequences = SEQUENCES) -> Tensor:
     inputs_N, labels_N, positions_N = make_row()
     packing = Packing(sequences, NUM_TOKENS)
-    loss: Tensor = model(inputs_N, labels_N, positions_N, packing, grad_calls=grad_calls, ignore_label=IGNORE_LABEL)[0]
+    loss: Tensor = model(inputs_N, labels_N, positions_N, packing, grad_calls=grad_calls)[0]
     return loss
 
 
