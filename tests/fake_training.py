@@ -37,7 +37,7 @@ class FakeTraining:
         self.model = model
         self.batch: Batch = empty_batch(config.global_batch_size, sizes.seq_len, device)
         self.state = TrainState(
-            Layout(self.model, self.world, num_microbatches=config.grad_accumulation),
+            Layout(self.model, self.world),
             optimizers_of(config, self.model),
             EMA(self.model.trained_tensors()) if config.ema else None,
             None,
@@ -46,6 +46,7 @@ class FakeTraining:
             NumberWatch(ACT_SUMS, self.world, config.loss_spike),
             Progress(),
         )
+        self.state.layout.num_microbatches = config.grad_accumulation
 
     def step(self) -> None:
         config, progress = self._config, self.state.progress

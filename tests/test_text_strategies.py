@@ -76,7 +76,8 @@ def _step(layout: Layout, rows: list[TextRow], world: World) -> tuple[Tensor, Te
 
 def _compare_step(plain: TextModel, layout: Layout, world: World, *, is_pipeline: bool) -> None:
     num_rows = NUM_ROWS if is_pipeline else FEWER_ROWS
-    alone: Layout = Layout(plain, World.single(), num_microbatches=num_rows)
+    alone: Layout = Layout(plain, World.single())
+    alone.num_microbatches = num_rows
     expected = _step(alone, _rows(num_rows), World.single())
     found = _step(layout, _rows(num_rows)[world.slice_of(num_rows)], world)
     close(found[0], expected[0], "sums", TOLERANCE)

@@ -51,8 +51,16 @@ def parallelize(
         num_microbatches: in how many parts a rank takes its slots.
     """
     config.require_support(model, world)
+    layout = _laid_out(model, config, world)
+    layout.num_microbatches = num_microbatches
+    if compile:
+        layout.compile(compile)
+    return layout
+
+
+def _laid_out(model: Model, config: ParallelConfig, world: World) -> Layout:
     if isinstance(config, PipelineConfig):
-        return PIPELINES[model.config.kind](model, config, world, num_microbatches=num_microbatches, compile=compile)
+        return PIPELINES[model.config.kind](model, config, world)
     sharded_table = config.puzzle_table == "sharded" and world.data_size > 1 and model.puzzle_embedding is not None
     if sharded_table:
         shard_table(model, world)
@@ -61,15 +69,10 @@ def parallelize(
     if isinstance(config, ShardingConfig):
         shard_weights(model, config, world)
     model.allocate(world.device, parameters_on=torch.device("cpu") if offloads else None)
-    layout: Layout
     if isinstance(config, ShardingConfig):
-        layout = FSDPLayout(model, world, num_microbatches=num_microbatches, stacked=stacked)
-    elif isinstance(config, DDPConfig):
-        layout = DDPLayout(model, config, world, num_microbatches=num_microbatches, sharded_table=sharded_table)
-    elif isinstance(config, TPConfig):
-        layout = DTensorLayout(model, world, num_microbatches=num_microbatches, lockstep=True, stacked=stacked)
-    else:  # without a branch of its own a strategy would train without summing gradients
-        assert_never(config)
-    if compile:
-        layout.compile(compile)
-    return layout
+        return FSDPLayout(model, world, stacked)
+    if isinstance(config, DDPConfig):
+        return DDPLayout(model, config, world, sharded_table=sharded_table)
+    if isinstance(config, TPConfig):
+        return DTensorLayout(model, world, stacked)
+    assert_never(config)  # without a branch of its own a strategy would train without summing gradients

@@ -52,10 +52,9 @@ def _sum(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[T
 class DDPLayout(DTensorLayout[CarryT, BatchT, SettingsT]):
     """The whole model on every rank. Gradients are summed while the backward pass still runs."""
 
-    def __init__(
-        self, model: Model, config: DDPConfig, world: World, *, num_microbatches: int, sharded_table: bool
-    ) -> None:
-        super().__init__(model, world, num_microbatches=num_microbatches, lockstep=sharded_table)
+    def __init__(self, model: Model, config: DDPConfig, world: World, *, sharded_table: bool) -> None:
+        super().__init__(model, world)
+        self.lockstep = sharded_table
         self._ddp: DistributedDataParallel | None = None
         if world.data_size == 1 or not self._trained:
             return

@@ -71,18 +71,11 @@ def shard_table(model: Model, world: World) -> None:
 class DTensorLayout(Layout[CarryT, BatchT, SettingsT]):
     """A model some of whose tensors may be DTensors, on any mesh. Others are equal on all ranks."""
 
-    def __init__(
-        self,
-        model: Model,
-        world: World,
-        *,
-        num_microbatches: int,
-        lockstep: bool,
-        stacked: Mapping[str, Sequence[int]] | None = None,
-    ) -> None:
+    lockstep = True
+
+    def __init__(self, model: Model, world: World, stacked: Mapping[str, Sequence[int]] | None = None) -> None:
         """As in the base class. `stacked` is what `split_tensors` returned."""
-        super().__init__(model, world, num_microbatches=num_microbatches)
-        self.lockstep = lockstep
+        super().__init__(model, world)
         self._stacked, self._tensor_degree = stacked or {}, world.ranks_per_share
 
     def grad_norm(self) -> Tensor:

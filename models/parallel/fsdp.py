@@ -131,10 +131,8 @@ class FSDPLayout(DTensorLayout[CarryT, BatchT, SettingsT]):
 
     model: Any  # a Model whose class FSDP2 has mixed itself into
 
-    def __init__(
-        self, model: Model, world: World, *, num_microbatches: int, stacked: Mapping[str, Sequence[int]]
-    ) -> None:
-        super().__init__(model, world, num_microbatches=num_microbatches, lockstep=True, stacked=stacked)
+    def __init__(self, model: Model, world: World, stacked: Mapping[str, Sequence[int]]) -> None:
+        super().__init__(model, world, stacked)
         from torch.distributed.fsdp import FSDPModule
 
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]

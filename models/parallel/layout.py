@@ -71,13 +71,15 @@ class Layout(Generic[CarryT, BatchT, SettingsT]):
     lockstep = False
     """Whether a forward pass is a collective, so that all ranks must make equally many."""
 
-    def __init__(self, model: Model, world: World, *, num_microbatches: int = 1) -> None:
+    num_microbatches = 1
+    """In how many parts a rank takes its slots."""
+
+    def __init__(self, model: Model, world: World) -> None:
         """Keep the model, which must be on its device already."""
         self.model = model
         self.objective: Objective[CarryT, BatchT, SettingsT] = OBJECTIVES[model.config.kind](model)
         self._called: Callable[..., Any] = model  # for a forward with gradient
         self._world = world
-        self._num_microbatches = num_microbatches
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._gradients_are_checked = False
 
@@ -97,8 +99,8 @@ class Layout(Generic[CarryT, BatchT, SettingsT]):
             The new carry; the outputs of each part, if the objective has any; and this rank's sums.
         """
         objective, results = self.objective, list[PartResult[CarryT]]()
-        for n, part in enumerate(objective.split(carry, batch, settings, self._num_microbatches), start=1):
-            with self._part(is_last=n == self._num_microbatches):
+        for n, part in enumerate(objective.split(carry, batch, settings, self.num_microbatches), start=1):
+            with self._part(is_last=n == self.num_microbatches):
                 with record_function(FORWARD):
                     result = objective.run(*part, forward=self._called)
                     loss = result.loss * loss_scale

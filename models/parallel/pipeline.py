@@ -26,7 +26,7 @@ from models.model import Model, compile_each
 from models.objective import BatchT, CarryT, SettingsT
 from models.parallel.dtensor import DTensorLayout
 from models.parallel.fsdp import shard_unit
-from models.parallel.layout import LayoutConfig
+from models.parallel.layout import Compiled, LayoutConfig
 from models.parallel.requirements import nearest_divisors
 from utils.config import Int
 from utils.errors import UserError
@@ -201,15 +201,7 @@ class PipelineLayout(DTensorLayout[CarryT, BatchT, SettingsT], ABC, Generic[Stag
 
     stage_class: type[StageT]
 
-    def __init__(
-        self,
-        model: Model,
-        config: PipelineConfig,
-        world: World,
-        *,
-        num_microbatches: int = 1,
-        compile: bool = False,
-    ) -> None:
+    def __init__(self, model: Model, config: PipelineConfig, world: World) -> None:
         """Take the model apart, in place. `config.require_support` must have accepted the model."""
         assert world.mesh is not None
         self._config, self._group = config, world.mesh.get_group("model")  # of the ranks of this pipeline
@@ -220,16 +212,18 @@ class PipelineLayout(DTensorLayout[CarryT, BatchT, SettingsT], ABC, Generic[Stag
         self._units: list[FSDPModule] = []
         if world.mesh["shard"].size() > 1:
             self._shard(world.mesh["replicate", "shard"] if world.mesh["replicate"].size() > 1 else world.mesh["shard"])
-        super().__init__(model, world, num_microbatches=num_microbatches, lockstep=True)
-        if compile:
-            model.is_compiled = True
-            compile_each(stage.level for stage in self._stages)
+        super().__init__(model, world)
         self._schedules: dict[int, Any] = {}  # by the size of a microbatch
         # What `_loss` needs beside tensors: settings and scale of the step, and the sums so far.
         self._settings: SettingsT | None = None
         self._loss_scale = 1.0
         self._sums = self._zero_sums()
         self._take_calls()
+
+    def compile(self, what: Compiled) -> None:
+        """Compile the blocks of each stage."""
+        self.model.is_compiled = True
+        compile_each(stage.level for stage in self._stages)
 
     @abstractmethod
     def _take_calls(self) -> None:

@@ -80,8 +80,8 @@ class PuzzlePipelineLayout(PipelineLayout[PuzzleStage, Carry, Batch, ActSettings
         self._sums = self._zero_sums()
         self._settings, self._loss_scale = settings, loss_scale
         outputs = []
-        for first in range(0, num_slots, num_slots // self._num_microbatches):
-            part = slice(first, first + num_slots // self._num_microbatches)
+        for first in range(0, num_slots, num_slots // self.num_microbatches):
+            part = slice(first, first + num_slots // self.num_microbatches)
             tensors = {name: tensor[part] for name, tensor in carry.tensors().items()}
             outputs.append(self._forward_backward_of_part(Carry.from_tensors(tensors)))
         # These three follow the parts, so that a stage that has done its work can sum gradients

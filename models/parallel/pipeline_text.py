@@ -58,7 +58,7 @@ class TextPipelineLayout(PipelineLayout[TextStage, None, TextBatch, CallCounts])
         self._sums = self._zero_sums()
         self._loss_scale = loss_scale
         size = self._config.microbatches
-        assert len(batch.rows) == size * self._num_microbatches, "the loader makes a row for each microbatch"
+        assert len(batch.rows) == size * self.num_microbatches, "the loader makes a row for each microbatch"
         for first in range(0, len(batch.rows), size):
             self._forward_backward_of_part(TextBatch(batch.rows[first : first + size], batch.num_labels))
         self._sum_gradients()

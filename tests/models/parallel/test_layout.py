@@ -15,7 +15,8 @@ from utils.ranks.world import World
 @pytest.mark.parametrize("num_parts", [1, 4])
 def test_a_step_equals_its_slots_computed_one_by_one(arch: str, num_parts: int) -> None:
     model, reference = model_of(arch), model_of(arch)
-    layout: Layout = Layout(model, World.single(), num_microbatches=num_parts)
+    layout: Layout = Layout(model, World.single())
+    layout.num_microbatches = num_parts
     depth = model_of(arch, H_cycles=1, L_cycles=1).config.depth  # less than the depth of the model's config
     carry = initial_carry(model, batch_at(0))
     carries = [
@@ -55,7 +56,8 @@ def test_a_step_equals_its_slots_computed_one_by_one(arch: str, num_parts: int) 
 def test_outputs_and_carry_hold_no_graph() -> None:
     """Only the puzzle rows have a gradient. A graph that stayed alive would take memory."""
     model = model_of("hrm")
-    layout: Layout = Layout(model, World.single(), num_microbatches=2)
+    layout: Layout = Layout(model, World.single())
+    layout.num_microbatches = 2
     carry, outputs, sums = layout.forward_backward(
         start(layout.model, World.single()),
         batch_at(0),
