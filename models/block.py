@@ -4,14 +4,17 @@
 
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from models.attention import Attention, Rotary
-from models.layers import MLPS, BoardConv, ConvSwiGLU, MlpKind, SwiGLU, rms_norm, swiglu_width
+from models.layers import MLPS, BoardConv, ConvSwiGLU, SwiGLU, rms_norm, swiglu_width
+
+if TYPE_CHECKING:
+    from models.tokens import TokenConfig
 
 
 class Block(nn.Module):
@@ -22,36 +25,22 @@ class Block(nn.Module):
     however often it is fed back (HRM, arXiv 2506.21734, section 2).
     """
 
-    # Many parameters: each is an option of the architecture, or a number of positions.
-    def __init__(
-        self,
-        *,
-        hidden_size: int,
-        num_heads: int,
-        expansion: float,
-        width_multiple: int,
-        num_positions: int,
-        mlp_t: bool,
-        conv_2d: bool = False,
-        prefix_len: int = 0,
-        mlp: MlpKind = "swiglu",
-        conv_bias: bool = True,
-    ) -> None:
+    def __init__(self, config: "TokenConfig", num_positions: int) -> None:
         super().__init__()
-        self.self_attn = None if mlp_t or conv_2d else Attention(hidden_size, num_heads)
-        self.conv_2d = BoardConv(hidden_size, prefix_len) if conv_2d else None
-        # mlp_t mixes all tokens already, so it needs no convolution along the tokens.
-        over_tokens = MLPS["swiglu" if mlp == "conv_swiglu" else mlp]
-        self.mlp_t = (
-            over_tokens(num_positions, swiglu_width(num_positions, expansion, width_multiple), over_first=True)
-            if mlp_t
-            else None
-        )
-        width = swiglu_width(hidden_size, expansion, width_multiple)
-        if mlp == "conv_swiglu":
-            self.mlp: SwiGLU = ConvSwiGLU(hidden_size, width, conv_bias=conv_bias)
+        D = config.hidden_size
+        self.self_attn = Attention(D, config.num_heads) if config.has_attention else None
+        self.conv_2d = BoardConv(D, config.prefix_len) if config.conv_2d else None
+        self.mlp_t: SwiGLU | None = None
+        if config.mlp_t:
+            # It mixes all tokens already, so it needs no convolution along the tokens.
+            over_tokens = MLPS["swiglu" if config.mlp == "conv_swiglu" else config.mlp]
+            width = swiglu_width(num_positions, config.expansion, config.width_multiple)
+            self.mlp_t = over_tokens(num_positions, width, over_first=True)
+        width = swiglu_width(D, config.expansion, config.width_multiple)
+        if config.mlp == "conv_swiglu":
+            self.mlp: SwiGLU = ConvSwiGLU(D, width, conv_bias=config.conv_bias)
         else:
-            self.mlp = MLPS[mlp](hidden_size, width)
+            self.mlp = MLPS[config.mlp](D, width)
 
     def forward(
         self,

@@ -26,14 +26,8 @@ class HRMConfig(TokenConfig):
 class HRM(TokenModel):
     """Two stacks of blocks that run at two speeds."""
 
-    def __init__(self, config: HRMConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> None:
-        super().__init__(
-            config,
-            states={"z_H": "H_init", "z_L": "L_init"},
-            seq_len=seq_len,
-            vocab_size=vocab_size,
-            num_puzzle_identifiers=num_puzzle_identifiers,
-        )
+    def __init__(self, config: HRMConfig, **sizes: int) -> None:
+        super().__init__(config, states={"z_H": "H_init", "z_L": "L_init"}, **sizes)
         self.H_level = self._level(config.H_layers)
         self.L_level = self._level(config.L_layers)
 

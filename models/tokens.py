@@ -104,35 +104,21 @@ class TokenModel(RecursiveModel):
     block_class = Block
     config: TokenConfig
 
-    def __init__(
-        self,
-        config: TokenConfig,
-        *,
-        states: dict[str, str],
-        seq_len: int,
-        vocab_size: int,
-        num_puzzle_identifiers: int,
-    ) -> None:
-        super().__init__(
-            config,
-            states=states,
-            puzzle_row_size=config.puzzle_emb_ndim,
-            seq_len=seq_len,
-            vocab_size=vocab_size,
-            num_puzzle_identifiers=num_puzzle_identifiers,
-        )
-        if config.conv_2d and math.isqrt(seq_len) ** 2 != seq_len:
+    def __init__(self, config: TokenConfig, *, states: dict[str, str], **sizes: int) -> None:
+        """As in the base class. `sizes` are seq_len, vocab_size and num_puzzle_identifiers."""
+        super().__init__(config, states=states, puzzle_row_size=config.puzzle_emb_ndim, **sizes)
+        if config.conv_2d and math.isqrt(self.seq_len) ** 2 != self.seq_len:
             raise UserError(
-                f"arch.conv_2d is true, but a sequence of {seq_len} tokens is no square board; set it to false"
+                f"arch.conv_2d is true, but a sequence of {self.seq_len} tokens is no square board; set it to false"
             )
         hidden_size = config.hidden_size
         self.puzzle_len, self.prefix_len = config.puzzle_len, config.prefix_len
-        self.num_positions = self.prefix_len + seq_len
+        self.num_positions = self.prefix_len + self.seq_len
 
-        self.embed_tokens = Embedding(vocab_size, hidden_size)
+        self.embed_tokens = Embedding(self.vocab_size, hidden_size)
         self.embed_pos = Embedding(self.num_positions, hidden_size) if config.pos_encodings == "learned" else None
         self.registers = Embedding(config.num_registers, hidden_size) if config.num_registers else None
-        self.lm_head = Linear(hidden_size, vocab_size)
+        self.lm_head = Linear(hidden_size, self.vocab_size)
         self.q_head = Linear(hidden_size, 2, bias=True)
 
     @property
@@ -187,19 +173,4 @@ class TokenModel(RecursiveModel):
         return {name: z.detach() for name, z in state.items()}, logits_BSV, q_halt_B, q_continue_B
 
     def _level(self, num_layers: int) -> Level:
-        config = self.config
-        return Level(
-            Block(
-                hidden_size=config.hidden_size,
-                num_heads=config.num_heads,
-                expansion=config.expansion,
-                width_multiple=config.width_multiple,
-                num_positions=self.num_positions,
-                mlp_t=config.mlp_t,
-                conv_2d=config.conv_2d,
-                prefix_len=self.prefix_len,
-                mlp=config.mlp,
-                conv_bias=config.conv_bias,
-            )
-            for _ in range(num_layers)
-        )
+        return Level(Block(self.config, self.num_positions) for _ in range(num_layers))

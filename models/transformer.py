@@ -47,16 +47,8 @@ class Transformer(TokenModel):
     Without recurrence each segment is a whole forward pass.
     """
 
-    def __init__(
-        self, config: TransformerConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int
-    ) -> None:
-        super().__init__(
-            config,
-            states={"z": "z_init"} if config.recurrent else {},
-            seq_len=seq_len,
-            vocab_size=vocab_size,
-            num_puzzle_identifiers=num_puzzle_identifiers,
-        )
+    def __init__(self, config: TransformerConfig, **sizes: int) -> None:
+        super().__init__(config, states={"z": "z_init"} if config.recurrent else {}, **sizes)
         self.level = self._level(config.num_layers)
 
     def forward(

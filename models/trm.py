@@ -30,14 +30,8 @@ class TRM(TokenModel):
     checkpoints.
     """
 
-    def __init__(self, config: TRMConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> None:
-        super().__init__(
-            config,
-            states={"z_H": "H_init", "z_L": "L_init"},
-            seq_len=seq_len,
-            vocab_size=vocab_size,
-            num_puzzle_identifiers=num_puzzle_identifiers,
-        )
+    def __init__(self, config: TRMConfig, **sizes: int) -> None:
+        super().__init__(config, states={"z_H": "H_init", "z_L": "L_init"}, **sizes)
         self.L_level = self._level(config.L_layers)
 
     def forward(

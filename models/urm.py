@@ -26,14 +26,8 @@ class URMConfig(TokenConfig):
 class URM(TokenModel):
     """One stack of blocks and one state. The MLP of a block is a ConvSwiGLU by default."""
 
-    def __init__(self, config: URMConfig, *, seq_len: int, vocab_size: int, num_puzzle_identifiers: int) -> None:
-        super().__init__(
-            config,
-            states={"z": "z_init"},
-            seq_len=seq_len,
-            vocab_size=vocab_size,
-            num_puzzle_identifiers=num_puzzle_identifiers,
-        )
+    def __init__(self, config: URMConfig, **sizes: int) -> None:
+        super().__init__(config, states={"z": "z_init"}, **sizes)
         self.level = self._level(config.num_layers)
 
     def forward(

@@ -30,7 +30,7 @@ from models.layers import (
     to_fp8,
     truncated_normal,
 )
-from tests.models.helpers import blank_model, naive_block, naive_mlp, naive_rms, naive_rotate, needs_fp8
+from tests.models.helpers import blank_model, naive_block, naive_mlp, naive_rms, naive_rotate, needs_fp8, small_config
 
 
 def _generator(seed: int = 0) -> torch.Generator:
@@ -38,8 +38,8 @@ def _generator(seed: int = 0) -> torch.Generator:
 
 
 def _block(**changes: Any) -> Block:
-    options: dict[str, Any] = {"num_positions": 5, "mlp_t": False, "width_multiple": 16}
-    block = Block(hidden_size=12, num_heads=3, expansion=4.0, **(options | changes))
+    options = {"hidden_size": 12, "num_heads": 3, "width_multiple": 16, "puzzle_emb_ndim": 0}
+    block = Block(small_config("trm", **(options | changes)), num_positions=5)
     _init(block)
     return block
 
@@ -79,7 +79,7 @@ def test_swiglu_widths(dim: int, expansion: float, multiple: int, width: int) ->
 
 @pytest.mark.parametrize("prefix_len", [0, 1, 3])
 def test_a_convolution_over_the_board_equals_loops_over_neighbours(prefix_len: int) -> None:
-    block = _block(conv_2d=True, prefix_len=prefix_len)
+    block = _block(conv_2d=True, num_registers=prefix_len)
     for side in (2, 5):
         x_TD = _randn(prefix_len + side * side, 12)
         expected = naive_block(block, x_TD, None)
