@@ -42,14 +42,14 @@ class StackShape:
     num_heads: int
     num_kv_heads: int  # fewer than num_heads: grouped-query attention (arXiv 2305.13245)
     width: int  # inside the MLP
-    mlp: Literal["swiglu", "gelu"]
-    is_gated: bool  # sigmoid(gate) times the attention's output
     norm: Literal["pre", "post"]
     norm_eps: float
-    norm_has_weights: bool
     mask: Mask
     rope_theta: float | None  # None: no rotation
     stds: Stds
+    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    is_gated: bool = True  # sigmoid(gate) times the attention's output
+    norm_has_weights: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -121,11 +121,8 @@ class StackConfig(StrictModel):
             num_heads=self.num_heads,
             num_kv_heads=self.num_heads,
             width=width,
-            mlp="swiglu",
-            is_gated=True,
             norm=self.norm_type,
             norm_eps=self.norm_eps,
-            norm_has_weights=False,
             mask=self.attention,
             rope_theta=self.rope_theta if self.pos_encodings == "rope" else None,
             stds=self.stds(width, num_layers),
