@@ -86,13 +86,13 @@ and for data that are not there seq_len, vocab_size and num_puzzle_identifiers, 
 
 def main(world: World) -> None:
     """Train from a fresh state or from a checkpoint. Every rank."""
-    overrides = read_overrides(sys.argv[1:], world)
+    overrides = world.from_main(lambda: read_overrides(sys.argv[1:], world.size))
     if overrides is None:
         return
     # From here on a signal only asks the run to stop, which it does after a step.
     answer = "stopping after the first step" if world.is_main else ""
     with StopSignal(answer, may_end=True) as stop, RunLock() as lock:
-        start = read_config_and_checkpoint(overrides, lock, world)
+        start = world.from_main(lambda: read_start(overrides, lock, world.launch))
         world, data = open_run(start, world)
         start.notes[:0] = heading(sys.argv, start.config.run_path, world)
         recovery = Recovery(start, world)
@@ -105,31 +105,14 @@ def main(world: World) -> None:
             del state  # a state for the next start needs as much memory
 
 
-def read_overrides(argv: list[str], world: World) -> list[str] | None:
-    """Return the overrides of the command line; None after a page, such as --help. Every rank."""
-    overrides: list[str] | None = None
-    with world.shared_errors():
-        if world.is_main:
-            command = CommandLine.parse(argv, "pretrain", USAGE, flags=["--dry-run"])
-            if command.page:
-                show(command.page)
-            elif "--dry-run" in command.flags:
-                for line in dry_run(command.overrides, world.size):
-                    show(line)
-            else:
-                overrides = command.overrides
-    return world.broadcast_object(overrides)
-
-
-def read_config_and_checkpoint(overrides: list[str], lock: RunLock, world: World) -> Start:
-    """Read the config and find the checkpoint on rank 0, and broadcast both. Every rank."""
-    start: Start | None = None
-    with world.shared_errors():
-        if world.is_main:
-            start = read_start(overrides, lock, world.launch)
-    start = world.broadcast_object(start)
-    assert start is not None
-    return start
+def read_overrides(argv: list[str], num_ranks: int) -> list[str] | None:
+    """Return the overrides of the command line; None after a page, such as --help. For rank 0."""
+    command = CommandLine.parse(argv, "pretrain", USAGE, flags=["--dry-run"])
+    if not command.page and "--dry-run" not in command.flags:
+        return command.overrides
+    for line in [command.page] if command.page else dry_run(command.overrides, num_ranks):
+        show(line)
+    return None
 
 
 def open_run(start: Start, world: World) -> tuple[World, Data]:

@@ -3,11 +3,12 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-from pretrain import build_state, open_run, read_config_and_checkpoint, read_overrides, stepper, take_step
+from pretrain import build_state, open_run, read_overrides, stepper, take_step
 from records.checkpoint.format import read_name
 from records.lock import RunLock
 from records.metrics import Row
 from training.plan import Plan
+from training.resume import read_start
 from training.session import Session
 from training.state import HostCopy
 from utils.errors import UserError
@@ -25,10 +26,10 @@ class SteppedRun:
         """Begin a run, or go on with one (resume=...), in its folder."""
         with ExitStack() as opened:
             lock = opened.enter_context(RunLock())
-            typed = read_overrides([*overrides, "log_interval=1"], world)
+            typed = world.from_main(lambda: read_overrides([*overrides, "log_interval=1"], world.size))
             if typed is None:
                 raise UserError("--help, --cfg and --dry-run show a page; give them to pretrain.py")
-            start = read_config_and_checkpoint(typed, lock, world)
+            start = world.from_main(lambda: read_start(typed, lock, world.launch))
             self._world, data = open_run(start, world)
             self._state = build_state(start, data, self._world)
             plan = Plan.make(start.config, data, self._state.progress, self._world)

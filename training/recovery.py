@@ -58,11 +58,12 @@ class Recovery:
                 f"{bad.what}; steps {str(before)[1:-1]} were left out already (max_rewinds={most}); {bad.last_good}; "
                 "go on with a lower lr or more lr_warmup_steps"
             ) from bad
-        with self._world.shared_errors():
-            if self._world.is_main:
-                notes = [f"{bad.what}: going back (rewind {len(skipped)} of {most} at most)"]
-                checkpoint = find_checkpoint(self._config.run_path, notes.append) or start.checkpoint
-                where = f"{checkpoint.path} at step {checkpoint.state.step}" if checkpoint else "the start"
-                notes.append(f"going on from {where}, without the batch of step {str(skipped)[1:-1]}")
-                start = Start(self._config, checkpoint, notes)
-        self._start = self._world.broadcast_object(start)
+
+        def find() -> Start:
+            notes = [f"{bad.what}: going back (rewind {len(skipped)} of {most} at most)"]
+            checkpoint = find_checkpoint(self._config.run_path, notes.append) or start.checkpoint
+            where = f"{checkpoint.path} at step {checkpoint.state.step}" if checkpoint else "the start"
+            notes.append(f"going on from {where}, without the batch of step {str(skipped)[1:-1]}")
+            return Start(self._config, checkpoint, notes)
+
+        self._start = self._world.from_main(find)

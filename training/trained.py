@@ -131,20 +131,17 @@ def open_trained(source: str | Path, world: World, typed: TrainedConfig | None =
             weights, also hf://owner/repo/path/in/repo.
         typed: has `arch` and `data_path` of a file that does not describe its model.
     """
-    trained: Trained | None = None
-    with world.shared_errors():
-        # Only rank 0 looks at files: a run that still trains may remove a step meanwhile.
-        opened = _opened(source) if world.is_main else None
-        if isinstance(opened, Checkpoint):
-            config = validate(PretrainConfig, completed(opened.state.config))
-            sizes = sizes_from(opened.state.task, config.arch, f"checkpoint {opened.path}")
-            of_run: dict[str, Any] = {"data": " + ".join(config.train_paths), "target_only": config.target_only}
-            trained = Trained(str(opened.path), config.arch, sizes, config, opened, **of_run)
-        elif opened is not None:
-            trained = _of_file(opened, typed)
-    trained = world.broadcast_object(trained)
-    assert trained is not None
-    return trained
+
+    def look() -> Trained:
+        opened = _opened(source)
+        if not isinstance(opened, Checkpoint):
+            return _of_file(opened, typed)
+        config = validate(PretrainConfig, completed(opened.state.config))
+        sizes = sizes_from(opened.state.task, config.arch, f"checkpoint {opened.path}")
+        of_run: dict[str, Any] = {"data": " + ".join(config.train_paths), "target_only": config.target_only}
+        return Trained(str(opened.path), config.arch, sizes, config, opened, **of_run)
+
+    return world.from_main(look)  # a run that still trains may remove a step before other ranks look
 
 
 def _opened(source: str | Path) -> Checkpoint | ModelFile:

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from dataset.schema import Split
 from models import ArchConfig
-from pretrain import read_config_and_checkpoint
 from records.checkpoint.reader import Checkpoint
 from records.lock import RunLock
 from sharing import export
@@ -20,7 +19,7 @@ from tests import runs
 from tests.in_process import SINGLE, Tensors, begin, changed, mistake, train_here, weights_of, with_identifiers
 from tests.runs import rows, settings, train
 from training.data import Sizes
-from training.resume import Start, prepare
+from training.resume import Start, prepare, read_start
 from training.trained import TrainedConfig, open_trained
 from utils.command_line import validate
 from utils.ranks.launch import Launch
@@ -38,7 +37,7 @@ def _typed(data: Path, run: Path, **changes: object) -> list[str]:
 def _start(typed: list[str]) -> Start:
     """Return how the program would start with this command line."""
     with RunLock() as lock:
-        return read_config_and_checkpoint(typed, lock, SINGLE)
+        return read_start(typed, lock, SINGLE.launch)
 
 
 @pytest.fixture(scope="module")

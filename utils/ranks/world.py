@@ -7,7 +7,7 @@ one rank leaves it out, the run hangs.
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -208,6 +208,14 @@ class World:
         if self.size > 1:
             dist.broadcast_object_list(box, src=0, group=self.host_group)
         return box[0]
+
+    def from_main(self, compute: Callable[[], T]) -> T:
+        """Return what rank 0 computes, or raise its UserError. Every rank."""
+        value: Any = None
+        with self.shared_errors():
+            if self.is_main:
+                value = compute()
+        return self.broadcast_object(value)
 
     def gather_objects(self, value: T) -> list[T]:
         """Return the values of all ranks in the order of ranks. Every rank."""

@@ -38,6 +38,7 @@ def _collectives(world: World) -> None:
     assert given == [("three", [0, 0, 0]), ("one", 0)]
 
     assert world.broadcast_object({"rank": rank}) == {"rank": 0}
+    assert world.from_main(lambda: rank + 7) == 7
     assert world.gather_objects(f"rank {rank}") == [f"rank {r}" for r in range(size)]
     assert not world.any(False)
     assert world.any(rank == size - 1)
