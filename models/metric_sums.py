@@ -104,15 +104,12 @@ class OpenSums:
 class EvalSums:
     def __init__(self, num_segments: int, checks: Sequence[str], world: World) -> None:
         """Start all sums at zero. `checks` are names of what `add_last` counts beside METRICS."""
-        self._world, self._check_names = world, checks
-        self._checks = _zeros(len(checks), world)
-        self._last = _zeros(len(METRICS), world)
-        self._exact_after = _zeros(num_segments, world)
-        self._halt_steps = _zeros(1, world)
-        self._num_sequences = _zeros(1, world)
-        self._reliability = _zeros(3 * NUM_BINS, world)
-        self._deltas = _zeros(num_segments, world)
-        self._num_deltas = _zeros(num_segments, world)
+        self._world, self._checks = world, checks
+        self._sizes = [len(METRICS) + len(checks), num_segments, 1, 1, 3 * NUM_BINS, num_segments, num_segments]
+        self._all = _zeros(sum(self._sizes), world)
+        # Views, so that what they are added is added to the whole.
+        (self._last, self._exact_after, self._halt_steps, self._num_sequences, *more) = self._all.split(self._sizes)
+        self._reliability, self._deltas, self._num_deltas = more
 
     def add_segment(
         self,
@@ -148,7 +145,6 @@ class EvalSums:
         """Count the last segment of N sequences, and a bool (N,) for each name of the checks."""
         halted_N = torch.ones_like(steps_N, dtype=torch.bool)
         _, sums = act_loss(outputs, labels_NS, halted_B=halted_N, steps_B=steps_N, config=config)
-        self._last += sums
         self._num_sequences += len(steps_N)
         labelled_N, _, exact_N = correctness(outputs.logits_BSV, labels_NS)
         # A sequence that left early keeps its answer for all later segments.
@@ -156,18 +152,10 @@ class EvalSums:
         left_NT = segments_T > steps_N[:, None]
         self._exact_after += (left_NT & (labelled_N & exact_N)[:, None]).sum(0)
         self._reliability += reliability_sums(outputs.q_halt_B, exact_N, labelled_N).flatten()
-        if checks:
-            self._checks += torch.stack([(labelled_N & checks[name]).sum() for name in self._check_names])
+        self._last += torch.stack([*sums, *((labelled_N & checks[name]).sum() for name in self._checks)])
 
     def add(self, other: "EvalSums") -> None:
-        for mine, others in zip(self._parts(), other._parts(), strict=True):
-            mine += others
-
-    def _parts(self) -> tuple[Tensor, ...]:
-        return (
-            *(self._last, self._checks, self._exact_after, self._halt_steps, self._num_sequences),
-            *(self._reliability, self._deltas, self._num_deltas),
-        )
+        self._all += other._all
 
     def reduce(self, *, calibration: bool = False) -> dict[str, float]:
         """Return the metrics of the evaluation, the same on all ranks. Every rank.
@@ -175,20 +163,16 @@ class EvalSums:
         Losses are means over all sequences. The other metrics are means over the num_examples
         sequences that have labels; they are left out if no sequence has labels.
         """
-        parts = self._parts()
-        all_sums = self._world.sum_(torch.cat(parts)).split([len(part) for part in parts])
-        last, checks, exact_after, (halt_step,), (num_sequences,), bins, deltas, num_deltas = (
-            part.tolist() for part in all_sums
-        )
-        named = dict(zip((*METRICS, *self._check_names), (*last, *checks), strict=True))
-        named["halt_step"] = halt_step
+        totals = self._world.sum_(self._all.clone()).split(self._sizes)
+        last, exact_after, (halt_step,), (num_sequences,), bins, deltas, num_deltas = map(Tensor.tolist, totals)
+        named = {"halt_step": halt_step, **dict(zip((*METRICS, *self._checks), last, strict=True))}
         count = named["count"]
         row: dict[str, float] = {}
         if num_sequences > 0:
             row |= {name: named[name] / num_sequences for name in EVAL_METRICS if name in LOSS_SUMS}
         if count > 0:
             row["num_examples"] = count
-            means = (*(name for name in EVAL_METRICS if name not in LOSS_SUMS), *self._check_names)
+            means = (*(name for name in EVAL_METRICS if name not in LOSS_SUMS), *self._checks)
             row |= {name: named[name] / count for name in means}
             row |= {f"exact_accuracy_at_step/{n}": value / count for n, value in enumerate(exact_after, start=1)}
         for n, (total, num) in enumerate(zip(deltas, num_deltas, strict=True), start=1):
