@@ -99,7 +99,7 @@ class _Resident:
         # Boards of each side have inputs and labels of their own, and are placed on the canvas
         # batch by batch: on the canvas they would take several times the memory.
         self._parts: list[tuple[Corner | None, torch.Tensor, torch.Tensor]] = []
-        with unchanged(sets):
+        with unchanged([file for each in sets for file in each.files]):
             for corner, group in groupby(sets, lambda each: each.corner):
                 same = list(group)
                 arrays = [s.inputs for s in same], [s.labels for s in same]
@@ -200,7 +200,7 @@ class EvalLoader:
 
 def _read(puzzle_set: PuzzleSet, rows: np.ndarray, ignore_label_id: int | None) -> dict[str, np.ndarray]:
     """Read these rows of a set as int32 arrays, with IGNORE_LABEL for ignored labels."""
-    with unchanged([puzzle_set]):
+    with unchanged(puzzle_set.files):
         inputs, labels = (array[rows].astype(np.int32) for array in (puzzle_set.inputs, puzzle_set.labels))
     if ignore_label_id is not None:
         labels[labels == ignore_label_id] = IGNORE_LABEL

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -131,17 +131,9 @@ class MappedFile:
         raise UserError(f"{self.path} {what}: it was changed while the run reads it; restore it, then resume")
 
 
-class OfFiles(Protocol):
-    """Arrays that are memory maps, such as a `PuzzleSet`."""
-
-    @property
-    def files(self) -> tuple[MappedFile, ...]: ...
-
-
 @contextmanager
-def unchanged(sets: Sequence[OfFiles]) -> Iterator[None]:
+def unchanged(files: Sequence[MappedFile]) -> Iterator[None]:
     """Raise UserError unless mapped files are unchanged before and after they are read inside."""
-    files = [file for each in sets for file in each.files]
     for file in files:
         file.require_unchanged()
     try:

@@ -68,12 +68,12 @@ def test_a_changed_file_is_noticed(own_data: Path, tmp_path: Path, case: str) ->
     shutil.copy2(file, tmp_path / file.name)
     os.link(file, tmp_path / f"{file.name}.backup")
     file.chmod(0o644)
-    with unchanged([puzzles]):
+    with unchanged(puzzles.files):
         pass
     message = f"{file} {what.format(size=file.stat().st_size)}"
-    with pytest.raises(UserError, match=re.escape(message)), unchanged([puzzles]):
+    with pytest.raises(UserError, match=re.escape(message)), unchanged(puzzles.files):
         change(file)
-    with pytest.raises(UserError), unchanged([puzzles]):
+    with pytest.raises(UserError), unchanged(puzzles.files):
         pytest.fail("the change is noticed before the file is read")
 
 
@@ -132,7 +132,7 @@ def test_the_run_saves_its_steps_before_it_ends(
 def _one_rank_finds_other_data(rank: int) -> None:
     """Make one rank find other data in its first batch, as if a file server had told it first."""
 
-    def unchanged(sets: Any) -> Any:
+    def unchanged(files: Any) -> Any:
         raise UserError("the file is another one")
 
     if rank == 1:

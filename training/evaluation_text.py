@@ -119,7 +119,7 @@ class _Evaluation:
     def row(self, samples_K: Sequence[int] | np.ndarray = ()) -> Lap:
         """Find the loss of one packed row of samples. All rows have the same length."""
         places_K5 = self.places_N5[np.asarray(samples_K, np.int64)]
-        with unchanged([self.split]):
+        with unchanged(self.split.files):
             packed = packed_row(self.split.tokens, places_K5, self.num_tokens, target_only=self.target_only)
         lengths_K = packed.prefix_lens + packed.response_lens
         # Padding may be of any task, because it has no label.
@@ -190,7 +190,7 @@ class _Evaluation:
 
     def _read(self, places_B5: np.ndarray) -> tuple[list[list[int]], list[list[int]]]:
         """Return the tokens of the instructions and of the responses."""
-        with unchanged([self.split]):
+        with unchanged(self.split.files):
             prompts, responses = (
                 [self.split.tokens[start : start + length].tolist() for start, length in places_B5[:, which].tolist()]
                 for which in ([0, 1], [2, 3])
@@ -276,7 +276,7 @@ def _chosen(split: TextSplit, max_examples: int | None) -> tuple[np.ndarray, np.
     samples = split.samples(0)
     num = len(samples) if max_examples is None else min(len(samples), max_examples)
     numbers_N = np.arange(num) * len(samples) // num
-    with unchanged([split]):
+    with unchanged(split.files):
         return numbers_N, samples.take(numbers_N)
 
 

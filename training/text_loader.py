@@ -31,7 +31,7 @@ class TextLoader(Prefetcher[TextBatch, TextBatch]):
 
     def _host_part(self, step: int) -> TextBatch:
         sampler = self._sampler
-        with unchanged([sampler.split]):
+        with unchanged(sampler.split.files):
             packed = (sampler.packed_row(step, part, target_only=self._target_only) for part in self._parts)
             rows = [row_of(each, self._kernel) for each in packed]
         batch = TextBatch(rows, sampler.num_labels(step, target_only=self._target_only))

@@ -62,7 +62,7 @@ class SquareSymmetries(Symmetries):
 
     def __init__(self, sets: Sequence[PuzzleSet], task: SquareTask) -> None:
         allowed = []
-        with unchanged(sets):
+        with unchanged([file for each in sets for file in each.files]):
             for puzzle_set in sets:
                 for start in range(0, len(puzzle_set.inputs), _CHECKED_AT_ONCE):
                     rows = slice(start, start + _CHECKED_AT_ONCE)

@@ -37,7 +37,7 @@ def test_a_split_is_opened_as_it_was_written(tmp_path: Path) -> None:
     split = random_split(tmp_path, num=20, longest=30)
     assert kind_of_data(tmp_path) == "text" and not split.is_published_form
     assert isinstance(split.tokens, np.memmap) and split.tokens.dtype == np.uint16
-    with unchanged([split]):
+    with unchanged(split.files):
         table = np.load(tmp_path / "train" / "samples.npy")
     places = split.samples(7).take(np.array([3, 1]))
     assert places[:, [0, 1, 3, 4]].tolist() == table[[3, 1]].tolist()
@@ -46,10 +46,10 @@ def test_a_split_is_opened_as_it_was_written(tmp_path: Path) -> None:
     for num_texts, form in ((20, "text"), (11, "text"), (10, "instruction")):
         lens_N = np.where(np.arange(20) < num_texts, 1, 2)
         assert replace(split, epochs=(replace(split.epochs[0], instruction_len=lens_N),)).form == form
-    with pytest.raises(UserError, match=r"samples.npy was written to or replaced"), unchanged([split]):
+    with pytest.raises(UserError, match=r"samples.npy was written to or replaced"), unchanged(split.files):
         os.utime(tmp_path / "train" / "samples.npy", ns=(0, 0))  # while it is read
     os.truncate(tmp_path / "train" / "tokens.npy", 200)
-    with pytest.raises(UserError, match=r"tokens.npy was written to or replaced"), unchanged([split]):
+    with pytest.raises(UserError, match=r"tokens.npy was written to or replaced"), unchanged(split.files):
         pytest.fail("the change is noticed before the file is read")
 
 
