@@ -10,9 +10,9 @@ import sys
 import termios
 import time
 import tty
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Literal, get_args
@@ -53,18 +53,7 @@ _WIDEST = 10_000  # columns that suffice for every table
 _LONGEST_WAIT_S = 0.2  # after a signal
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The options of the command line."""
-
-    paths: list[Path]
-    every: float
-    plot: Path | None
-    metric: list[str]
-    x: X | None
-
-
-def parse_settings(argv: list[str] | None = None) -> Settings:
+def parse_settings(argv: list[str] | None = None) -> Namespace:
     """Read the command line."""
     about = "Show runs while they train, or draw their curves."
     parser = Parser("watch.py", about, EXAMPLES, path_keys=("checkpoint", "run"))
@@ -81,7 +70,7 @@ def parse_settings(argv: list[str] | None = None) -> Settings:
         "(default: the loss in training, exact accuracy in training and on each test set)",
     )
     add("--x", choices=get_args(X), help="with --plot: what the curves are drawn over (default: steps)")
-    settings = Settings(**vars(parser.parse_args(argv)))
+    settings = parser.parse_args(argv)
     if settings.plot is None and (settings.metric or settings.x):
         raise UserError("--metric and --x say what --plot draws; give --plot FILE too")
     if settings.plot is not None and settings.plot.suffix not in (".png", ".html"):
