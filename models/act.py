@@ -11,18 +11,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from models import noise
 from models.base import RecursiveModel
-from models.carry import Carry, Outputs, SegmentOutput, State
+from models.carry import NOISY, Carry, Outputs, SegmentOutput, State
 from models.depth import Depth
-from models.losses import ACT_SUMS, TokenLossConfig, act_loss, mean_token_loss
+from models.losses import ACT_SUMS, TokenLossConfig, act_loss, mean_token_loss, probabilities
 from models.objective import Objective, PartResult
 from models.winner import spread_states, winner_takes_all
 from utils.batch import Batch
 
 # Tells the exploration's random stream from other streams made of (seed, step).
 _EXPLORATION_STREAM = 0xE7
-# The same for halting at random, and for the seeds of dropout.
-_HALTING_STREAM, _SEED_STREAM = 0xE8, 0xE9
+# The same for halting at random, for the seeds of dropout and noise, and for pseudo-targets.
+_HALTING_STREAM, _SEED_STREAM, _OWN_ANSWER_STREAM = 0xE8, 0xE9, 0xEA
 
 
 def empty_batch(num_slots: int, seq_len: int, device: torch.device) -> Batch:
@@ -41,11 +42,15 @@ def initial_carry(model: RecursiveModel, batch: Batch, *, training: bool = False
     state = model.initial_state(len(ids_B), ids_B.device)
     if training and model.config.num_states > 1:
         state = spread_states(state, model.config.num_states)
+    current = {name: torch.zeros_like(tensor) for name, tensor in batch.items()}
+    if training and model.config.noise != "none":
+        current["noise_seeds"] = torch.zeros_like(ids_B, dtype=torch.int64)
+        current["answers"] = torch.zeros(*batch["labels"].shape, model.vocab_size, device=ids_B.device)
     return Carry(
         state=state,
         steps_B=torch.zeros_like(ids_B, dtype=torch.int32),
         halted_B=torch.ones_like(ids_B, dtype=torch.bool),
-        current={name: torch.zeros_like(tensor) for name, tensor in batch.items()},
+        current=current,
     )
 
 
@@ -59,6 +64,7 @@ def segment(
     depth: Depth | None = None,
     min_halt_steps_B: torch.Tensor | None = None,
     seeds_B: torch.Tensor | None = None,
+    own_answers_B: torch.Tensor | None = None,
     before_segment: Callable[[State], State] | None = None,
     token_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     forward: Callable[..., SegmentOutput] | None = None,
@@ -75,6 +81,8 @@ def segment(
             `halts_at_random`, it halts as soon as it may.
         seeds_B: what the model draws of each slot follows from these, int64; None: it draws
             nothing, as in evaluation.
+        own_answers_B: which slots read a noisy copy of their last answer and not of the label,
+            bool; needed in training with noise (models/noise.py).
         before_segment: what changes the state before the segment, after slots that halted were
             reset; None: nothing.
         token_loss: chooses the winner among the trajectories of a slot (models/winner.py); None: a
@@ -91,6 +99,10 @@ def segment(
 
     fresh_B = carry.halted_B
     steps_B = torch.where(fresh_B, 0, carry.steps_B) + 1
+    has_noise = config.noise != "none"
+    if has_noise and training:
+        assert seeds_B is not None
+        batch = {**batch, "noise_seeds": seeds_B, "answers": carry.current["answers"]}
     current = {
         name: torch.where(fresh_B.view(-1, *[1] * (old.ndim - 1)), batch[name], old)
         for name, old in carry.current.items()
@@ -99,20 +111,28 @@ def segment(
     table = model.puzzle_embedding
     rows_BE = None if table is None else table.rows(current["puzzle_identifiers"])
     # The trajectories of a slot draw the same.
-    drawn = {} if seeds_B is None else {"seeds_B": seeds_B.repeat_interleave(config.num_states if token_loss else 1)}
+    num_trajectories = config.num_states if token_loss else 1
+    drawn = {"seeds_B": seeds_B.repeat_interleave(num_trajectories)} if config.is_random and seeds_B is not None else {}
+    noisy: State = {}
+    if has_noise:
+        noisy_BSV = _noisy_copy(model, current, steps_B, own_answers_B)
+        noisy = {NOISY: noisy_BSV.repeat_interleave(num_trajectories, 0)}
     if token_loss is None:
         state = model.reset(carry.state, fresh_B)
         if before_segment is not None:
             state = before_segment(state)
-        state, logits_BSV, q_halt_B, q_continue_B = forward(state, current["inputs"], rows_BE, depth, **drawn)
+        state, logits_BSV, q_halt_B, q_continue_B = forward(state | noisy, current["inputs"], rows_BE, depth, **drawn)
         handed_on = state
     else:
         handed_on, (state, logits_BSV, q_halt_B, q_continue_B) = winner_takes_all(
             *(model, carry.state, fresh_B, current["inputs"], rows_BE),
-            forward=lambda *given: forward(*given, depth, **drawn),
+            forward=lambda state, *given: forward(state | noisy, *given, depth, **drawn),
             loss_of=token_loss,
             labels_BS=current["labels"],
         )
+
+    if has_noise and training:
+        current["answers"] = probabilities(logits_BSV.detach(), config.loss)
 
     last_B = steps_B >= config.halt_max_steps
     halted_B = last_B
@@ -125,11 +145,27 @@ def segment(
             # going on is worth, whether or not the slot halts here.
             with torch.no_grad():
                 q_values = replace(depth, q_values_only=True)
-                _, _, next_halt_B, next_continue_B = forward(state, current["inputs"], rows_BE, q_values)
+                if has_noise:
+                    noisy = {NOISY: _noisy_copy(model, current, steps_B + 1, own_answers_B)}
+                _, _, next_halt_B, next_continue_B = forward(state | noisy, current["inputs"], rows_BE, q_values)
                 best_next_B = torch.maximum(next_halt_B, next_continue_B)
                 target_B = torch.where(last_B, next_halt_B, best_next_B).sigmoid()
 
     return Carry(handed_on, steps_B, halted_B, current), Outputs(logits_BSV, q_halt_B, q_continue_B, target_B, rows_BE)
+
+
+def _noisy_copy(
+    model: RecursiveModel, current: Batch, steps_B: torch.Tensor, own_answers_B: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the noisy copy of the answers that these segments read, (B, S, V)."""
+    if "noise_seeds" not in current:
+        return noise.test_copy(steps_B, current["inputs"].shape[1], model.vocab_size)
+    assert own_answers_B is not None
+    return noise.training_copy(
+        *(current["noise_seeds"], steps_B, current["labels"], current["answers"]),
+        num_steps=model.config.halt_max_steps,
+        own_answers_B=own_answers_B,
+    )
 
 
 @dataclass(frozen=True)
@@ -138,7 +174,7 @@ class ActSettings:
 
     Attributes:
         global_batch_size: the number of slots over all ranks and parts.
-        min_halt_steps_B, seeds_B: as for `segment`.
+        min_halt_steps_B, seeds_B, own_answers_B: as for `segment`.
     """
 
     depth: Depth
@@ -146,14 +182,19 @@ class ActSettings:
     global_batch_size: int
     min_halt_steps_B: torch.Tensor | None
     seeds_B: torch.Tensor | None = None
+    own_answers_B: torch.Tensor | None = None
 
     def of_slots(self, part: slice) -> "ActSettings":
         """Return the settings of some of the slots."""
-        minimum_B, seeds_B = self.min_halt_steps_B, self.seeds_B
+
+        def of_part(drawn_B: torch.Tensor | None) -> torch.Tensor | None:
+            return None if drawn_B is None else drawn_B[part]
+
         return replace(
             self,
-            min_halt_steps_B=None if minimum_B is None else minimum_B[part],
-            seeds_B=None if seeds_B is None else seeds_B[part],
+            min_halt_steps_B=of_part(self.min_halt_steps_B),
+            seeds_B=of_part(self.seeds_B),
+            own_answers_B=of_part(self.own_answers_B),
         )
 
 
@@ -206,6 +247,7 @@ class ActObjective(Objective[Carry, Batch, ActSettings]):
             depth=settings.depth,
             min_halt_steps_B=settings.min_halt_steps_B,
             seeds_B=settings.seeds_B,
+            own_answers_B=settings.own_answers_B,
             token_loss=token_loss if self._model.config.num_states > 1 else None,
             forward=forward,
         )
@@ -223,6 +265,8 @@ class ActObjective(Objective[Carry, Batch, ActSettings]):
         model = self._model
         ids_1 = torch.zeros(1, dtype=torch.int32, device=device)
         state = model.reset(model.initial_state(1, device), ids_1 == 0)
+        if model.config.noise != "none":
+            state[NOISY] = torch.zeros(1, model.seq_len, model.vocab_size, device=device)
         inputs_1S = ids_1.expand(1, model.seq_len)
         rows_1E = None
         if model.puzzle_embedding is not None:
@@ -306,6 +350,21 @@ def draw_random_halts(seed: int, step: int, batch_size: int, prob: float, halt_m
     rng = np.random.default_rng([_HALTING_STREAM, seed, step])
     halts_B = rng.random(batch_size) < prob
     return torch.from_numpy(np.where(halts_B, np.int32(0), np.int32(halt_max_steps)))
+
+
+def draw_own_answers(seed: int, step: int, batch_size: int, growing_steps: int) -> torch.Tensor:
+    """Draw which slots of the *global* batch read a noisy copy of their own last answer.
+
+    The probability grows from 0 to 1 over growing_steps steps; with none of them it stays 0. The
+    result depends on the arguments alone.
+
+    Returns:
+        bool (B,) on the CPU.
+    """
+    rng = np.random.default_rng([_OWN_ANSWER_STREAM, seed, step])
+    return torch.from_numpy(
+        rng.random(batch_size) * growing_steps < step if growing_steps else np.zeros(batch_size, bool)
+    )
 
 
 def draw_seeds(seed: int, step: int, batch_size: int) -> torch.Tensor:

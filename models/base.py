@@ -4,7 +4,7 @@
 
 import math
 from abc import abstractmethod
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -36,6 +36,8 @@ class CommonConfig(DepthConfig):
     halt_max_steps: Int = Field(ge=1, le=LARGEST_COUNT)
     halt_exploration_prob: Float = Field(ge=0, le=1)
     num_states: Int = Field(ge=1, le=LARGEST_COUNT)
+    noise: Literal["none", "annealed"]
+    pseudo_target_steps: Int = Field(ge=0)
     fp8_no_grad: Bool
     loss: TokenLossConfig
 
@@ -56,6 +58,11 @@ class CommonConfig(DepthConfig):
     def is_random(self) -> bool:
         """Whether the forward pass of a training step takes a seed for each slot."""
         return False
+
+    @property
+    def takes_seeds(self) -> bool:
+        """Whether a training step takes a seed for each slot."""
+        return self.is_random or self.noise != "none"
 
     @property
     def is_equivariant(self) -> bool:
@@ -140,9 +147,10 @@ class RecursiveModel(Model):
             self.register_buffer("rotary_sin", sin, persistent=False)
         for start in self._states.values():
             self.register_buffer(start, torch.empty(config.hidden_size, dtype=self.dtype))
+        for key, needless in (("num_states", 1), ("noise", "none")) if not states else ():
+            if (typed := getattr(config, key)) != needless:
+                raise UserError(f"{key} is {typed}, but arch={config.name} has no state; set it to {needless}")
         if config.num_states > 1:
-            if not states:
-                raise UserError(f"num_states is {config.num_states}, but arch={config.name} has no state; set it to 1")
             more_KD = torch.empty(config.num_states - 1, config.hidden_size, dtype=self.dtype)
             self.register_buffer("more_starts", more_KD, persistent=False)
 
@@ -163,7 +171,7 @@ class RecursiveModel(Model):
     def forward(
         self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
     ) -> SegmentOutput:
-        """Run one segment."""
+        """Run one segment. With noise, the state has the noisy copy of the answer as NOISY."""
 
     @property
     def positions_per_slot(self) -> int:  # type: ignore[override]

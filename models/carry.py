@@ -11,6 +11,9 @@ from utils.batch import Batch
 State = dict[str, torch.Tensor]
 """The recurrent state of all slots, detached, in forward_dtype, by the architecture's names."""
 
+NOISY = "noisy"
+"""The name in a state of the noisy copy of the answer (B, S, V), which each segment gets anew."""
+
 SegmentOutput = tuple[State, torch.Tensor, torch.Tensor, torch.Tensor]
 """The new state, detached; logits_BSV in forward_dtype; q_halt_B and q_continue_B in float32."""
 

@@ -56,6 +56,14 @@ def stablemax(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x >= 0, x + 1, 1 / (1 - x.clamp(max=0)))
 
 
+def probabilities(logits_BSV: torch.Tensor, config: TokenLossConfig) -> torch.Tensor:
+    """Return the probability of each token, as the loss has it, in float32."""
+    if config.loss_type == "softmax_cross_entropy":
+        return logits_BSV.float().softmax(-1)
+    s_BSV = stablemax(logits_BSV.float())
+    return s_BSV / s_BSV.sum(-1, keepdim=True)
+
+
 def token_cross_entropy(logits_BSV: torch.Tensor, labels_BS: torch.Tensor, *, config: TokenLossConfig) -> torch.Tensor:
     """Return the cross-entropy of each token (B, S), 0 where the label is ignored.
 

@@ -22,7 +22,7 @@ from torch import nn
 from models.attention import Attention, Rotary, rotary_tables_2d
 from models.base import CommonConfig, RecursiveModel
 from models.block import Level
-from models.carry import SegmentOutput, State
+from models.carry import NOISY, SegmentOutput, State
 from models.depth import LARGEST_COUNT, Depth
 from models.layers import Embedding, Linear, SwiGLU, rms_norm, swiglu_width
 from models.symbols import NUM_SPECIAL, with_confidence
@@ -205,6 +205,8 @@ class SEMixer(RecursiveModel):
         )
         # The symbol of the cell, another symbol than the cell's, and the special tokens:
         self.embed_kinds = Embedding(2 + NUM_SPECIAL, D)
+        if config.noise != "none":
+            self.embed_noisy = Embedding(1, D)
         self.L_level = Level(SEMixerBlock(config, seq_len) for _ in range(config.L_layers))
         self.lm_head = Linear(D, 1)
         self.special_head = Linear(D, NUM_SPECIAL)
@@ -231,12 +233,17 @@ class SEMixer(RecursiveModel):
             for side, units_US in enumerate(self.units_LUS):
                 units_US.copy_(units_of_board(side, self.side))
 
-    def embed(self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None) -> torch.Tensor:
+    def embed(
+        self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, noisy_BSV: torch.Tensor | None = None
+    ) -> torch.Tensor:
         symbols_K = torch.arange(NUM_SPECIAL, self.vocab_size, device=inputs_BS.device)
         cells_BS1 = inputs_BS.unsqueeze(-1)
         other_BSK = (cells_BS1 != symbols_K).long()
         kinds_BSK = torch.where(cells_BS1 < NUM_SPECIAL, cells_BS1 + 2, other_BSK)
-        x_BSKD = math.sqrt(self.config.hidden_size) * self.embed_kinds(kinds_BSK)
+        x_BSKD = self.embed_kinds(kinds_BSK)
+        if noisy_BSV is not None:
+            x_BSKD = x_BSKD + noisy_BSV[..., NUM_SPECIAL:, None] * self.embed_noisy.weight
+        x_BSKD = math.sqrt(self.config.hidden_size) * x_BSKD
         if puzzle_rows_BE is not None:
             of_all_BD, of_each_BK = puzzle_rows_BE.split([self.config.hidden_size, self.num_symbols], dim=1)
             x_BSKD = x_BSKD + of_each_BK[:, None, :, None] + of_all_BD[:, None, None, :]
@@ -270,7 +277,7 @@ class SEMixer(RecursiveModel):
         self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
     ) -> SegmentOutput:
         extent = self._extent(inputs_BS)
-        x_BSKD = self.embed(inputs_BS, puzzle_rows_BE) * extent.candidates_BSK1
+        x_BSKD = self.embed(inputs_BS, puzzle_rows_BE, state.get(NOISY)) * extent.candidates_BSK1
         z_BSKD = state["z"] * extent.candidates_BSK1
         call, rotary = self.calls(depth), self.rotary()
         for _ in range(depth.H_cycles * depth.L_cycles):

@@ -13,10 +13,10 @@ from torch import nn
 from models.attention import Attention, Rotary, rotary_at, rotary_tables_2d
 from models.base import CommonConfig, RecursiveModel
 from models.block import Level
-from models.carry import SegmentOutput, State
+from models.carry import NOISY, SegmentOutput, State
 from models.depth import LARGEST_COUNT, Depth
 from models.dropout import Dropout, derived
-from models.layers import InitialValues, Linear, SwiGLU, rms_norm, swiglu_width, truncated_normal
+from models.layers import Embedding, InitialValues, Linear, SwiGLU, rms_norm, swiglu_width, truncated_normal
 from models.symbols import NUM_SPECIAL, with_confidence
 from utils.config import Bool, Float, Int
 
@@ -141,6 +141,8 @@ class SERRM(RecursiveModel):
             self.add_tokens_special, self.add_tokens = parameter(NUM_SPECIAL, A), parameter(1, A)
         else:
             self.embed_symbols, self.add_tokens = parameter(vocab_size, 1), parameter(vocab_size, A)
+        if config.noise != "none":
+            self.embed_noisy = Embedding(1, D)
         self.L_level = Level(SERRMBlock(config, index) for index in range(config.L_layers))
         self.lm_head = Linear(D, 1) if config.equivariant_symbols else Linear(vocab_size * D, vocab_size)
 
@@ -168,7 +170,9 @@ class SERRM(RecursiveModel):
         for parameter in self.parameters(recurse=False):
             yield parameter, truncated_normal(parameter.shape, 1.0, generator)
 
-    def embed(self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None) -> torch.Tensor:
+    def embed(
+        self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, noisy_BSV: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the input of the recursion, x_BVTD, in forward_dtype.
 
         A cell has the embedding of its symbol at that symbol, and zeros at all others. Positions
@@ -178,6 +182,8 @@ class SERRM(RecursiveModel):
         symbols_V = torch.arange(V, device=inputs_BS.device)
         present_BVS1 = (inputs_BS[:, None] == symbols_V[:, None]).unsqueeze(-1)
         x_BVTD = torch.where(present_BVS1, math.sqrt(V) * self._of_symbols("embed"), 0.0)
+        if noisy_BSV is not None:
+            x_BVTD = x_BVTD + math.sqrt(config.hidden_size) * noisy_BSV.mT.unsqueeze(-1) * self.embed_noisy.weight
         if self.pos_embedding is not None:
             x_BVTD = x_BVTD + self.pos_embedding
         if puzzle_rows_BE is not None:
@@ -207,7 +213,7 @@ class SERRM(RecursiveModel):
         seeds_B: torch.Tensor | None = None,
     ) -> SegmentOutput:
         """Run one segment: H_cycles x L_cycles calls of the stack, on the sum of z and x."""
-        x_BVTD, z_BVTD = self.embed(inputs_BS, puzzle_rows_BE), state["z"]
+        x_BVTD, z_BVTD = self.embed(inputs_BS, puzzle_rows_BE, state.get(NOISY)), state["z"]
         call, rotary = self.calls(depth), self.rotary()
         for index in range(depth.H_cycles * depth.L_cycles):
             # A tensor, because a compiled level would take each number for another program.

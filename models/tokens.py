@@ -118,6 +118,8 @@ class TokenModel(RecursiveModel):
         self.embed_tokens = Embedding(self.vocab_size, hidden_size)
         self.embed_pos = Embedding(self.num_positions, hidden_size) if config.pos_encodings == "learned" else None
         self.registers = Embedding(config.num_registers, hidden_size) if config.num_registers else None
+        if config.noise != "none":
+            self.embed_noisy = Embedding(self.vocab_size, hidden_size)
         self.lm_head = Linear(hidden_size, self.vocab_size)
         self.q_head = Linear(hidden_size, 2, bias=True)
 
@@ -146,13 +148,18 @@ class TokenModel(RecursiveModel):
 
     # The parts of a forward pass. Architectures and pipeline stages call these methods.
 
-    def embed(self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None) -> torch.Tensor:
+    def embed(
+        self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, noisy_BSV: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the input of the recursion, x_BTD, in forward_dtype.
 
         The puzzle row comes first, zero-padded to its positions x D, then registers, then tokens.
         """
         hidden_size = self.config.hidden_size
-        parts = [self.embed_tokens(inputs_BS)]
+        tokens_BSD = self.embed_tokens(inputs_BS)
+        if noisy_BSV is not None:
+            tokens_BSD = tokens_BSD + noisy_BSV @ self.embed_noisy.weight
+        parts = [tokens_BSD]
         if self.registers is not None:
             parts.insert(0, self.registers.weight.expand(len(inputs_BS), -1, -1))
         if puzzle_rows_BE is not None:

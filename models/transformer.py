@@ -7,7 +7,7 @@ from typing import Literal, Self
 import torch
 from pydantic import Field, model_validator
 
-from models.carry import SegmentOutput, State
+from models.carry import NOISY, SegmentOutput, State
 from models.depth import LARGEST_COUNT, Depth
 from models.tokens import TokenConfig, TokenModel
 from utils.config import Bool, Int
@@ -54,9 +54,9 @@ class Transformer(TokenModel):
     def forward(
         self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
     ) -> SegmentOutput:
-        x_BTD = self.embed(inputs_BS, puzzle_rows_BE)
+        x_BTD = self.embed(inputs_BS, puzzle_rows_BE, state.get(NOISY))
         call, rotary = self.calls(depth), self.rotary()
-        if not state:
+        if "z" not in state:
             return self.read_out(call(self.level, x_BTD, rotary=rotary), {})
         z_BTD = state["z"]
         for _ in range(depth.H_cycles * depth.L_cycles):

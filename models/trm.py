@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from models.carry import SegmentOutput, State
+from models.carry import NOISY, SegmentOutput, State
 from models.depth import LARGEST_COUNT, Depth
 from models.tokens import TokenConfig, TokenModel
 from utils.config import Int
@@ -43,7 +43,7 @@ class TRM(TokenModel):
         whole last H cycle carries gradient. The cycles before it improve the states without
         gradient.
         """
-        x_BTD = self.embed(inputs_BS, puzzle_rows_BE)
+        x_BTD = self.embed(inputs_BS, puzzle_rows_BE, state.get(NOISY))
         z_H_BTD, z_L_BTD = state["z_H"], state["z_L"]
         call, rotary = self.calls(depth), self.rotary()
         for _ in range(depth.H_cycles):

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from models.carry import SegmentOutput, State
+from models.carry import NOISY, SegmentOutput, State
 from models.depth import LARGEST_COUNT, Depth
 from models.tokens import TokenConfig, TokenModel
 from utils.config import Int
@@ -38,7 +38,7 @@ class URM(TokenModel):
         Only the last loops carry gradient. The paper calls this truncated backpropagation through
         loops (section 3.3).
         """
-        x_BTD = self.embed(inputs_BS, puzzle_rows_BE)
+        x_BTD = self.embed(inputs_BS, puzzle_rows_BE, state.get(NOISY))
         z_BTD = state["z"]
         call, rotary = self.calls(depth), self.rotary()
         for _ in range(depth.H_cycles):

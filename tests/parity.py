@@ -97,6 +97,8 @@ ADDED_OPTIONS: dict[str, Any] = {
     "activation_checkpointing": "none",
     "depth_curriculum": [],
     "num_states": 1,
+    "noise": "none",
+    "pseudo_target_steps": 0,
     "fp8_no_grad": False,
 }
 SE_RRM_OPTIONS = (

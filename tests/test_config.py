@@ -199,6 +199,8 @@ OFF_ARCH = {
     "activation_checkpointing": "none",
     "depth_curriculum": [],
     "num_states": 1,
+    "noise": "none",
+    "pseudo_target_steps": 0,
     "fp8_no_grad": False,
     "loss": {"loss_type": "stablemax_cross_entropy", "label_smoothing": 0.0, "halt_weight": 0.5},
 }

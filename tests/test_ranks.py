@@ -25,6 +25,8 @@ RECIPE: dict[str, object] = {
     "grad_clip": 1.0,
     "arch.num_registers": 2,
     "arch.num_states": 2,
+    "arch.noise": "annealed",
+    "arch.pseudo_target_steps": 4,
     "evaluators": "[sudoku]",
 }
 

@@ -23,7 +23,15 @@ from dataset.tasks.arc import ArcTask
 from dataset.text.sampler import FileOrderSampler, ShuffledSampler, TextSampler
 from dataset.text.schema import TextSplit, check_text_contents, open_text_split, require_same_tokens
 from models import ARCHS, ArchConfig
-from models.act import ActSettings, draw_min_halt_steps, draw_random_halts, draw_seeds, empty_batch, initial_carry
+from models.act import (
+    ActSettings,
+    draw_min_halt_steps,
+    draw_own_answers,
+    draw_random_halts,
+    draw_seeds,
+    empty_batch,
+    initial_carry,
+)
 from models.base import CommonConfig, RecursiveModel
 from models.carry import Carry
 from models.depth import Depth
@@ -147,13 +155,18 @@ def _settings_of_puzzles(config: PretrainConfig, step: int, last_step: int, worl
     mine = world.slice_of(batch_size)
     draw = draw_random_halts if arch.halts_at_random else draw_min_halt_steps
     min_halt_steps = draw(config.seed, step, batch_size, arch.halt_exploration_prob, arch.halt_max_steps)
-    seeds_B = world.to_device(draw_seeds(config.seed, step, batch_size)[mine]) if arch.is_random else None
+    seeds_B = world.to_device(draw_seeds(config.seed, step, batch_size)[mine]) if arch.takes_seeds else None
+    own_answers_B = None
+    if arch.noise != "none":
+        own_answers = draw_own_answers(config.seed, step, batch_size, arch.pseudo_target_steps)
+        own_answers_B = world.to_device(own_answers[mine])
     return ActSettings(
         depth=arch.depth_at(step, last_step),
         loss=arch.loss,
         global_batch_size=batch_size,
         min_halt_steps_B=world.to_device(min_halt_steps[mine]),
         seeds_B=seeds_B,
+        own_answers_B=own_answers_B,
     )
 
 
@@ -179,8 +192,15 @@ def _example_step_of_puzzles(
     model: RecursiveModel, config: PretrainConfig, sizes: Sizes, num_slots: int, device: torch.device
 ) -> tuple[Carry, dict[str, Tensor], ActSettings]:
     arch, batch = config.puzzle_arch, empty_batch(num_slots, sizes.seq_len, device)
-    seeds_B = torch.zeros(num_slots, dtype=torch.int64, device=device) if arch.is_random else None
-    settings = ActSettings(arch.depth, arch.loss, num_slots, min_halt_steps_B=None, seeds_B=seeds_B)
+    seeds_B = torch.zeros(num_slots, dtype=torch.int64, device=device) if arch.takes_seeds else None
+    settings = ActSettings(
+        arch.depth,
+        arch.loss,
+        num_slots,
+        min_halt_steps_B=None,
+        seeds_B=seeds_B,
+        own_answers_B=torch.zeros(num_slots, dtype=torch.bool, device=device),
+    )
     return initial_carry(model, batch, training=True), batch, settings
 
 

@@ -1,0 +1,69 @@
+"""Annealed noise: each segment reads a noisy copy of the answer ("Thinking with Looped Flows").
+
+In training the copy is I_t = (1 - t) x_0 + t x_1, of noise x_0 and the answer x_1 (arXiv
+2609.11801, equation 3). The times t of a sequence are drawn once and sorted, so that the noise
+falls from segment to segment, and all of them share x_0 (section 3.1). Each segment has a loss of
+its own, so that the early ones learn to hand on a state that helps the later ones.
+
+At test time every segment reads nothing but new noise. That needs no schedule, so that a sequence
+may have any number of segments and leave when it is settled (arXiv 2609.01449).
+"""
+
+# B = slots, S = tokens, V = vocabulary, K = segments of a sequence
+
+import math
+
+import torch
+
+from models.dropout import derived
+
+# Tell apart what follows from the seed of a sequence.
+_TIMES, _NOISE = 0, 1
+
+
+def normal(seeds_B: torch.Tensor, seq_len: int, vocab_size: int) -> torch.Tensor:
+    """Return noise with the standard deviation 1 / sqrt(V) (table 6), float32 (B, S, V)."""
+    places_SV = torch.arange(seq_len * vocab_size, device=seeds_B.device).view(seq_len, vocab_size)
+    uniform_BSV = uniform(derived(derived(seeds_B, _NOISE)[:, None, None], places_SV))
+    return torch.erfinv(2 * uniform_BSV - 1) * math.sqrt(2 / vocab_size)
+
+
+def training_copy(
+    seeds_B: torch.Tensor,
+    steps_B: torch.Tensor,
+    labels_BS: torch.Tensor,
+    answers_BSV: torch.Tensor,
+    *,
+    num_steps: int,
+    own_answers_B: torch.Tensor,
+) -> torch.Tensor:
+    """Return the noisy copy that a segment of training reads, float32 (B, S, V).
+
+    Args:
+        seeds_B: of each sequence, 32 bits as int64.
+        steps_B: which segment of its sequence comes, counted from 1.
+        labels_BS: the answers. Tokens without a label, which is negative, have only noise.
+        answers_BSV: the probabilities that the segment before gave.
+        num_steps: the most segments of a sequence, K.
+        own_answers_B: where answers_BSV take the place of the labels, but in the first segment
+            (pseudo-targets, appendix D). Without them a model learns to read labels that it has
+            seen.
+    """
+    draws_BK = uniform(derived(derived(seeds_B, _TIMES)[:, None], torch.arange(num_steps + 1, device=seeds_B.device)))
+    t_B = draws_BK.sort(1).values.gather(1, steps_B.long()[:, None] - 1)
+    is_own_B = own_answers_B & (steps_B > 1)
+    vocab_size = answers_BSV.shape[-1]
+    labels_BSV = labels_BS[..., None] == torch.arange(vocab_size, device=labels_BS.device)
+    x1_BSV = torch.where(is_own_B[:, None, None], answers_BSV, labels_BSV.to(answers_BSV.dtype))
+    x0_BSV = normal(seeds_B, labels_BS.shape[1], vocab_size)
+    return torch.lerp(x0_BSV, x1_BSV, t_B[..., None])
+
+
+def test_copy(steps_B: torch.Tensor, seq_len: int, vocab_size: int) -> torch.Tensor:
+    """Return the noise that a segment of an evaluation reads, the same for all sequences."""
+    return normal(derived(torch.zeros_like(steps_B, dtype=torch.int64), steps_B.long()), seq_len, vocab_size)
+
+
+def uniform(bits: torch.Tensor) -> torch.Tensor:
+    """Return numbers between 0 and 1 of 32 bits each. The ends, where erfinv is infinite, miss."""
+    return ((bits >> 9).float() + 0.5) / 2**23  # float32 has no halves above 2^23

@@ -1,0 +1,122 @@
+"""Annealed noise: what each segment reads of the answer, in training and at test time."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.act import draw_own_answers, initial_carry, segment
+from models.base import RecursiveModel
+from models.carry import NOISY, State
+from models.noise import normal, training_copy, uniform
+from models.noise import test_copy as noise_of_test
+from tests.models.helpers import ARCH_NAMES, random_batch, small_model, small_symbol_model
+from utils.errors import UserError
+
+NUM_SLOTS, NUM_STEPS, VOCAB_SIZE = 3, 5, 6
+SEEDS = torch.tensor([3, 2**32 - 1, 77])
+LABELS = torch.tensor([[0, 4, 5, 1], [2, 2, 0, -100], [5, 3, 1, 0]])
+ARCHS = [*(name for name in ARCH_NAMES if name != "transformer"), "se_rrm", "se_mixer"]
+
+
+def _model(name: str) -> RecursiveModel:
+    build = small_model if name in ARCH_NAMES else small_symbol_model
+    return build(name, noise="annealed", halt_max_steps=NUM_STEPS)
+
+
+def _copies(own: bool = False, answers: Tensor | None = None) -> Tensor:
+    """Return what the segments of three sequences read, (K, B, S, V)."""
+    answers = torch.zeros(*LABELS.shape, VOCAB_SIZE) if answers is None else answers
+    own_B = torch.full((NUM_SLOTS,), own)
+    return torch.stack(
+        [
+            training_copy(
+                *(SEEDS, torch.full((NUM_SLOTS,), step), LABELS, answers), num_steps=NUM_STEPS, own_answers_B=own_B
+            )
+            for step in range(1, NUM_STEPS + 1)
+        ]
+    )
+
+
+def test_the_noise_of_a_sequence_is_one_draw_that_falls() -> None:
+    copies, noise = _copies(), normal(SEEDS, LABELS.shape[1], VOCAB_SIZE)
+    # Where there is no label, the copy is (1 - t) x_0.
+    left_KB = (copies[:, 1, 3] / noise[1, 3])[:, :1]
+    torch.testing.assert_close(copies[:, 1, 3], left_KB * noise[1, 3])
+    assert (left_KB.diff(dim=0) < 0).all() and left_KB.min() > 0 and left_KB.max() < 1
+    # And where there is one, t x_1 comes on top.
+    torch.testing.assert_close(copies[:, 1, 0, 2], left_KB[:, 0] * noise[1, 0, 2] + (1 - left_KB[:, 0]))
+    assert not torch.allclose(noise[0], noise[2]), "each sequence has its own noise"
+
+
+def test_pseudo_targets_take_the_place_of_the_label_after_the_first_segment() -> None:
+    answers = torch.rand(*LABELS.shape, VOCAB_SIZE).softmax(-1)
+    labels, own = _copies(), _copies(own=True, answers=answers)
+    assert torch.equal(own[0], labels[0])
+    noise = normal(SEEDS, LABELS.shape[1], VOCAB_SIZE)
+    left_K = (labels[:, 0, 0, 5] / noise[0, 0, 5])[:, None, None]
+    torch.testing.assert_close(own[1:, 0], left_K[1:] * noise[0] + (1 - left_K[1:]) * answers[0])
+
+
+def test_noise_has_the_moments_of_the_paper() -> None:
+    noise = normal(torch.arange(50), 81, 9)
+    assert float(noise.mean()) == pytest.approx(0, abs=0.01)
+    assert float(noise.std()) == pytest.approx(1 / math.sqrt(9), rel=0.02)
+    kurtosis = float((noise**4).mean() / noise.var() ** 2)
+    assert kurtosis == pytest.approx(3, rel=0.05), "not normal"
+    assert torch.isfinite(torch.erfinv(2 * uniform(torch.tensor([0, 2**32 - 1])) - 1)).all()
+
+
+def test_each_segment_of_a_test_has_new_noise_which_is_the_same_for_all_sequences() -> None:
+    noise = noise_of_test(torch.tensor([1, 2, 1]), 4, VOCAB_SIZE)
+    assert torch.equal(noise[0], noise[2]) and not torch.allclose(noise[0], noise[1])
+
+
+def test_pseudo_targets_come_with_a_growing_probability() -> None:
+    def share(step: int, growing_steps: int = 100) -> float:
+        return float(draw_own_answers(0, step, 1000, growing_steps).float().mean())
+
+    assert share(50) == pytest.approx(0.5, abs=0.06)
+    assert share(100) == share(1000) == 1 and share(5) < 0.1 and share(1000, growing_steps=0) == 0
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_a_sequence_keeps_its_noise_and_hands_on_its_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = _model(name), list[Tensor]()
+    batch = {name: tensor % model.vocab_size for name, tensor in random_batch(NUM_SLOTS).items()}
+    forward = type(model).forward
+
+    def spied(self: RecursiveModel, state: State, *given: object, **more: object) -> object:
+        seen.append(state[NOISY])
+        return forward(self, state, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(model), "forward", spied)
+    if model.config.has_target_pass:
+        monkeypatch.setattr(type(model.config), "has_target_pass", False)
+    carry = initial_carry(model, batch, training=True)
+    own_B, stay_B = torch.ones(NUM_SLOTS, dtype=torch.bool), torch.full((NUM_SLOTS,), NUM_STEPS)
+    read, logits = [], []
+    for seeds_B in (SEEDS, SEEDS + 1):
+        given = {"seeds_B": seeds_B, "own_answers_B": own_B, "min_halt_steps_B": stay_B}
+        carry, outputs = segment(model, carry, batch, training=True, **given)  # type: ignore[arg-type]
+        read.append(carry.current["answers"])
+        logits.append(outputs.logits_BSV)
+    assert torch.equal(carry.current["noise_seeds"], SEEDS), "it took the seeds of a later step"
+    expected = training_copy(
+        *(SEEDS, torch.full((NUM_SLOTS,), 2), batch["labels"], read[0]),
+        num_steps=NUM_STEPS,
+        own_answers_B=own_B,
+    )
+    torch.testing.assert_close(seen[1], expected)
+    torch.testing.assert_close(read[0].sum(-1), torch.ones(batch["labels"].shape))
+    assert torch.equal(read[0].argmax(-1), logits[0].argmax(-1))
+    other = {name: state.clone() for name, state in carry.state.items()}
+    rows = None if model.puzzle_embedding is None else model.puzzle_embedding.rows(batch["puzzle_identifiers"])
+    answers = [model(other | {NOISY: noisy}, batch["inputs"], rows, model.config.depth)[1] for noisy in seen[:2]]
+    assert not torch.allclose(*answers), "the model does not read the copy"
+
+
+def test_a_model_without_a_state_has_no_noise() -> None:
+    with pytest.raises(UserError, match="noise is annealed, but arch=transformer has no state; set it to none"):
+        small_model("transformer", recurrent=False, noise="annealed")
