@@ -15,6 +15,7 @@ from models import noise
 from models.base import RecursiveModel
 from models.carry import NOISY, Carry, Outputs, SegmentOutput, State
 from models.depth import Depth
+from models.dropout import derived
 from models.losses import ACT_SUMS, TokenLossConfig, act_loss, mean_token_loss, probabilities
 from models.objective import Objective, PartResult
 from models.winner import spread_states, winner_takes_all
@@ -43,7 +44,7 @@ def initial_carry(model: RecursiveModel, batch: Batch, *, training: bool = False
     if training and model.config.num_states > 1:
         state = spread_states(state, model.config.num_states)
     current = {name: torch.zeros_like(tensor) for name, tensor in batch.items()}
-    if training and model.config.noise != "none":
+    if training and model.config.noise == "annealed":
         current["noise_seeds"] = torch.zeros_like(ids_B, dtype=torch.int64)
         current["answers"] = torch.zeros(*batch["labels"].shape, model.vocab_size, device=ids_B.device)
     return Carry(
@@ -82,7 +83,7 @@ def segment(
         seeds_B: what the model draws of each slot follows from these, int64; None: it draws
             nothing, as in evaluation.
         own_answers_B: which slots read a noisy copy of their last answer and not of the label,
-            bool; needed in training with noise (models/noise.py).
+            bool; needed in training with annealed noise (models/noise.py).
         before_segment: what changes the state before the segment, after slots that halted were
             reset; None: nothing.
         token_loss: chooses the winner among the trajectories of a slot (models/winner.py); None: a
@@ -99,8 +100,8 @@ def segment(
 
     fresh_B = carry.halted_B
     steps_B = torch.where(fresh_B, 0, carry.steps_B) + 1
-    has_noise = config.noise != "none"
-    if has_noise and training:
+    is_annealed = training and config.noise == "annealed"
+    if is_annealed:
         assert seeds_B is not None
         batch = {**batch, "noise_seeds": seeds_B, "answers": carry.current["answers"]}
     current = {
@@ -110,18 +111,15 @@ def segment(
 
     table = model.puzzle_embedding
     rows_BE = None if table is None else table.rows(current["puzzle_identifiers"])
-    # The trajectories of a slot draw the same.
     num_trajectories = config.num_states if token_loss else 1
+    # The trajectories of a slot drop the same, and read different noise.
     drawn = {"seeds_B": seeds_B.repeat_interleave(num_trajectories)} if config.is_random and seeds_B is not None else {}
-    noisy: State = {}
-    if has_noise:
-        noisy_BSV = _noisy_copy(model, current, steps_B, own_answers_B)
-        noisy = {NOISY: noisy_BSV.repeat_interleave(num_trajectories, 0)}
+    noisy = _noisy_copies(model, current, steps_B, num_trajectories, seeds_B, own_answers_B)
     if token_loss is None:
         state = model.reset(carry.state, fresh_B)
         if before_segment is not None:
             state = before_segment(state)
-        state, logits_BSV, q_halt_B, q_continue_B = forward(state | noisy, current["inputs"], rows_BE, depth, **drawn)
+        state, logits_BSV, q_halt_B, q_continue_B = forward(noisy | state, current["inputs"], rows_BE, depth, **drawn)
         handed_on = state
     else:
         handed_on, (state, logits_BSV, q_halt_B, q_continue_B) = winner_takes_all(
@@ -131,7 +129,7 @@ def segment(
             labels_BS=current["labels"],
         )
 
-    if has_noise and training:
+    if is_annealed:
         current["answers"] = probabilities(logits_BSV.detach(), config.loss)
 
     last_B = steps_B >= config.halt_max_steps
@@ -145,27 +143,40 @@ def segment(
             # going on is worth, whether or not the slot halts here.
             with torch.no_grad():
                 q_values = replace(depth, q_values_only=True)
-                if has_noise:
-                    noisy = {NOISY: _noisy_copy(model, current, steps_B + 1, own_answers_B)}
-                _, _, next_halt_B, next_continue_B = forward(state | noisy, current["inputs"], rows_BE, q_values)
+                noisy = _noisy_copies(model, current, steps_B + 1, 1, seeds_B, own_answers_B)
+                _, _, next_halt_B, next_continue_B = forward(noisy | state, current["inputs"], rows_BE, q_values)
                 best_next_B = torch.maximum(next_halt_B, next_continue_B)
                 target_B = torch.where(last_B, next_halt_B, best_next_B).sigmoid()
 
     return Carry(handed_on, steps_B, halted_B, current), Outputs(logits_BSV, q_halt_B, q_continue_B, target_B, rows_BE)
 
 
-def _noisy_copy(
-    model: RecursiveModel, current: Batch, steps_B: torch.Tensor, own_answers_B: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the noisy copy of the answers that these segments read, (B, S, V)."""
-    if "noise_seeds" not in current:
-        return noise.test_copy(steps_B, current["inputs"].shape[1], model.vocab_size)
-    assert own_answers_B is not None
-    return noise.training_copy(
-        *(current["noise_seeds"], steps_B, current["labels"], current["answers"]),
-        num_steps=model.config.halt_max_steps,
-        own_answers_B=own_answers_B,
-    )
+def _noisy_copies(
+    model: RecursiveModel,
+    current: Batch,
+    steps_B: torch.Tensor,
+    num_trajectories: int,
+    seeds_B: torch.Tensor | None,
+    own_answers_B: torch.Tensor | None,
+) -> State:
+    """Return what the segments of all trajectories read of the answer, (N, S, V), as NOISY."""
+    if model.config.noise == "none":
+        return {}
+
+    def repeated(tensor_B: torch.Tensor) -> torch.Tensor:
+        return tensor_B.repeat_interleave(num_trajectories, 0)
+
+    def of_trajectories(seeds_B: torch.Tensor) -> torch.Tensor:
+        return derived(seeds_B[:, None], torch.arange(num_trajectories, device=seeds_B.device)).flatten()
+
+    if "answers" in current:
+        assert own_answers_B is not None
+        slots = steps_B, current["labels"], current["answers"], own_answers_B
+        seeds_N = of_trajectories(current["noise_seeds"])
+        return {NOISY: noise.annealed(seeds_N, *map(repeated, slots), num_steps=model.config.halt_max_steps)}
+    # In an evaluation all sequences have the same noise, so that their order does not count.
+    seeds_N = of_trajectories(torch.zeros_like(steps_B, dtype=torch.int64) if seeds_B is None else seeds_B)
+    return {NOISY: noise.normal(derived(seeds_N, repeated(steps_B)), current["inputs"].shape[1], model.vocab_size)}
 
 
 @dataclass(frozen=True)

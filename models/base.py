@@ -36,10 +36,16 @@ class CommonConfig(DepthConfig):
     halt_max_steps: Int = Field(ge=1, le=LARGEST_COUNT)
     halt_exploration_prob: Float = Field(ge=0, le=1)
     num_states: Int = Field(ge=1, le=LARGEST_COUNT)
-    noise: Literal["none", "annealed"]
+    noise: Literal["none", "fresh", "annealed"]
     pseudo_target_steps: Int = Field(ge=0)
     fp8_no_grad: Bool
     loss: TokenLossConfig
+
+    @model_validator(mode="after")
+    def _pseudo_targets_are_in_a_copy(self) -> Self:
+        if self.pseudo_target_steps and self.noise != "annealed":
+            raise ValueError("pseudo_target_steps needs noise=annealed; set it to 0")
+        return self
 
     halts_at_random: ClassVar[bool] = False
     """Whether chance alone halts a slot in training before its last segment."""

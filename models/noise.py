@@ -1,12 +1,16 @@
-"""Annealed noise: each segment reads a noisy copy of the answer ("Thinking with Looped Flows").
+"""What segments read of the answer: noise, or a noisy copy with noise that falls.
 
-In training the copy is I_t = (1 - t) x_0 + t x_1, of noise x_0 and the answer x_1 (arXiv
-2609.11801, equation 3). The times t of a sequence are drawn once and sorted, so that the noise
-falls from segment to segment, and all of them share x_0 (section 3.1). Each segment has a loss of
-its own, so that the early ones learn to hand on a state that helps the later ones.
+`fresh`: every segment reads new noise and nothing else, in training and at test time. A model that
+treats all symbols and cells alike can't guess between equals without noise. With several states
+(models/winner.py) the trajectories of a slot read different noise, and only the best one trains.
 
-At test time every segment reads nothing but new noise. That needs no schedule, so that a sequence
-may have any number of segments and leave when it is settled (arXiv 2609.01449).
+`annealed` ("Thinking with Looped Flows", arXiv 2609.11801): in training the copy is I_t = (1 - t)
+x_0 + t x_1, of noise x_0 and the answer x_1 (equation 3). The times t of a sequence are drawn once
+and sorted, so that the noise falls from segment to segment, and all of them share x_0 (section
+3.1). Each segment has a loss of its own, so that the early ones learn to hand on a state that helps
+the later ones. At test time every segment reads new noise of full strength, as with `fresh`. That
+needs no schedule, so that a sequence may have any number of segments and leave when it is settled
+(arXiv 2609.01449).
 """
 
 # B = slots, S = tokens, V = vocabulary, K = segments of a sequence
@@ -28,14 +32,14 @@ def normal(seeds_B: torch.Tensor, seq_len: int, vocab_size: int) -> torch.Tensor
     return torch.erfinv(2 * uniform_BSV - 1) * math.sqrt(2 / vocab_size)
 
 
-def training_copy(
+def annealed(
     seeds_B: torch.Tensor,
     steps_B: torch.Tensor,
     labels_BS: torch.Tensor,
     answers_BSV: torch.Tensor,
+    own_answers_B: torch.Tensor,
     *,
     num_steps: int,
-    own_answers_B: torch.Tensor,
 ) -> torch.Tensor:
     """Return the noisy copy that a segment of training reads, float32 (B, S, V).
 
@@ -44,10 +48,10 @@ def training_copy(
         steps_B: which segment of its sequence comes, counted from 1.
         labels_BS: the answers. Tokens without a label, which is negative, have only noise.
         answers_BSV: the probabilities that the segment before gave.
-        num_steps: the most segments of a sequence, K.
         own_answers_B: where answers_BSV take the place of the labels, but in the first segment
             (pseudo-targets, appendix D). Without them a model learns to read labels that it has
             seen.
+        num_steps: the most segments of a sequence, K.
     """
     draws_BK = uniform(derived(derived(seeds_B, _TIMES)[:, None], torch.arange(num_steps + 1, device=seeds_B.device)))
     t_B = draws_BK.sort(1).values.gather(1, steps_B.long()[:, None] - 1)
@@ -57,11 +61,6 @@ def training_copy(
     x1_BSV = torch.where(is_own_B[:, None, None], answers_BSV, labels_BSV.to(answers_BSV.dtype))
     x0_BSV = normal(seeds_B, labels_BS.shape[1], vocab_size)
     return torch.lerp(x0_BSV, x1_BSV, t_B[..., None])
-
-
-def test_copy(steps_B: torch.Tensor, seq_len: int, vocab_size: int) -> torch.Tensor:
-    """Return the noise that a segment of an evaluation reads, the same for all sequences."""
-    return normal(derived(torch.zeros_like(steps_B, dtype=torch.int64), steps_B.long()), seq_len, vocab_size)
 
 
 def uniform(bits: torch.Tensor) -> torch.Tensor:

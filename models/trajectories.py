@@ -2,7 +2,8 @@
 
 Trajectory 0 is the plain pass. A model that was trained with K initial states (models/winner.py)
 begins trajectory k with the state k modulo K. Before each segment of every trajectory but the
-first, Gaussian noise is added to the state (Probabilistic TRM, arXiv 2605.19943).
+first, Gaussian noise is added to the state (Probabilistic TRM, arXiv 2605.19943). A model that
+reads noise reads other noise in each trajectory.
 """
 
 # B = slots, N = trajectories of examples, K = trajectories of an example
@@ -14,7 +15,9 @@ import numpy as np
 import torch
 
 from models.base import RecursiveModel
-from models.carry import State
+from models.carry import NOISY, State
+from models.dropout import derived
+from models.noise import normal
 from models.winner import start_at
 from utils.batch import Batch
 
@@ -49,9 +52,19 @@ class Trajectories:
                 which_B = torch.from_numpy(numbers_B % self.count % model.config.num_states).to(device)
                 fresh_B = torch.from_numpy(segments_B == 1).to(device)
                 state = start_at(model, state, fresh_B, which_B)
+            if model.config.noise != "none":
+                state = state | {NOISY: self._read(model, numbers_B, segments_B, next(iter(state.values())).device)}
             return self._add_noise(state, numbers_B, segments_B)
 
         return change
+
+    def _read(
+        self, model: RecursiveModel, numbers_B: np.ndarray, segments_B: np.ndarray, device: torch.device
+    ) -> torch.Tensor:
+        """Return the noise that the segments read (models/noise.py), of each trajectory its own."""
+        which_B, steps_B = (torch.from_numpy(each).to(device) for each in (numbers_B % self.count, segments_B))
+        seeds_B = derived(torch.where(which_B > 0, self.seed, 0), which_B)
+        return normal(derived(seeds_B, steps_B), model.seq_len, model.vocab_size)
 
     def _add_noise(self, state: State, numbers_B: np.ndarray, segments_B: np.ndarray) -> State:
         rows_B, trajectories_B = np.divmod(numbers_B, self.count)
@@ -60,14 +73,15 @@ class Trajectories:
             return state
         device = next(iter(state.values())).device
         generator = torch.Generator(device)
-        drawn: dict[str, list[torch.Tensor]] = {name: [] for name in state}
+        moved = {name: z for name, z in state.items() if name != NOISY}
+        drawn: dict[str, list[torch.Tensor]] = {name: [] for name in moved}
         for slot in noisy.tolist():
             origin = [_NOISE_STREAM, self.seed, rows_B[slot], trajectories_B[slot], segments_B[slot]]
             generator.manual_seed(int(np.random.SeedSequence(origin).generate_state(1, np.uint64)[0] >> 1))
-            for name, z in state.items():
+            for name, z in moved.items():
                 drawn[name].append(torch.randn(z.shape[1:], generator=generator, device=device))
         slots = torch.from_numpy(noisy).to(device)
-        return {
+        return state | {
             name: z.index_add(0, slots, (self.noise * torch.stack(drawn[name])).to(z.dtype))
-            for name, z in state.items()
+            for name, z in moved.items()
         }

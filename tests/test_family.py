@@ -77,6 +77,7 @@ OTHER_FORWARD = {
     "learned": ["arch.pos_encodings=learned"],
     **({"FP8": ["arch.fp8_no_grad=true"]} if WHY_NO_FP8 is None else {}),
     "winner takes all": ["arch.num_states=3"],
+    "fresh noise": ["arch.noise=fresh"],
     "annealed noise": ["arch.noise=annealed", "arch.pseudo_target_steps=1"],
     "smoothing": ["arch.loss.loss_type=softmax_cross_entropy", "arch.loss.label_smoothing=0.2"],
 }

@@ -157,7 +157,7 @@ def _settings_of_puzzles(config: PretrainConfig, step: int, last_step: int, worl
     min_halt_steps = draw(config.seed, step, batch_size, arch.halt_exploration_prob, arch.halt_max_steps)
     seeds_B = world.to_device(draw_seeds(config.seed, step, batch_size)[mine]) if arch.takes_seeds else None
     own_answers_B = None
-    if arch.noise != "none":
+    if arch.noise == "annealed":
         own_answers = draw_own_answers(config.seed, step, batch_size, arch.pseudo_target_steps)
         own_answers_B = world.to_device(own_answers[mine])
     return ActSettings(

@@ -49,11 +49,11 @@ class MoreCompute(StrictModel):
 
     def require_different_passes(self, model: RecursiveModel) -> None:
         """Raise UserError if several passes would be the same, or a seed changes nothing."""
-        num_states = model.config.num_states
-        if self.seed and not self.noise:
+        num_states, has_noise = model.config.num_states, self.noise or model.config.noise != "none"
+        if self.seed and not has_noise:
             raise UserError(f"seed={self.seed} is that of the noise, but there is no noise; leave it out")
         for key, count in self.methods.items():
-            if key != "tta" and count > num_states and not self.noise:
+            if key != "tta" and count > num_states and not has_noise:
                 has = f", as the model has {num_states} initial states" if num_states > 1 else ""
                 raise UserError(
                     f"{key}={getattr(self, key)} without noise repeats the same pass{has}; give noise=0.5 as well"
