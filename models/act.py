@@ -112,19 +112,26 @@ def segment(
     table = model.puzzle_embedding
     rows_BE = None if table is None else table.rows(current["puzzle_identifiers"])
     num_trajectories = config.num_states if token_loss else 1
-    # The trajectories of a slot drop the same, and read different noise.
-    drawn = {"seeds_B": seeds_B.repeat_interleave(num_trajectories)} if config.is_random and seeds_B is not None else {}
+
+    def run(state: State, inputs_NS: torch.Tensor, rows_NE: torch.Tensor | None) -> SegmentOutput:
+        if seeds_B is None or not config.is_random:
+            return forward(state, inputs_NS, rows_NE, depth)
+        # The trajectories of a slot drop the same, but read different noise.
+        return forward(
+            state, inputs_NS, rows_NE, depth, seeds_B=seeds_B.repeat_interleave(len(inputs_NS) // len(seeds_B))
+        )
+
     noisy = _noisy_copies(model, current, steps_B, num_trajectories, seeds_B, own_answers_B)
     if token_loss is None:
         state = model.reset(carry.state, fresh_B)
         if before_segment is not None:
             state = before_segment(state)
-        state, logits_BSV, q_halt_B, q_continue_B = forward(noisy | state, current["inputs"], rows_BE, depth, **drawn)
+        state, logits_BSV, q_halt_B, q_continue_B = run(noisy | state, current["inputs"], rows_BE)
         handed_on = state
     else:
         handed_on, (state, logits_BSV, q_halt_B, q_continue_B) = winner_takes_all(
-            *(model, carry.state, fresh_B, current["inputs"], rows_BE),
-            forward=lambda state, *given: forward(state | noisy, *given, depth, **drawn),
+            *(model, carry.state, fresh_B, noisy, current["inputs"], rows_BE),
+            forward=run,
             loss_of=token_loss,
             labels_BS=current["labels"],
         )

@@ -35,16 +35,18 @@ def winner_takes_all(
     model: RecursiveModel,
     states: State,
     fresh_B: Tensor,
+    noisy: State,
     inputs_BS: Tensor,
     rows_BE: Tensor | None,
     forward: Callable[[State, Tensor, Tensor | None], SegmentOutput],
     loss_of: Callable[[Tensor, Tensor], Tensor],
     labels_BS: Tensor,
 ) -> tuple[State, SegmentOutput]:
-    """Run one segment of K trajectories for every slot.
+    """Run one segment of K trajectories for every slot, and the winners' again with gradient.
 
     Args:
         states: of all trajectories, (B, K, ...).
+        noisy: what the segment reads beside the state, (N, ...).
         loss_of: the token loss of each trajectory (N,), from logits_NSV and labels_NS.
 
     Returns:
@@ -56,16 +58,15 @@ def winner_takes_all(
         return tensor.repeat_interleave(num_states, 0)
 
     fresh_N, which_N = repeated(fresh_B), torch.arange(num_states, device=fresh_B.device).repeat(num_slots)
-    state = model.reset({name: z.flatten(0, 1) for name, z in states.items()}, fresh_N)
-    state = start_at(model, state, fresh_N, which_N)
-    rows_NE = None if rows_BE is None else repeated(rows_BE)
-    state, logits_NSV, q_halt_N, q_continue_N = forward(state, repeated(inputs_BS), rows_NE)
-
+    start = model.reset({name: z.flatten(0, 1) for name, z in states.items()}, fresh_N)
+    start = start_at(model, start, fresh_N, which_N) | noisy
     with torch.no_grad():
+        rows_NE = None if rows_BE is None else repeated(rows_BE)
+        state, logits_NSV, *_ = forward(start, repeated(inputs_BS), rows_NE)
         loss_BK = loss_of(logits_NSV, repeated(labels_BS)).view(num_slots, num_states)
         winner_B = loss_BK.argmin(1) + num_states * torch.arange(num_slots, device=loss_BK.device)
-    won = {name: z[winner_B] for name, z in state.items()}
+    of_winners = forward({name: z[winner_B] for name, z in start.items()}, inputs_BS, rows_BE)
     *shared, own = state
-    states = spread_states({name: won[name] for name in shared}, num_states)
+    states = spread_states({name: of_winners[0][name] for name in shared}, num_states)
     states[own] = state[own].unflatten(0, (num_slots, num_states))
-    return states, (won, logits_NSV[winner_B], q_halt_N[winner_B], q_continue_N[winner_B])
+    return states, of_winners
