@@ -52,7 +52,7 @@ from training.state import TrainState, optimizers_of, require_same_run
 from training.step import StepResult, StepSettings, TrainStep
 from training.step_graph import StepGraph, uses_cuda_graph
 from training.swiglu_kernel import with_swiglu_kernel
-from training.trained import initial_weights, require_tokens_of, weights_from, weights_of
+from training.trained import initial_weights, weights_from, weights_of
 from utils.batch import Batch
 from utils.command_line import CommandLine
 from utils.errors import UserError
@@ -141,8 +141,8 @@ def build_state(start: Start, data: Data, world: World) -> TrainState:
             start.notes.extend(require_same_run(checkpoint, config, data))
             weights = weights_of(checkpoint, checkpoint.weights(), whole, config.arch)
     elif config.initial_weights:
-        require_tokens_of(config.initial_weights, data.sizes, world)
-        weights = weights_from(config.initial_weights, whole, config.puzzle_table, world)
+        tokenizer = data.sizes.as_dict().get("tokenizer")  # puzzles have none
+        weights = weights_from(config.initial_weights, whole, config.puzzle_table, world, tokenizer)
         start.notes.append(f"starting from the weights of {config.initial_weights}")
     else:
         weights = initial_weights(config.arch, data.sizes, config.seed, world)

@@ -20,8 +20,7 @@ from sharing.exported import ExportedText, open_model
 from sharing.weights_file import open_weights
 from tests.in_process import SINGLE
 from tests.text_runs import MAX_LEN, write_data, write_run
-from training.data import TextSizes
-from training.trained import open_trained, read_config_of_new_run, require_tokens_of
+from training.trained import open_trained, read_config_of_new_run, weights_from
 from utils.errors import UserError
 
 PROMPT = "2 + 2"
@@ -173,16 +172,16 @@ def test_a_model_goes_to_transformers_and_back_without_losing_a_bit(
 
 
 def test_weights_of_another_tokenizer_start_no_run(folder: Path, tmp_path: Path, model: TextModel) -> None:
-    sizes = TextSizes.of(open_text_split(folder / "book", "train"))
+    own = model.state_dict()
     write_run(tmp_path / "run", folder / "problems", "arch=hrm_text", sizes={"tokenizer": SHA})
     printed = _export(tmp_path / "run", "-o", tmp_path / "other.safetensors")
     assert f"data_path={folder / 'problems'} prompt=..." in printed, "its tokenizer is beside the data"
     _export(folder / "run", "--format", "transformers", "-o", tmp_path / "hf")
     for source in (tmp_path / "run", tmp_path / "other.safetensors"):
         with pytest.raises(UserError, match=r"reads tokens of abababababab, but those of the data are of bytes"):
-            require_tokens_of(str(source), sizes, SINGLE)
+            weights_from(str(source), own, None, SINGLE, "bytes")
     for source in (folder / "run", tmp_path / "hf"):  # published files don't say their tokenizer
-        require_tokens_of(str(source), sizes, SINGLE)
+        weights_from(str(source), own, None, SINGLE, "bytes")
 
 
 @pytest.mark.parametrize("same", ["num_layers: 1", "init_type: fixed_normal, init_std: 0.5"])

@@ -200,41 +200,35 @@ def weights_of(
 
 
 def weights_from(
-    source: str | ModelFile, own: Mapping[str, Tensor], puzzle_table: PuzzleTable | None, world: World
+    source: str | ModelFile,
+    own: Mapping[str, Tensor],
+    puzzle_table: PuzzleTable | None,
+    world: World,
+    tokenizer: str | None = None,
 ) -> Values:
     """Return weights from elsewhere that fit a model. Every rank, which must take all values.
 
     Args:
         own: the state dict of the whole model, of which only shapes and dtypes are read.
+        tokenizer: that of the data. Weights that don't say which made their tokens pass.
     """
     fitting: Values = ()
     with world.shared_errors():
         if world.is_main:  # one download, one reading
             opened = source if isinstance(source, ModelFile) else _opened(source)
             if isinstance(opened, Checkpoint):
-                where, weights = source, opened.trained_weights()
+                where, sizes, read = source, opened.state.task, opened.trained_weights
             else:
-                where, weights = opened.where, opened.read_weights()
-            fitting = fit_one_by_one(weights, own, puzzle_table, str(where))
+                where, read = opened.where, opened.read_weights
+                sizes = opened.described.sizes if opened.described is not None else {}
+            theirs = sizes.get("tokenizer")
+            if tokenizer is not None and theirs not in (None, UNKNOWN, tokenizer):
+                raise UserError(
+                    f"{where} reads tokens of {str(theirs)[:12]}, but those of the data are of {tokenizer[:12]}; "
+                    "build the dataset with the tokenizer of the weights"
+                )
+            fitting = fit_one_by_one(read(), own, puzzle_table, str(where))
     return world.one_by_one(fitting)
-
-
-def require_tokens_of(source: str, sizes: AnySizes, world: World) -> None:
-    """Raise UserError if a token of the data means something else to weights. Every rank.
-
-    Weights that don't say which tokenizer made their tokens pass.
-    """
-    with world.shared_errors():
-        own = sizes.as_dict().get("tokenizer")  # puzzles have none
-        if not world.is_main or own is None:
-            return
-        described = _description(source)
-        theirs = None if described is None else described[1].get("tokenizer")
-        if theirs not in (None, UNKNOWN, own):
-            raise UserError(
-                f"{source} reads tokens of {str(theirs)[:12]}, but those of the data are of {own[:12]}; "
-                "build the dataset with the tokenizer of the weights"
-            )
 
 
 def read_config_of_new_run(overrides: list[str]) -> Container:
@@ -248,11 +242,11 @@ def read_config_of_new_run(overrides: list[str]) -> Container:
     if source:
         require_known(source)
     chosen = compose("pretrain", without_options(overrides)).chosen | typed_keys_and_groups("pretrain", overrides)
-    described = _description(source) if source and "arch" not in chosen else None
-    if described is None:
+    arch = _arch_of(source) if source and "arch" not in chosen else None
+    if arch is None:
         config = read_config("pretrain", overrides)
     else:
-        arch, name = described[0], [f"arch={described[0]['name']}"]
+        name = [f"arch={arch['name']}"]
         changes = typed_changes("pretrain", overrides, name)
         of_arch = {key: value for key, value in changes.items() if key.startswith("arch.")}
         config = with_changes(read_config("pretrain", [*name, *overrides]) | {"arch": arch}, of_arch)
@@ -261,11 +255,11 @@ def read_config_of_new_run(overrides: list[str]) -> Container:
 
 
 @file_errors()
-def _description(source: str) -> tuple[Container, dict[str, Any]] | None:
-    """Return the architecture of weights and the sizes of their data; None if they don't say it."""
+def _arch_of(source: str) -> Container | None:
+    """Return the architecture of weights; None if they don't say it."""
     if kind_of(source) == "weights":
         described = open_model(source).described
-        return None if described is None else (described.arch.model_dump(), described.sizes)
+        return None if described is None else described.arch.model_dump()
     step = step_named(Path(source))
     for folder in [step] if step is not None else reversed(step_folders(Path(source))):
         with suppress(UserError):  # the weights are read later: then a damaged step is refused, or an older one taken
@@ -273,4 +267,4 @@ def _description(source: str) -> tuple[Container, dict[str, Any]] | None:
             break
     else:
         return None
-    return validate(PretrainConfig, completed(state.config)).arch.model_dump(), dict(state.task)
+    return validate(PretrainConfig, completed(state.config)).arch.model_dump()
