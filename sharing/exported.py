@@ -128,9 +128,8 @@ def open_model(where: str) -> ModelFile:
     is_training = os.path.isdir(where) and weights_in(Path(where)) is None  # a folder of HRM-Text's training
     file = None if is_training else open_weights(where)
     text = None if file is None else file.header()[0].get(_ENTRY)
-    published = find_published(where) if text is None else None
-    read_weights: Callable[[], Weights]
-    read_weights = published.read_weights if published else partial(read_ours, file or open_weights(where))
+    found = find_published(where) if text is None else None
+    published, read_weights = found or (None, partial(read_ours, file or open_weights(where)))
     if text is not None:
         described = parse_json(text, f"{where}: its description", "copy or export it again")
         if not isinstance(described, dict) or described.get("format") != FORMAT:
@@ -139,10 +138,8 @@ def open_model(where: str) -> ModelFile:
         described = {
             "format": FORMAT,
             "kind": "text",
-            "arch": published.arch,
-            "vocab_size": published.vocab_size,
-            "max_len": published.max_len,
-            "mean_context": published.max_len,
+            **published,
+            "mean_context": published["max_len"],
             "tokenizer": "unknown",  # the tokens have no names in these files
             "special_tokens": {},
             "data": [],

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -73,13 +73,11 @@ _DEFAULTS: dict[str, Any] = {
 _PUBLISHED_MULTIPLE = 256  # of the width of the MLP
 
 
-class PublishedModel(NamedTuple):
-    """A published model whose weights have not been read."""
+Found = tuple[Container, Callable[[], Weights]]
+"""A published model: arch, vocab_size and max_len; and what reads the weights, by our names.
 
-    arch: Container  # the options of our architecture that are a part of the model, with its name
-    vocab_size: int
-    max_len: int  # the most tokens of a sample in its training
-    read_weights: Callable[[], Weights]  # by our names. Raises UserError if they don't suit
+In arch are those options that are a part of the model, and its name.
+"""
 
 
 class _Data(BaseModel):
@@ -158,7 +156,7 @@ class _Config(BaseModel):
 
 
 @file_errors()
-def find_published(where: str) -> PublishedModel | None:
+def find_published(where: str) -> Found | None:
     """Look at a published model of text without reading its weights; None if it is none.
 
     Args:
@@ -194,7 +192,7 @@ def find_published(where: str) -> PublishedModel | None:
     opened = open_weights(where)
     _, names = opened.header()
     arch, read = config.arch(to_ours(dict.fromkeys(names), "hrm_text")), partial(read_ours, opened, "hrm_text")
-    return PublishedModel(arch, config.vocab_size, config.max_position_embeddings, read)
+    return {"arch": arch, "vocab_size": config.vocab_size, "max_len": config.max_position_embeddings}, read
 
 
 def read_ours(file: WeightsFile, arch_of_text: str | None = None) -> Weights:
@@ -204,7 +202,7 @@ def read_ours(file: WeightsFile, arch_of_text: str | None = None) -> Weights:
     return to_ours(weights, arch_of_text)
 
 
-def _of_epoch(epoch: Path) -> PublishedModel:
+def _of_epoch(epoch: Path) -> Found:
     file = epoch.parent / _TRAINING
     options = read_yaml(file, "copy it again").get("arch")
     published = _renamed(options) if isinstance(options, dict) else {}
@@ -219,7 +217,8 @@ def _of_epoch(epoch: Path) -> PublishedModel:
     if arch.get("rope_theta") is None:  # without positions
         arch.pop("rope_theta", None)
     arch |= {"name": name, "width_multiple": _PUBLISHED_MULTIPLE}
-    return PublishedModel(arch, data.vocab_size, data.max_seq_len, partial(_read_epoch, epoch, name))
+    found = {"arch": arch, "vocab_size": data.vocab_size, "max_len": data.max_seq_len}
+    return found, partial(_read_epoch, epoch, name)
 
 
 def _renamed(options: Container) -> Container:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from models.text.config import HRMTextConfig, RINSTextConfig, TextConfig, TransformerTextConfig, TRMTextConfig
 from models.text.model import TextModel
 from sharing.published import to_published
-from sharing.published_text import PublishedModel, find_published
+from sharing.published_text import Found, find_published
 from tests.models.text.helpers import make_config, make_model
 from utils.errors import UserError
 
@@ -83,17 +83,17 @@ def _write_transformers(folder: Path, model: TextModel, **options: Any) -> dict[
     return weights
 
 
-def _found(where: Path | str) -> PublishedModel:
+def _found(where: Path | str) -> Found:
     found = find_published(str(where))
     assert found is not None
     return found
 
 
-def _same_model(found: PublishedModel, config: TextConfig) -> None:
+def _same_model(arch: dict[str, Any], config: TextConfig) -> None:
     """Check that the options that were found make the model of this config."""
     rest = config.model_dump(include={"activation_checkpointing", "attention_kernel", "forward_dtype"})
     options = config.model_dump(include={"bp_warmup_ratio", "bp_min_steps", "bp_max_steps"})
-    ours = type(config)(**(rest | options | found.arch))
+    ours = type(config)(**(rest | options | arch))
     assert ours.stacks == config.stacks and ours.num_calls == config.num_calls
     assert ours.embedding_scale == config.embedding_scale
 
@@ -102,11 +102,11 @@ def _same_model(found: PublishedModel, config: TextConfig) -> None:
 def test_a_folder_of_the_training_program(tmp_path: Path, arch: type[TextConfig]) -> None:
     config = _config(arch)
     expected = _write_training(tmp_path / "run", make_model(config))
-    found = _found(tmp_path / "run")
-    assert (found.vocab_size, found.max_len) == (11, 7)
-    assert found.arch | config.model_dump() == config.model_dump()
-    _same_model(found, config)
-    back = to_published(found.read_weights(), "training", config.name)
+    found, read_weights = _found(tmp_path / "run")
+    assert (found["vocab_size"], found["max_len"]) == (11, 7)
+    assert found["arch"] | config.model_dump() == config.model_dump()
+    _same_model(found["arch"], config)
+    back = to_published(read_weights(), "training", config.name)
     assert back.keys() == expected.keys()
     assert all(torch.equal(back[name], expected[name]) and back[name].dtype == expected[name].dtype for name in back)
 
@@ -115,12 +115,12 @@ def test_the_newest_epoch_is_taken_unless_one_is_named(tmp_path: Path) -> None:
     model = make_model(_config(HRMTextConfig))
     _write_training(tmp_path / "run", model, epochs=2)
     head = model.state_dict()["lm_head.weight"]
-    assert torch.equal(_found(tmp_path / "run").read_weights()["lm_head.weight"], head * 0.5 + 2)
+    assert torch.equal(_found(tmp_path / "run")[1]()["lm_head.weight"], head * 0.5 + 2)
     _write_training(tmp_path / "without", model, average=False)
-    assert torch.equal(_found(tmp_path / "without").read_weights()["lm_head.weight"], head)
-    first = _found(tmp_path / "run/fsdp2_epoch_1")
-    assert torch.equal(first.read_weights()["lm_head.weight"], head * 0.5 + 1)
-    assert torch.equal(first.read_weights()["zL_init"], model.zL_init)
+    assert torch.equal(_found(tmp_path / "without")[1]()["lm_head.weight"], head)
+    _, read_first = _found(tmp_path / "run/fsdp2_epoch_1")
+    assert torch.equal(read_first()["lm_head.weight"], head * 0.5 + 1)
+    assert torch.equal(read_first()["zL_init"], model.zL_init)
 
 
 def test_options_that_a_config_leaves_out_are_the_published_ones(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_options_that_a_config_leaves_out_are_the_published_ones(tmp_path: Path)
         del config["arch"][key]
     config["arch"] |= {"pos_emb_type": "none", "rope_theta": None, "H_override": {"n_layers": 3}}
     file.write_text(yaml.dump(config))
-    arch = _found(tmp_path / "run").arch
+    arch = _found(tmp_path / "run")[0]["arch"]
     assert arch["half_layers"] is False and arch["attention"] == "prefixlm" and arch["init_std"] is None
     assert (arch["bp_min_steps"], arch["bp_max_steps"], arch["bp_warmup_ratio"]) == (2, 5, 0.0)
     assert arch["H_override"] == {"num_layers": 3} and "rope_theta" not in arch
@@ -150,10 +150,10 @@ def test_the_export_for_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyP
     expected = _write_transformers(tmp_path / "hf", make_model(config))
     on_the_hub = "hf://sapientinc/HRM-Text-1B/model.safetensors"
     for where in (tmp_path / "hf", tmp_path / "hf/model.safetensors", on_the_hub):
-        found = _found(where)
-        assert (found.vocab_size, found.max_len) == (11, 7)
-        _same_model(found, config)
-        weights = found.read_weights()
+        found, read_weights = _found(where)
+        assert (found["vocab_size"], found["max_len"]) == (11, 7)
+        _same_model(found["arch"], config)
+        weights = read_weights()
         assert weights.keys() == expected.keys()
         assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
     (tmp_path / "hf/config.json").unlink()
@@ -170,7 +170,7 @@ def test_an_export_in_several_files(tmp_path: Path) -> None:
     index = tmp_path / "hf/model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": file_of}))
     for where in (tmp_path / "hf", index):
-        weights = _found(where).read_weights()
+        weights = _found(where)[1]()
         assert weights.keys() == expected.keys()
         assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
@@ -194,7 +194,7 @@ def test_other_options_and_ways_to_write_config_json(
 ) -> None:
     config = _config(HRMTextConfig, **ours)
     _write_transformers(tmp_path / "hf", make_model(config), **options)
-    _same_model(_found(tmp_path / "hf"), config)
+    _same_model(_found(tmp_path / "hf")[0]["arch"], config)
 
 
 def test_other_files_and_folders_are_not_published_models(tmp_path: Path) -> None:
