@@ -172,10 +172,7 @@ class Solver:
         typed = read_config("solve", ["checkpoint=_", *overrides]) | {"checkpoint": str(checkpoint), "device": device}
         world = connect_devices(World.single(), device)
         config = validate(SolveConfig, typed)
-        trained = config.open_trained(world)
-        with world.shared_errors():
-            solver = cls(config, trained)
-        return solver.load(world)
+        return cls(config, config.open_trained(world)).load(world)
 
     def load(self, world: World) -> "Solver":
         """Load the weights onto the world's device, and return the solver."""
