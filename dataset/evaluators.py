@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import torch
+from torch import Tensor
 
 from dataset.arc_votes import ArcVotes
 from dataset.schema import Split
@@ -27,14 +27,10 @@ else:  # the config checks the names, and lists the possible names in its error 
 class Evaluators:
     """Judges each answer by itself, or lets answers vote, or does neither."""
 
-    def __init__(
-        self,
-        judge: BoardTask | None = None,
-        votes: ArcVotes | None = None,
-        of_sets: Mapping[str, BoardTask] | None = None,
-    ) -> None:
-        self._judge, self.votes, self._of_sets = judge, votes, of_sets or {}
-        self.checks = judge.metrics if judge is not None else ()
+    def __init__(self, judges: Mapping[str, BoardTask] | None = None, votes: ArcVotes | None = None) -> None:
+        """Take the boards of each set, which are those of one task, or what counts the votes."""
+        self._judges, self.votes = judges or {}, votes
+        self.checks = next((judge.metrics for judge in self._judges.values()), ())
         self.metrics = (*self.checks, *(votes.metrics if votes is not None else ()))
 
     def clear(self) -> None:
@@ -42,17 +38,15 @@ class Evaluators:
         if self.votes is not None:
             self.votes.clear()
 
-    def judge(
-        self, inputs_BS: torch.Tensor, predictions_BS: torch.Tensor, set_name: str | None = None
-    ) -> dict[str, torch.Tensor]:
+    def judge(self, inputs_BS: Tensor, predictions_BS: Tensor, set_name: str) -> dict[str, Tensor]:
         """Return for every name in `checks` whether it holds of each answer, (B,) bool.
 
-        Boards are by themselves, and not on a canvas. Their set tells their size, if sizes differ.
+        Boards are by themselves, and not on a canvas.
         """
-        judge = self._of_sets.get(set_name or "", self._judge)
+        judge = self._judges.get(set_name)
         return {} if judge is None else judge.judge(inputs_BS, predictions_BS)
 
-    def vote(self, batch: Batch, predictions_BS: torch.Tensor, confidence_B: torch.Tensor) -> None:
+    def vote(self, batch: Batch, predictions_BS: Tensor, confidence_B: Tensor) -> None:
         """Count the answers as votes, if they vote, with the confidence in [0, 1] of each."""
         if self.votes is not None:
             tensors = (batch["puzzle_identifiers"], batch["inputs"], predictions_BS, confidence_B.float())
@@ -82,7 +76,7 @@ def build_evaluators(names: Sequence[EvaluatorName], split: Split) -> Evaluators
         return NO_EVALUATORS
     if own.lets_vote:
         return Evaluators(votes=ArcVotes(split))
-    return Evaluators(own, of_sets={set_name: task for set_name, task in tasks.items() if task is not None})
+    return Evaluators({set_name: task for set_name, task in tasks.items() if task is not None})
 
 
 def fitting_evaluators(split: Split) -> list[EvaluatorName]:

@@ -22,7 +22,7 @@ from utils.ranks.world import World
 
 
 def split_of(seq_len: int, vocab_size: int) -> Split:
-    """Return a split with these sizes and without sets."""
+    """Return a split with these sizes and an empty set."""
     metadata = DatasetMetadata(
         pad_id=0,
         ignore_label_id=0,
@@ -34,7 +34,9 @@ def split_of(seq_len: int, vocab_size: int) -> Split:
         mean_puzzle_examples=1.0,
         sets=["all"],
     )
-    return Split(Path("data/test"), metadata, {})
+    nothing_NS, starts = np.zeros((0, seq_len), np.uint8), np.zeros(1, np.int64)
+    empty = PuzzleSet("all", nothing_NS, nothing_NS, starts[:0], starts, starts)
+    return Split(Path("data/test"), metadata, {"all": empty})
 
 
 def split_with(inputs_NS: np.ndarray, labels_NS: np.ndarray, vocab_size: int) -> Split:

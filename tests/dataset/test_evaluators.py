@@ -17,9 +17,9 @@ def test_names_and_metrics() -> None:
     assert get_args(EvaluatorName) == tuple(task.kind for task in TASKS)
     evaluators = build_evaluators(["sudoku", "sudoku"], split_of(81, 11))
     tokens_BS = torch.ones(3, 81, dtype=torch.int64)
-    assert evaluators.metrics == ("valid_boards", "clues_kept") == tuple(evaluators.judge(tokens_BS, tokens_BS))
+    assert evaluators.metrics == ("valid_boards", "clues_kept") == tuple(evaluators.judge(tokens_BS, tokens_BS, "all"))
     nothing = build_evaluators([], split_of(900, 12))
-    assert nothing.metrics == () and nothing.judge(tokens_BS, tokens_BS) == {}
+    assert nothing.metrics == () and nothing.judge(tokens_BS, tokens_BS, "all") == {}
     for size in ((36, 6), (64, 11)):
         with pytest.raises(ValueError, match="the evaluator sudoku can't judge"):
             build_evaluators(["sudoku"], split_of(*size))

@@ -144,7 +144,7 @@ def test_any_presses_that_turn_all_lamps_off_are_right() -> None:
     answers_BS = np.stack([label_S, other_S, wrong_S, blank_S])
     batch = tensors(np.tile(question_S, (4, 1)), answers_BS)
     evaluators = build_evaluators(["lights_out"], split_of(25, 5))
-    found = evaluators.judge(batch["inputs"], batch["labels"].long())
+    found = evaluators.judge(batch["inputs"], batch["labels"].long(), "all")
     assert evaluators.metrics == tuple(found) == ("lamps_off", "fewest_presses")
     assert found["lamps_off"].tolist() == [True, True, False, False]
     assert found["fewest_presses"].tolist() == [True, is_as_short, False, False]

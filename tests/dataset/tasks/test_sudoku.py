@@ -115,7 +115,7 @@ def test_clues_are_kept_where_the_input_has_a_digit() -> None:
     predictions_BS[1, 5] = 3
     predictions_BS[2, 3] = 1
     predictions_BS[3, 9] = 2
-    found = build_evaluators(["sudoku"], split_of(16, 6)).judge(inputs_BS, predictions_BS)
+    found = build_evaluators(["sudoku"], split_of(16, 6)).judge(inputs_BS, predictions_BS, "all")
     assert found["clues_kept"].tolist() == [True, False, False, True]
     reasons = [SUDOKU.verdict(*pair).reason for pair in zip(inputs_BS.numpy(), predictions_BS.numpy(), strict=True)]
     assert ["1 clue altered" in reason for reason in reasons] == [False, True, True, False]
