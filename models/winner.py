@@ -3,7 +3,7 @@
 "Speed is Confidence" (arXiv 2601.19085) and its code. The trajectories of a slot begin with
 different values of the last recurrent state (z_L). The trajectory with the lowest token loss wins
 the segment: its outputs are those of the slot. All trajectories go on from the winner's z_H, each
-with its own z_L.
+with its own z_L. A step runs all of them without gradient, and the winner again with it.
 """
 
 # B = slots, K = initial states, N = B x K trajectories, S = tokens, V = vocabulary, E = puzzle
