@@ -64,10 +64,8 @@ class Entry(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _in_one_form(cls, given: Any) -> Any:
+    def _in_one_form(cls, given: dict[str, Any]) -> Any:
         """Write lists among the values as overrides, and one value of `when` as a list."""
-        if not isinstance(given, dict):
-            return given
         if unknown := [str(key) for key in given if key not in cls.model_fields]:
             raise ValueError(unknown_key(unknown[0], cls))
         values, when = given.get("values"), given.get("when")

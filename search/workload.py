@@ -58,8 +58,7 @@ def announce(sweep: Sweep, trials: Sequence[FrozenTrial] = ()) -> None:
     if num_trials <= 0:
         return
     is_grid = sweep.config.sampler.name == "grid"
-    points = (point for _, point in sweep.space.grid()) if is_grid else dry_points(sweep)
-    left = [point for point in points if point not in finished][: num_trials if is_grid else _MOST_DRAWN]
+    left = [point for point in dry_points(sweep) if point not in finished][: num_trials if is_grid else _MOST_DRAWN]
     found: dict[str, Size] = {}
     for point in left:
         with suppress(UserError):  # the trial will say what is wrong
