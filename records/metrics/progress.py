@@ -29,14 +29,13 @@ class Progress:
         self._stream = stream or sys.stderr
         self._first_step, self._last_step = first_step, last_step
         self._started, self._last_line = time.monotonic(), float("-inf")
-        self._bar: tqdm[Any] | None = None
-        if self._stream.isatty():
-            self._bar = tqdm(total=last_step, initial=first_step, unit="step", file=self._stream, dynamic_ncols=True)
+        self._bar: tqdm[Any] = tqdm(
+            total=last_step, initial=first_step, unit="step", file=self._stream, dynamic_ncols=True, disable=None
+        )  # only on a terminal
 
     def advance(self, step: int) -> None:
-        if self._bar is not None:
-            with suppress(OSError):
-                self._bar.update(step - self._bar.n)
+        with suppress(OSError):
+            self._bar.update(step - self._bar.n)
 
     def write(self, step: int, row: Row) -> None:
         text = "  ".join(f"{label} {row[name]:{form}}" for label, name, form in _TRAINING if name in row)
@@ -45,7 +44,7 @@ class Progress:
         if not text:
             return
         now = time.monotonic()
-        if self._bar is not None:
+        if not self._bar.disable:
             self._bar.set_postfix_str(text, refresh=False)
         elif now - self._last_line >= _LINE_EVERY_S or step == self._last_step:
             self._last_line = now
@@ -57,15 +56,14 @@ class Progress:
         """Show text with the time of day, above the bar if there is one."""
         text = f"{time.strftime('%H:%M:%S')}  {text}".replace("\n", "\n" + " " * len("00:00:00  "))
         with suppress(OSError):
-            if self._bar is not None:
+            if not self._bar.disable:
                 self._bar.write(text, file=self._stream)
             else:
                 print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
-        if self._bar is not None:
-            with suppress(OSError):
-                self._bar.close()
+        with suppress(OSError):
+            self._bar.close()
 
 
 def _evaluation(row: Row) -> str:
