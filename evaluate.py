@@ -112,8 +112,7 @@ def main(world: World) -> None:
         return
     world = connect_devices(world, config.device, config.dist)
     trained = config.open_trained(world)
-    with world.shared_errors():
-        require_keys_of(trained.arch.kind, config.model_dump(), "evaluate", trained.name)
+    require_keys_of(trained.arch.kind, config.model_dump(), "evaluate", trained.name)
     score(config, *trained.with_test_split(config.data_path, world), world)
 
 

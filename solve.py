@@ -79,8 +79,7 @@ def main(world: World) -> None:
         return
     config, as_json = typed
     trained = config.open_trained(world)
-    with world.shared_errors():
-        require_keys_of(trained.arch.kind, config.model_dump(), "solve", trained.name)
+    require_keys_of(trained.arch.kind, config.model_dump(), "solve", trained.name)
     answer = {"puzzles": solve_puzzles, "text": answer_prompts}[trained.arch.kind]
     try:
         all_solved = answer(config, trained, world, as_json=as_json)
