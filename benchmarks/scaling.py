@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from benchmarks.harness import REPOSITORY, build_sudoku, machine, parser_of, pretrain_command, spread, table, write
 from dataset.schema import open_datasets
 from models import build_arch
-from models.act import empty_batch, initial_carry, segment
+from models.act import ActSettings, empty_batch, initial_carry, segment
 from models.base import RecursiveModel
 from models.block import Block
 from records.lock import RunLock
@@ -139,7 +139,7 @@ def count_work(config: PretrainConfig) -> Work:
     batch = empty_batch(1, sizes.seq_len, torch.device("cpu"))
     depth = config.puzzle_arch.depth_at(_WARMUP, config.max_steps or _WARMUP)
     least_B = torch.ones(1, dtype=torch.int32)
-    segment(model, initial_carry(model, batch), batch, training=True, depth=depth, min_halt_steps_B=least_B)
+    segment(model, initial_carry(model, batch), batch, ActSettings(depth, 1, least_B))
     if model.puzzle_embedding is not None:
         work.puzzle_rows = model.puzzle_embedding.weight[0].nbytes + batch["puzzle_identifiers"].element_size()
     return work

@@ -16,7 +16,7 @@ from models.base import RecursiveModel
 from models.carry import NOISY, Carry, Outputs, SegmentOutput, State
 from models.depth import Depth
 from models.dropout import derived
-from models.losses import ACT_SUMS, TokenLossConfig, act_loss, mean_token_loss, probabilities
+from models.losses import ACT_SUMS, TokenLossConfig, act_loss, probabilities
 from models.objective import Objective, PartResult
 from models.winner import spread_states, winner_takes_all
 from utils.batch import Batch
@@ -55,150 +55,24 @@ def initial_carry(model: RecursiveModel, batch: Batch, *, training: bool = False
     )
 
 
-# Many parameters: training has options that evaluation lacks, and the other way round.
-def segment(
-    model: RecursiveModel,
-    carry: Carry,
-    batch: Batch,
-    *,
-    training: bool,
-    depth: Depth | None = None,
-    min_halt_steps_B: torch.Tensor | None = None,
-    seeds_B: torch.Tensor | None = None,
-    own_answers_B: torch.Tensor | None = None,
-    before_segment: Callable[[State], State] | None = None,
-    token_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
-    forward: Callable[..., SegmentOutput] | None = None,
-) -> tuple[Carry, Outputs]:
-    """Run one segment for every slot.
-
-    Slots that halted take their example of `batch` and start anew; the others go on.
-
-    Args:
-        training: halt early by the Q values, and compute the target of q_continue. Otherwise
-            `halted_B` of the new carry says only which slots have run halt_max_steps segments.
-        depth: how deep the segment recurses; None: the whole depth, as in evaluation.
-        min_halt_steps_B: exploration: a slot can't halt before this many steps; 0: no minimum. With
-            `halts_at_random`, it halts as soon as it may.
-        seeds_B: what the model draws of each slot follows from these, int64; None: it draws
-            nothing, as in evaluation.
-        own_answers_B: which slots read a noisy copy of their last answer and not of the label,
-            bool; needed in training with annealed noise (models/noise.py).
-        before_segment: what changes the state before the segment, after slots that halted were
-            reset; None: nothing.
-        token_loss: chooses the winner among the trajectories of a slot (models/winner.py); None: a
-            slot has one trajectory.
-        forward: what runs the segment instead of `model`, such as the model that a parallel
-            strategy has wrapped.
-
-    Returns:
-        The new carry, and the outputs of the segment.
-    """
-    config = model.config
-    depth = depth or config.depth
-    forward = model if forward is None else forward  # compiled modules have no truth value
-
-    fresh_B = carry.halted_B
-    steps_B = torch.where(fresh_B, 0, carry.steps_B) + 1
-    is_annealed = training and config.noise == "annealed"
-    if is_annealed:
-        assert seeds_B is not None
-        batch = {**batch, "noise_seeds": seeds_B, "answers": carry.current["answers"]}
-    current = {
-        name: torch.where(fresh_B.view(-1, *[1] * (old.ndim - 1)), batch[name], old)
-        for name, old in carry.current.items()
-    }
-
-    table = model.puzzle_embedding
-    rows_BE = None if table is None else table.rows(current["puzzle_identifiers"])
-    num_trajectories = config.num_states if token_loss else 1
-
-    def run(state: State, inputs_NS: torch.Tensor, rows_NE: torch.Tensor | None) -> SegmentOutput:
-        if seeds_B is None or not config.is_random:
-            return forward(state, inputs_NS, rows_NE, depth)
-        # The trajectories of a slot drop the same, but read different noise.
-        return forward(
-            state, inputs_NS, rows_NE, depth, seeds_B=seeds_B.repeat_interleave(len(inputs_NS) // len(seeds_B))
-        )
-
-    noisy = _noisy_copies(model, current, steps_B, num_trajectories, seeds_B, own_answers_B)
-    if token_loss is None:
-        state = model.reset(carry.state, fresh_B)
-        if before_segment is not None:
-            state = before_segment(state)
-        state, logits_BSV, q_halt_B, q_continue_B = run(noisy | state, current["inputs"], rows_BE)
-        handed_on = state
-    else:
-        handed_on, (state, logits_BSV, q_halt_B, q_continue_B) = winner_takes_all(
-            *(model, carry.state, fresh_B, noisy, current["inputs"], rows_BE),
-            forward=run,
-            loss_of=token_loss,
-            labels_BS=current["labels"],
-        )
-
-    if is_annealed:
-        current["answers"] = probabilities(logits_BSV.detach(), config.loss)
-
-    last_B = steps_B >= config.halt_max_steps
-    halted_B = last_B
-    target_B = None
-    if training:
-        wants_to_halt_B = None if config.halts_at_random else wants_to_halt(model, q_halt_B, q_continue_B)
-        halted_B = last_B | _halts_early(wants_to_halt_B, steps_B, min_halt_steps_B)
-        if config.has_target_pass:
-            # Q-learning without a replay buffer: one more segment of the same example says what
-            # going on is worth, whether or not the slot halts here.
-            with torch.no_grad():
-                q_values = replace(depth, q_values_only=True)
-                noisy = _noisy_copies(model, current, steps_B + 1, 1, seeds_B, own_answers_B)
-                _, _, next_halt_B, next_continue_B = forward(noisy | state, current["inputs"], rows_BE, q_values)
-                best_next_B = torch.maximum(next_halt_B, next_continue_B)
-                target_B = torch.where(last_B, next_halt_B, best_next_B).sigmoid()
-
-    return Carry(handed_on, steps_B, halted_B, current), Outputs(logits_BSV, q_halt_B, q_continue_B, target_B, rows_BE)
-
-
-def _noisy_copies(
-    model: RecursiveModel,
-    current: Batch,
-    steps_B: torch.Tensor,
-    num_trajectories: int,
-    seeds_B: torch.Tensor | None,
-    own_answers_B: torch.Tensor | None,
-) -> State:
-    """Return what the segments of all trajectories read of the answer, (N, S, V), as NOISY."""
-    if model.config.noise == "none":
-        return {}
-
-    def repeated(tensor_B: torch.Tensor) -> torch.Tensor:
-        return tensor_B.repeat_interleave(num_trajectories, 0)
-
-    def of_trajectories(seeds_B: torch.Tensor) -> torch.Tensor:
-        return derived(seeds_B[:, None], torch.arange(num_trajectories, device=seeds_B.device)).flatten()
-
-    if "answers" in current:
-        assert own_answers_B is not None
-        slots = steps_B, current["labels"], current["answers"], own_answers_B
-        seeds_N = of_trajectories(current["noise_seeds"])
-        return {NOISY: noise.annealed(seeds_N, *map(repeated, slots), num_steps=model.config.halt_max_steps)}
-    # In an evaluation all sequences have the same noise, so that their order does not count.
-    seeds_N = of_trajectories(torch.zeros_like(steps_B, dtype=torch.int64) if seeds_B is None else seeds_B)
-    return {NOISY: noise.normal(derived(seeds_N, repeated(steps_B)), current["inputs"].shape[1], model.vocab_size)}
-
-
 @dataclass(frozen=True)
 class ActSettings:
     """What the config and the number of a training step decide about its segment.
 
     Attributes:
+        depth: how deep the segment recurses.
         global_batch_size: the number of slots over all ranks and parts.
-        min_halt_steps_B, seeds_B, own_answers_B: as for `segment`.
+        min_halt_steps_B: exploration: a slot can't halt before this many steps; 0: no minimum. With
+            `halts_at_random`, it halts as soon as it may.
+        seeds_B: what the model draws of each slot follows from these, int64; None: it draws
+            nothing.
+        own_answers_B: which slots read a noisy copy of their last answer and not of the label,
+            bool; needed with annealed noise (models/noise.py).
     """
 
     depth: Depth
-    loss: TokenLossConfig
     global_batch_size: int
-    min_halt_steps_B: torch.Tensor | None
+    min_halt_steps_B: torch.Tensor | None = None
     seeds_B: torch.Tensor | None = None
     own_answers_B: torch.Tensor | None = None
 
@@ -214,6 +88,117 @@ class ActSettings:
             seeds_B=of_part(self.seeds_B),
             own_answers_B=of_part(self.own_answers_B),
         )
+
+
+def segment(
+    model: RecursiveModel,
+    carry: Carry,
+    batch: Batch,
+    settings: ActSettings | None = None,
+    *,
+    before_segment: Callable[[State], State] | None = None,
+    forward: Callable[..., SegmentOutput] | None = None,
+) -> tuple[Carry, Outputs]:
+    """Run one segment for every slot.
+
+    Slots that halted take their example of `batch` and start anew; the others go on.
+
+    Args:
+        settings: of training, which halts early by the Q values, computes the target of q_continue,
+            and may let trajectories of a slot compete (models/winner.py). None: evaluation, of the
+            whole depth, where `halted_B` of the new carry says only which slots have run
+            halt_max_steps segments.
+        before_segment: what changes the state before the segment, after slots that halted were
+            reset; None: nothing. Of evaluation.
+        forward: what runs the segment instead of `model`, such as the model that a parallel
+            strategy has wrapped.
+
+    Returns:
+        The new carry, and the outputs of the segment.
+    """
+    config = model.config
+    depth = config.depth if settings is None else settings.depth
+    forward = model if forward is None else forward  # compiled modules have no truth value
+
+    fresh_B = carry.halted_B
+    steps_B = torch.where(fresh_B, 0, carry.steps_B) + 1
+    seeds_B = None if settings is None else settings.seeds_B
+    is_annealed = "answers" in carry.current
+    if is_annealed:
+        assert seeds_B is not None
+        batch = {**batch, "noise_seeds": seeds_B, "answers": carry.current["answers"]}
+    current = {
+        name: torch.where(fresh_B.view(-1, *[1] * (old.ndim - 1)), batch[name], old)
+        for name, old in carry.current.items()
+    }
+
+    table = model.puzzle_embedding
+    rows_BE = None if table is None else table.rows(current["puzzle_identifiers"])
+
+    def run(state: State, inputs_NS: torch.Tensor, rows_NE: torch.Tensor | None) -> SegmentOutput:
+        if seeds_B is None or not config.is_random:
+            return forward(state, inputs_NS, rows_NE, depth)
+        # The trajectories of a slot drop the same, but read different noise.
+        seeds_N = seeds_B.repeat_interleave(len(inputs_NS) // len(seeds_B))
+        return forward(state, inputs_NS, rows_NE, depth, seeds_B=seeds_N)
+
+    num_trajectories = 1 if settings is None else config.num_states
+    noisy = _noisy_copies(model, current, steps_B, settings, num_trajectories)
+    if num_trajectories == 1:
+        state = model.reset(carry.state, fresh_B)
+        if before_segment is not None:
+            state = before_segment(state)
+        state, logits_BSV, q_halt_B, q_continue_B = run(noisy | state, current["inputs"], rows_BE)
+        handed_on = state
+    else:
+        handed_on, (state, logits_BSV, q_halt_B, q_continue_B) = winner_takes_all(
+            *(model, carry.state, fresh_B, noisy, current["inputs"], current["labels"], rows_BE), forward=run
+        )
+    if is_annealed:
+        current["answers"] = probabilities(logits_BSV.detach(), config.loss)
+
+    last_B = steps_B >= config.halt_max_steps
+    halted_B = last_B
+    target_B = None
+    if settings is not None:
+        minimum_B = settings.min_halt_steps_B
+        early_B = None if minimum_B is None else steps_B >= minimum_B  # with halts_at_random never without a minimum
+        if not config.halts_at_random:
+            wants_B = wants_to_halt(model, q_halt_B, q_continue_B)
+            early_B = wants_B if early_B is None else wants_B & early_B
+        halted_B = last_B if early_B is None else last_B | early_B
+        if config.has_target_pass:
+            # Q-learning without a replay buffer: one more segment of the same example says what
+            # going on is worth, whether or not the slot halts here.
+            with torch.no_grad():
+                q_values = replace(depth, q_values_only=True)
+                noisy = _noisy_copies(model, current, steps_B + 1, settings, 1)
+                _, _, next_halt_B, next_continue_B = forward(noisy | state, current["inputs"], rows_BE, q_values)
+                best_next_B = torch.maximum(next_halt_B, next_continue_B)
+                target_B = torch.where(last_B, next_halt_B, best_next_B).sigmoid()
+
+    return Carry(handed_on, steps_B, halted_B, current), Outputs(logits_BSV, q_halt_B, q_continue_B, target_B, rows_BE)
+
+
+def _noisy_copies(
+    model: RecursiveModel, current: Batch, steps_B: torch.Tensor, settings: ActSettings | None, num_trajectories: int
+) -> State:
+    """Return what the segments of all trajectories read of the answer, (N, S, V), as NOISY."""
+    if model.config.noise == "none":
+        return {}
+    seeds_B = current.get("noise_seeds", None if settings is None else settings.seeds_B)
+    if seeds_B is None:  # in an evaluation all sequences have the same noise, so that their order does not count
+        seeds_B = torch.zeros_like(steps_B, dtype=torch.int64)
+
+    def repeated(tensor_B: torch.Tensor) -> torch.Tensor:
+        return tensor_B.repeat_interleave(num_trajectories, 0)
+
+    seeds_N = derived(seeds_B[:, None], torch.arange(num_trajectories, device=seeds_B.device)).flatten()
+    if "answers" in current:
+        assert settings is not None and settings.own_answers_B is not None
+        slots = steps_B, current["labels"], current["answers"], settings.own_answers_B
+        return {NOISY: noise.annealed(seeds_N, *map(repeated, slots), num_steps=model.config.halt_max_steps)}
+    return {NOISY: noise.normal(derived(seeds_N, repeated(steps_B)), current["inputs"].shape[1], model.vocab_size)}
 
 
 class ActObjective(Objective[Carry, Batch, ActSettings]):
@@ -254,22 +239,8 @@ class ActObjective(Objective[Carry, Batch, ActSettings]):
         settings: ActSettings,
         forward: Callable[..., SegmentOutput] | None = None,
     ) -> PartResult[Carry]:
-        def token_loss(logits_NSV: torch.Tensor, labels_NS: torch.Tensor) -> torch.Tensor:
-            return mean_token_loss(logits_NSV, labels_NS, config=settings.loss)
-
-        carry, outputs = segment(
-            self._model,
-            carry,
-            batch,
-            training=True,
-            depth=settings.depth,
-            min_halt_steps_B=settings.min_halt_steps_B,
-            seeds_B=settings.seeds_B,
-            own_answers_B=settings.own_answers_B,
-            token_loss=token_loss if self._model.config.num_states > 1 else None,
-            forward=forward,
-        )
-        loss, sums = self._loss_of_slots(outputs, carry, settings)
+        carry, outputs = segment(self._model, carry, batch, settings, forward=forward)
+        loss, sums = self._loss_of_slots(outputs, carry, settings, self._model.config.loss)
         detached = replace(
             outputs,
             logits_BSV=outputs.logits_BSV.detach(),
@@ -302,14 +273,16 @@ class ActObjective(Objective[Carry, Batch, ActSettings]):
         return settings.global_batch_size
 
 
-def loss_of_slots(outputs: Outputs, carry: Carry, settings: ActSettings) -> tuple[torch.Tensor, torch.Tensor]:
+def loss_of_slots(
+    outputs: Outputs, carry: Carry, settings: ActSettings, config: TokenLossConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the part of a step's loss that belongs to some slots, and their sums of METRICS.
 
     Args:
         outputs, carry: what `segment` returned for these slots.
     """
     loss_sum, sums = act_loss(
-        outputs, carry.current["labels"], halted_B=carry.halted_B, steps_B=carry.steps_B, config=settings.loss
+        outputs, carry.current["labels"], halted_B=carry.halted_B, steps_B=carry.steps_B, config=config
     )
     return loss_sum / settings.global_batch_size, sums
 
@@ -321,20 +294,6 @@ def wants_to_halt(model: RecursiveModel, q_halt_B: torch.Tensor, q_continue_B: t
     2510.04871, section 4.6), it halts where the answer is more likely right than wrong.
     """
     return q_halt_B > q_continue_B if model.config.values_going_on else q_halt_B > 0
-
-
-def _halts_early(
-    wants_to_halt_B: torch.Tensor | None, steps_B: torch.Tensor, min_halt_steps_B: torch.Tensor | None
-) -> torch.Tensor:
-    """Return for each slot whether it halts in training before its last segment, bool (B,).
-
-    Args:
-        wants_to_halt_B: None: a slot halts as soon as it may, and never without a minimum.
-    """
-    if min_halt_steps_B is None:
-        return torch.zeros_like(steps_B, dtype=torch.bool) if wants_to_halt_B is None else wants_to_halt_B
-    may_B = steps_B >= min_halt_steps_B
-    return may_B if wants_to_halt_B is None else wants_to_halt_B & may_B
 
 
 def draw_min_halt_steps(seed: int, step: int, batch_size: int, prob: float, halt_max_steps: int) -> torch.Tensor:

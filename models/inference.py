@@ -108,7 +108,7 @@ class Slots:
                 return state
             return self._trajectories.at(self._model, self._rows_B, self._steps_B + 1)(state)
 
-        self._carry, outputs = segment(self._model, self._carry, batch, training=False, before_segment=before_segment)
+        self._carry, outputs = segment(self._model, self._carry, batch, before_segment=before_segment)
         wants_B = wants_to_halt(self._model, outputs.q_halt_B, outputs.q_continue_B)
         self._halted_B = before_B | wants_B
         self._steps_B += 1
@@ -241,7 +241,7 @@ def relative_change(before: State, after: State) -> Tensor:
 def idle_segment(model: RecursiveModel, seq_len: int, device: torch.device) -> None:
     """Run a segment of an empty puzzle, on a rank without sequences, for its collectives."""
     batch = empty_batch(1, seq_len, device)
-    segment(model, initial_carry(model, batch), batch, training=False)
+    segment(model, initial_carry(model, batch), batch)
 
 
 @dataclass
@@ -279,7 +279,7 @@ def trace(
         before_segment = None
         if trajectories is not None and numbers_N is not None:
             before_segment = trajectories.at(model, numbers_N, np.full(len(numbers_N), number))
-        carry, outputs = segment(model, carry, batch, training=False, before_segment=before_segment)
+        carry, outputs = segment(model, carry, batch, before_segment=before_segment)
         carry.halted_B = torch.zeros_like(carry.halted_B)
         predictions.append(outputs.logits_BSV.argmax(-1))
         q_halt.append(outputs.q_halt_B)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from models.base import RecursiveModel
 from models.carry import SegmentOutput, State
+from models.losses import mean_token_loss
 
 
 def start_at(model: RecursiveModel, state: State, fresh_N: Tensor, which_N: Tensor) -> State:
@@ -37,17 +38,15 @@ def winner_takes_all(
     fresh_B: Tensor,
     noisy: State,
     inputs_BS: Tensor,
+    labels_BS: Tensor,
     rows_BE: Tensor | None,
     forward: Callable[[State, Tensor, Tensor | None], SegmentOutput],
-    loss_of: Callable[[Tensor, Tensor], Tensor],
-    labels_BS: Tensor,
 ) -> tuple[State, SegmentOutput]:
     """Run one segment of K trajectories for every slot, and the winners' again with gradient.
 
     Args:
         states: of all trajectories, (B, K, ...).
         noisy: what the segment reads beside the state, (N, ...).
-        loss_of: the token loss of each trajectory (N,), from logits_NSV and labels_NS.
 
     Returns:
         The new states of all trajectories, detached, and what the segment of the winners gave.
@@ -63,7 +62,8 @@ def winner_takes_all(
     with torch.no_grad():
         rows_NE = None if rows_BE is None else repeated(rows_BE)
         state, logits_NSV, *_ = forward(start, repeated(inputs_BS), rows_NE)
-        loss_BK = loss_of(logits_NSV, repeated(labels_BS)).view(num_slots, num_states)
+        loss_N = mean_token_loss(logits_NSV, repeated(labels_BS), config=model.config.loss)
+        loss_BK = loss_N.view(num_slots, num_states)
         winner_B = loss_BK.argmin(1) + num_states * torch.arange(num_slots, device=loss_BK.device)
     of_winners = forward({name: z[winner_B] for name, z in start.items()}, inputs_BS, rows_BE)
     *shared, own = state

@@ -55,7 +55,6 @@ class FakeTraining:
         settings = StepSettings(
             objective=ActSettings(
                 depth=config.puzzle_arch.depth_at(progress.step, 100),
-                loss=config.puzzle_arch.loss,
                 global_batch_size=num_slots,
                 min_halt_steps_B=self.world.to_device(torch.zeros(num_slots, dtype=torch.int32, device="cpu")),
             ),

@@ -194,7 +194,6 @@ def replay(recording: Recording) -> Report:
         settings = StepSettings(
             objective=ActSettings(
                 depth=config.depth,
-                loss=config.loss,
                 global_batch_size=recording.sizes["batch_size"],
                 min_halt_steps_B=min_halt_steps_B,
             ),
@@ -228,7 +227,7 @@ def replay(recording: Recording) -> Report:
     with torch.inference_mode():
         carry = initial_carry(model, batch)
         for _ in range(config.halt_max_steps):
-            carry, outputs = segment(model, carry, batch, training=False)
+            carry, outputs = segment(model, carry, batch)
         _, sums = act_loss(
             outputs,
             carry.current["labels"],

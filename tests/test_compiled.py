@@ -81,7 +81,7 @@ def _step(layout: PuzzleLayout, carry: Carry, batch: Batch, step: int) -> tuple[
     config = layout.model.config
     assert isinstance(config, CommonConfig)
     seeds_B = torch.arange(NUM_SLOTS) if config.is_random else None
-    settings = ActSettings(config.depth_at(step, 10), config.loss, NUM_SLOTS, None, seeds_B)
+    settings = ActSettings(config.depth_at(step, 10), NUM_SLOTS, seeds_B=seeds_B)
     carry, _, sums = layout.forward_backward(carry, batch, settings)
     layout.model.zero_grad()
     return carry, sums

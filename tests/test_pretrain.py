@@ -79,9 +79,8 @@ def test_losses_and_rates_equal_those_of_a_loop_written_out(data: Path, tmp_path
     carry = None
     for step, batch in enumerate(TrainLoader(opened.train, sampler, SINGLE).batches(range(1, 13)), start=1):
         minimum_B = draw_min_halt_steps(config.seed, step, 16, 0.5, 3)
-        carry, outputs = segment(
-            model, carry or initial_carry(model, batch), batch, training=True, min_halt_steps_B=minimum_B
-        )
+        settings = ActSettings(model.config.depth, 16, minimum_B)
+        carry, outputs = segment(model, carry or initial_carry(model, batch), batch, settings)
         labels_BS = carry.current["labels"]
         loss, sums = act_loss(
             outputs,
@@ -193,7 +192,7 @@ def test_the_settings_of_a_step_follow_the_config(data: Path, tmp_path: Path) ->
         assert isinstance(found.objective, ActSettings)
         depth = found.objective.depth
         assert (depth.H_cycles, depth.L_cycles) == ((1, 1) if step <= 6 else (2, 2)), step
-        assert (found.objective.loss, found.objective.global_batch_size, found.grad_clip) == (arch.loss, 16, 2.0)
+        assert (found.objective.global_batch_size, found.grad_clip) == (16, 2.0)
         multiplier = lr_multiplier(step, 12, 4, begun.start.config.lr_min_ratio)
         assert found.lr_factor == pytest.approx(2 * multiplier)
         assert (found.puzzle_emb_lr, found.puzzle_emb_weight_decay) == (pytest.approx(0.5 * multiplier), 0.25)

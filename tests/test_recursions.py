@@ -13,7 +13,16 @@ from models.act import initial_carry, segment
 from models.block import Block, Level
 from models.layers import MLPS, ConvSwiGLU
 from models.tokens import TokenModel
-from tests.models.helpers import embedded, naive_level, naive_read_out, random_batch, run, small_config, small_model
+from tests.models.helpers import (
+    embedded,
+    in_training,
+    naive_level,
+    naive_read_out,
+    random_batch,
+    run,
+    small_config,
+    small_model,
+)
 from utils.batch import Batch
 
 BATCH = 2
@@ -76,7 +85,7 @@ def test_one_network_of_the_trm_takes_both_roles() -> None:
 
 def test_without_recurrence_the_stack_is_applied_once_and_segments_have_no_state() -> None:
     model, old, new = small_model("transformer"), random_batch(BATCH, seed=1), random_batch(BATCH, seed=2)
-    first, outputs = segment(model, initial_carry(model, new), new, training=True)
+    first, outputs = segment(model, initial_carry(model, new), new, in_training(model))
     (level,) = (module for module in model.modules() if isinstance(module, Level))
     for b, x_TD in enumerate(embedded(model, new).detach()):
         logits_SV, q_2 = naive_read_out(model, naive_level(level, 10000.0)(x_TD))
@@ -86,8 +95,8 @@ def test_without_recurrence_the_stack_is_applied_once_and_segments_have_no_state
     assert first.state == {} and not any(name.startswith("state.") for name in first.tensors())
     assert first.halted_B.all(), "a model without recurrence must halt after one segment"
     assert outputs.target_q_continue_B is None
-    after_another, _ = segment(model, initial_carry(model, old), old, training=True)
-    _, again = segment(model, after_another, new, training=True)
+    after_another, _ = segment(model, initial_carry(model, old), old, in_training(model))
+    _, again = segment(model, after_another, new, in_training(model))
     assert torch.equal(again.logits_BSV, outputs.logits_BSV)
 
 

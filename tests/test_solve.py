@@ -136,7 +136,7 @@ def test_answers_equal_those_of_segments_run_by_hand(run: Path) -> None:
         assert [step.number for step in solution.steps] == [1, 2, 3] and len(with_five.steps) == 5
         assert [step.answer for step in with_five.steps[:3]] == [step.answer for step in solution.steps]
         for step in solution.steps:
-            carry, outputs = segment(model, carry, batch, training=False)
+            carry, outputs = segment(model, carry, batch)
             answer = "".join("?.1234"[token] for token in outputs.logits_BSV[0].argmax(-1).tolist())
             assert step.answer == answer
             assert step.changed == [cell for cell in range(16) if answer[cell] != before[cell]]

@@ -162,7 +162,6 @@ def _settings_of_puzzles(config: PretrainConfig, step: int, last_step: int, worl
         own_answers_B = world.to_device(own_answers[mine])
     return ActSettings(
         depth=arch.depth_at(step, last_step),
-        loss=arch.loss,
         global_batch_size=batch_size,
         min_halt_steps_B=world.to_device(min_halt_steps[mine]),
         seeds_B=seeds_B,
@@ -193,14 +192,8 @@ def _example_step_of_puzzles(
 ) -> tuple[Carry, dict[str, Tensor], ActSettings]:
     arch, batch = config.puzzle_arch, empty_batch(num_slots, sizes.seq_len, device)
     seeds_B = torch.zeros(num_slots, dtype=torch.int64, device=device) if arch.takes_seeds else None
-    settings = ActSettings(
-        arch.depth,
-        arch.loss,
-        num_slots,
-        min_halt_steps_B=None,
-        seeds_B=seeds_B,
-        own_answers_B=torch.zeros(num_slots, dtype=torch.bool, device=device),
-    )
+    own_answers_B = torch.zeros(num_slots, dtype=torch.bool, device=device)
+    settings = ActSettings(arch.depth, num_slots, seeds_B=seeds_B, own_answers_B=own_answers_B)
     return initial_carry(model, batch, training=True), batch, settings
 
 

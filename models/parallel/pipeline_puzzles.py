@@ -131,7 +131,8 @@ class PuzzlePipelineLayout(PipelineLayout[PuzzleStage, Carry, Batch, ActSettings
         logits_BSV, q_B2 = output
         tensors = {name: tensor[slots_B] for name, tensor in self._in_schedule.tensors().items()}
         outputs = Outputs(logits_BSV, q_B2[:, 0], q_B2[:, 1], None, None)
-        part_of_loss, sums = loss_of_slots(outputs, Carry.from_tensors(tensors), self._settings)
+        config = self.model.config.loss
+        part_of_loss, sums = loss_of_slots(outputs, Carry.from_tensors(tensors), self._settings, config)
         self._sums += sums
         return part_of_loss * self._loss_scale
 

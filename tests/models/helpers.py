@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from models import ARCHS, ArchConfig, build_arch
+from models.act import ActSettings
 from models.attention import Attention
 from models.base import RecursiveModel
 from models.block import Block, Level
@@ -165,6 +166,11 @@ def seed_with(condition: Callable[[int], bool], what: str) -> int:
         if met and margins.least >= MARGIN:
             return seed
     raise AssertionError(f"of 200 seeds none gives {what} by a margin of {MARGIN}, so the test would prove nothing")
+
+
+def in_training(model: RecursiveModel, **options: Any) -> ActSettings:
+    """Return the settings of a training step, of the whole depth unless the options say else."""
+    return ActSettings(**{"depth": model.config.depth, "global_batch_size": 1, **options})
 
 
 def random_batch(batch_size: int, *, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> Batch:

@@ -11,7 +11,7 @@ from torch import Tensor
 from models.act import draw_min_halt_steps, initial_carry, segment, wants_to_halt
 from models.carry import Carry, Outputs
 from models.tokens import TokenModel
-from tests.models.helpers import random_batch, seed_with, small_model
+from tests.models.helpers import in_training, random_batch, seed_with, small_model
 from utils.batch import Batch
 
 BATCH = 4
@@ -29,7 +29,7 @@ def _with_q(q_halt: float, q_continue: float, **changes: Any) -> TokenModel:
 def _going_on(model: TokenModel, batch: Batch, halted: list[bool], steps: list[int]) -> Carry:
     """Return a carry in the middle of a run. One segment of `batch` has made its state."""
     current = {name: tensor.clone() for name, tensor in batch.items()}
-    carry, _ = segment(model, initial_carry(model, batch), batch, training=False)
+    carry, _ = segment(model, initial_carry(model, batch), batch)
     return Carry(carry.state, torch.tensor(steps, dtype=torch.int32), torch.tensor(halted), current)
 
 
@@ -37,7 +37,7 @@ def test_only_halted_slots_take_their_draw() -> None:
     model, old, new = small_model(), random_batch(BATCH, seed=1), random_batch(BATCH, seed=2)
     halted = [True, False, True, False]
     carry = _going_on(model, old, halted, [4, 2, 1, 1])
-    after, outputs = segment(model, carry, new, training=True)
+    after, outputs = segment(model, carry, new, in_training(model))
     assert after.steps_B.tolist() == [1, 3, 1, 2]
     for slot, was_halted in enumerate(halted):
         for name in old:
@@ -45,8 +45,8 @@ def test_only_halted_slots_take_their_draw() -> None:
             assert torch.equal(after.current[name][slot], expected), f"{name} of slot {slot}"
     # A replaced slot computes the same as in a fresh run. A slot that goes on computes the same as
     # without replaced neighbours.
-    _, fresh_outputs = segment(model, initial_carry(model, new), new, training=True)
-    _, continued_outputs = segment(model, _going_on(model, old, [False] * BATCH, [4, 2, 1, 1]), new, training=True)
+    _, fresh_outputs = segment(model, initial_carry(model, new), new, in_training(model))
+    _, continued_outputs = segment(model, _going_on(model, old, [False] * BATCH, [4, 2, 1, 1]), new, in_training(model))
     for slot, was_halted in enumerate(halted):
         logits = (fresh_outputs if was_halted else continued_outputs).logits_BSV[slot]
         torch.testing.assert_close(outputs.logits_BSV[slot], logits, rtol=1e-5, atol=1e-5)
@@ -69,14 +69,14 @@ def test_q_values_halt_in_training_and_the_last_step_in_evaluation(
     q_halt: float, q_continue: float, changes: dict[str, Any], halts: bool
 ) -> None:
     model, batch = _with_q(q_halt, q_continue, **changes), random_batch(BATCH)
-    carry, outputs = segment(model, initial_carry(model, batch), batch, training=True)
+    carry, outputs = segment(model, initial_carry(model, batch), batch, in_training(model))
     assert carry.halted_B.tolist() == [halts] * BATCH
     assert (outputs.target_q_continue_B is None) == bool(changes)
     if "halt_max_steps" not in changes:
         assert wants_to_halt(model, outputs.q_halt_B, outputs.q_continue_B).tolist() == [halts] * BATCH
     carry, last_step = initial_carry(model, batch), model.config.halt_max_steps
     for step in range(1, last_step + 1):
-        carry, outputs = segment(model, carry, batch, training=False)
+        carry, outputs = segment(model, carry, batch)
         assert carry.halted_B.tolist() == [step == last_step] * BATCH, f"step {step}"
         assert outputs.target_q_continue_B is None
 
@@ -84,14 +84,13 @@ def test_q_values_halt_in_training_and_the_last_step_in_evaluation(
 def test_exploration_delays_halting_until_its_minimum_or_the_last_step() -> None:
     model, batch = _with_q(1, 0), random_batch(BATCH)
     carry = _going_on(model, batch, [False] * BATCH, [0, 1, 1, 3])
-    carry, _ = segment(
-        model, carry, batch, training=True, min_halt_steps_B=torch.tensor([0, 2, 3, 4], dtype=torch.int32)
-    )
+    minimum_B = torch.tensor([0, 2, 3, 4], dtype=torch.int32)
+    carry, _ = segment(model, carry, batch, in_training(model, min_halt_steps_B=minimum_B))
     assert carry.steps_B.tolist() == [1, 2, 2, 4]
     assert carry.halted_B.tolist() == [True, True, False, True]
     reluctant = _with_q(0, 1)
     carry = _going_on(reluctant, batch, [False] * BATCH, [3, 3, 2, 2])
-    carry, _ = segment(reluctant, carry, batch, training=True, min_halt_steps_B=torch.zeros(BATCH, dtype=torch.int32))
+    carry, _ = segment(reluctant, carry, batch, in_training(reluctant, min_halt_steps_B=torch.zeros_like(minimum_B)))
     assert carry.halted_B.tolist() == [True, True, False, False]
 
 
@@ -101,9 +100,9 @@ def test_the_target_of_q_continue_is_the_value_after_one_more_segment() -> None:
     def two_segments(seed: int) -> tuple[Outputs, Tensor, Tensor]:
         model = small_model(seed=seed)
         carry = _going_on(model, batch, [False] * BATCH, [3, 1, 3, 2])
-        after, outputs = segment(model, carry, batch, training=True)
+        after, outputs = segment(model, carry, batch, in_training(model))
         going_on = Carry(after.state, after.steps_B, torch.zeros(BATCH, dtype=torch.bool), after.current)
-        _, following = segment(model, going_on, batch, training=False)
+        _, following = segment(model, going_on, batch)
         return outputs, following.q_halt_B.detach(), following.q_continue_B.detach()
 
     def tells_rules_apart(seed: int) -> bool:
@@ -120,20 +119,20 @@ def test_the_target_of_q_continue_is_the_value_after_one_more_segment() -> None:
 
 
 def test_a_segment_and_its_target_have_the_requested_depth() -> None:
-    """Without a requested depth, a segment has the full depth, not that of a curriculum."""
+    """A segment of an evaluation has the full depth, not that of a curriculum."""
     curriculum = [{"until": 0.5, "H_cycles": 1, "L_cycles": 1}]
     model, batch = small_model(H_cycles=2, L_cycles=2, depth_curriculum=curriculum), random_batch(BATCH)
     shallow = small_model(H_cycles=1, L_cycles=1)
     carry = initial_carry(model, batch)
-    _, untold = segment(model, carry, batch, training=True)
-    _, told_whole = segment(model, carry, batch, training=True, depth=model.config.depth)
-    _, told_first = segment(model, carry, batch, training=True, depth=model.config.depth_at(1, 10))
-    _, of_shallow = segment(shallow, carry, batch, training=True)
-    for ours, theirs in [(untold, told_whole), (told_first, of_shallow)]:
-        assert torch.equal(ours.logits_BSV, theirs.logits_BSV)
-        assert ours.target_q_continue_B is not None and theirs.target_q_continue_B is not None
-        assert torch.equal(ours.target_q_continue_B, theirs.target_q_continue_B)
-    assert not torch.equal(untold.logits_BSV, told_first.logits_BSV)
+    _, evaluated = segment(model, carry, batch)
+    _, told_whole = segment(model, carry, batch, in_training(model))
+    _, told_first = segment(model, carry, batch, in_training(model, depth=model.config.depth_at(1, 10)))
+    _, of_shallow = segment(shallow, carry, batch, in_training(shallow))
+    assert torch.equal(evaluated.logits_BSV, told_whole.logits_BSV)
+    assert torch.equal(told_first.logits_BSV, of_shallow.logits_BSV)
+    assert told_first.target_q_continue_B is not None and of_shallow.target_q_continue_B is not None
+    assert torch.equal(told_first.target_q_continue_B, of_shallow.target_q_continue_B)
+    assert not torch.equal(evaluated.logits_BSV, told_first.logits_BSV)
 
 
 def test_exploration_has_its_frequency_and_bounds_and_follows_from_seed_and_step() -> None:

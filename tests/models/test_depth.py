@@ -18,6 +18,7 @@ from tests.models.helpers import (
     RECURRENT,
     fresh_state,
     gradients_of,
+    in_training,
     random_batch,
     run,
     small_config,
@@ -218,12 +219,12 @@ def test_fp8_is_for_calls_of_training_without_gradient(
 
     monkeypatch.setattr("models.layers.fp8_product", product)
     model, batch = small_model(name, fp8_no_grad=True, **changes), random_batch(BATCH)
-    _, outputs = segment(model, initial_carry(model, batch), batch, training=True)
+    _, outputs = segment(model, initial_carry(model, batch), batch, in_training(model))
     outputs.logits_BSV.sum().backward()
     assert products == [False] * expected
     products.clear()
     with torch.no_grad():
-        segment(model, initial_carry(model, batch), batch, training=False)
+        segment(model, initial_carry(model, batch), batch)
     assert not products
 
 

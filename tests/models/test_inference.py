@@ -45,7 +45,7 @@ class Alone:
         self.halts_at = self.settled_at = STEPS
         with torch.no_grad():
             for step in range(1, STEPS + 1):
-                carry, outputs = segment(model, carry, one, training=False)
+                carry, outputs = segment(model, carry, one)
                 carry.halted_B = torch.tensor([False])
                 self.answers.append(outputs.logits_BSV.argmax(-1)[0].tolist())
                 self.q_halt.append(float(outputs.q_halt_B))

@@ -103,8 +103,8 @@ def test_a_sequence_keeps_its_noise_and_hands_on_its_answer(name: str, read: lis
     own_B, stay_B = torch.ones(NUM_SLOTS, dtype=torch.bool), torch.full((NUM_SLOTS,), NUM_STEPS)
     answers, logits = [], []
     for seeds_B in (SEEDS, SEEDS + 1):
-        given = {"seeds_B": seeds_B, "own_answers_B": own_B, "min_halt_steps_B": stay_B}
-        carry, outputs = segment(model, carry, batch, training=True, **given)  # type: ignore[arg-type]
+        settings = ActSettings(model.config.depth, NUM_SLOTS, stay_B, seeds_B, own_B)
+        carry, outputs = segment(model, carry, batch, settings)
         answers.append(carry.current["answers"])
         logits.append(outputs.logits_BSV)
     assert torch.equal(carry.current["noise_seeds"], SEEDS), "it took the seeds of a later step"
@@ -121,7 +121,7 @@ def test_a_sequence_keeps_its_noise_and_hands_on_its_answer(name: str, read: lis
 
 def test_every_segment_and_every_trajectory_reads_new_noise(read: list[Tensor]) -> None:
     model, batch = _model("trm", noise="fresh", num_states=2), random_batch(NUM_SLOTS)
-    settings = ActSettings(model.config.depth, model.config.loss, NUM_SLOTS, None, seeds_B=SEEDS)
+    settings = ActSettings(model.config.depth, NUM_SLOTS, seeds_B=SEEDS)
     ActObjective(model).run(initial_carry(model, batch, training=True), batch, settings)
     assert len(torch.unique(read[0].flatten(1), dim=0)) == 2 * NUM_SLOTS
     # In an evaluation all sequences read the same noise, and each trajectory reads its own.

@@ -56,7 +56,7 @@ def _outputs(model: SEMixer, inputs_BS: Tensor, num_segments: int = 2) -> Output
     }
     carry = initial_carry(model, batch)
     for _ in range(num_segments):
-        carry, outputs = segment(model, carry, batch, training=False)
+        carry, outputs = segment(model, carry, batch)
         carry.halted_B = torch.zeros_like(carry.halted_B)
     return outputs
 

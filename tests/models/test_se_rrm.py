@@ -16,7 +16,6 @@ from models import ArchConfig
 from models.act import ActObjective, ActSettings, draw_random_halts, draw_seeds, initial_carry, segment
 from models.attention import rotary_tables
 from models.dropout import Dropout, attend_with_dropout, kept
-from models.losses import mean_token_loss
 from models.se_rrm import SERRM, SERRMBlock
 from models.symbols import NUM_SPECIAL, confidence_logit
 from tests.models.helpers import (
@@ -25,6 +24,7 @@ from tests.models.helpers import (
     VOCAB_SIZE,
     build_puzzle_arch,
     fresh_state,
+    in_training,
     naive_mlp,
     naive_rms,
     naive_rotate,
@@ -195,14 +195,14 @@ def test_chance_alone_halts_in_training() -> None:
     model, batch = _model(halt_max_steps=3), random_batch(BATCH)
     carry = initial_carry(model, batch)
     never = torch.full((BATCH,), 3, dtype=torch.int32)
-    carry, _ = segment(model, carry, batch, training=True, min_halt_steps_B=torch.tensor([0, 3, 3]))
+    carry, _ = segment(model, carry, batch, in_training(model, min_halt_steps_B=torch.tensor([0, 3, 3])))
     assert carry.halted_B.tolist() == [True, False, False]
-    carry, _ = segment(model, carry, batch, training=True, min_halt_steps_B=never)
+    carry, _ = segment(model, carry, batch, in_training(model, min_halt_steps_B=never))
     assert (carry.halted_B.tolist(), carry.steps_B.tolist()) == ([False] * 3, [1, 2, 2])
-    carry, outputs = segment(model, carry, batch, training=True, min_halt_steps_B=never)
+    carry, outputs = segment(model, carry, batch, in_training(model, min_halt_steps_B=never))
     assert (carry.halted_B.tolist(), carry.steps_B.tolist()) == ([False, True, True], [2, 3, 3])
     assert outputs.target_q_continue_B is None
-    carry, _ = segment(model, initial_carry(model, batch), batch, training=True)
+    carry, _ = segment(model, initial_carry(model, batch), batch, in_training(model))
     assert not carry.halted_B.any(), "without a draw nothing halts early"
 
 
@@ -236,8 +236,7 @@ def test_the_trajectories_of_a_slot_draw_the_same() -> None:
         return model(*arguments, seeds_B=seeds_B)
 
     carry, seeds_B = initial_carry(model, batch, training=True), torch.arange(BATCH)
-    loss = partial(mean_token_loss, config=model.config.loss)
-    segment(model, carry, batch, training=True, seeds_B=seeds_B, token_loss=loss, forward=forward)
+    segment(model, carry, batch, in_training(model, seeds_B=seeds_B), forward=forward)
     assert [each.tolist() for each in given] == [sorted([*range(BATCH)] * 2), [*range(BATCH)]]
 
 
@@ -304,7 +303,7 @@ def test_checkpointing_drops_the_same() -> None:
 def test_parts_of_a_step_get_their_own_draws() -> None:
     model, batch = _model(dropout=0.3), random_batch(4)
     halts_B, config = torch.tensor([0, 4, 0, 4]), model.config
-    settings = ActSettings(config.depth, config.loss, 4, halts_B, seeds_B=draw_seeds(0, 1, 4))
+    settings = ActSettings(config.depth, 4, halts_B, draw_seeds(0, 1, 4))
     objective, carry = ActObjective(model), initial_carry(model, batch)
     whole = objective.run(carry, batch, settings)
     parts = [objective.run(*part) for part in objective.split(carry, batch, settings, 2)]

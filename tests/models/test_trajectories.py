@@ -87,7 +87,7 @@ def test_the_changes_of_a_slot_are_those_of_its_segments(batch: Batch) -> None:
     before = model.reset(carry.state, carry.halted_B)
     with torch.no_grad():
         for _ in range(STEPS):
-            carry, _ = segment(model, carry, batch, training=False)
+            carry, _ = segment(model, carry, batch)
             carry.halted_B = torch.zeros_like(carry.halted_B)
             deltas_B = slots.advance().deltas_B
             assert deltas_B is not None

@@ -2,6 +2,7 @@
 
 # B = slots, K = initial states
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -27,12 +28,14 @@ def _model(name: str, seed: int = 0, **changes: Any) -> RecursiveModel:
 
 
 def _settings(model: RecursiveModel) -> ActSettings:
-    return ActSettings(model.config.depth, model.config.loss, NUM_SLOTS, min_halt_steps_B=None)
+    return ActSettings(model.config.depth, NUM_SLOTS)
 
 
 class Alone:
     def __init__(self, model: RecursiveModel) -> None:
-        self._model = model
+        self._model = copy(model)  # with the same weights, but one trajectory
+        self._model.config = model.config.model_copy(update={"num_states": 1})
+        self._starts = model.starts()
         self.halted, self.steps = True, 0
         self.states: list[State] = []
         self.winner = -1
@@ -43,14 +46,14 @@ class Alone:
         if self.halted:
             start = model.reset(model.initial_state(1, CPU), torch.tensor([True]))
             last = list(start)[-1]
-            self.states = [start | {last: model.starts()[k].expand_as(start[last])} for k in range(NUM_STATES)]
+            self.states = [start | {last: self._starts[k].expand_as(start[last])} for k in range(NUM_STATES)]
             self.steps, self.current = 0, one
         self.steps += 1
         labels = self.current["labels"]
         found, losses = [], []
         for state in self.states:
             carry = Carry(state, torch.tensor([self.steps - 1]), torch.tensor([False]), self.current)
-            carry, outputs = segment(model, carry, self.current, training=True)
+            carry, outputs = segment(model, carry, self.current, _settings(model))
             found.append((carry, outputs))
             token_loss = mean_token_loss(outputs.logits_BSV, labels, config=model.config.loss)
             losses.append(token_loss.detach())
@@ -59,7 +62,7 @@ class Alone:
         self.halted = bool(carry.halted_B)
         last = list(carry.state)[-1]
         self.states = [carry.state | {last: own.state[last]} for own, _ in found]
-        loss, self.sums = loss_of_slots(self.outputs, carry, _settings(model))
+        loss, self.sums = loss_of_slots(self.outputs, carry, _settings(model), model.config.loss)
         return loss
 
 
@@ -128,7 +131,7 @@ def test_more_states_change_neither_the_weights_nor_the_evaluation() -> None:
     assert torch.equal(blank_model("trm", num_states=NUM_STATES).starts()[1:], starts_KD[1:])
     carry = ActObjective(one).fresh_carry(NUM_SLOTS, CPU)
     with torch.no_grad():
-        outputs = [segment(model, replace(carry), batch, training=False)[1] for model in (one, three)]
+        outputs = [segment(model, replace(carry), batch)[1] for model in (one, three)]
     assert torch.equal(outputs[0].logits_BSV, outputs[1].logits_BSV)
 
 

@@ -39,7 +39,7 @@ def _by_hand(model: HRM, rows: dict[str, np.ndarray]) -> list[dict[str, torch.Te
     carry = initial_carry(model, batch)
     said = []
     for _ in range(STEPS):
-        carry, outputs = segment(model, carry, batch, training=False)
+        carry, outputs = segment(model, carry, batch)
         loss, _ = act_loss(
             outputs,
             batch["labels"],

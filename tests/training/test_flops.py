@@ -94,7 +94,7 @@ def test_a_real_step_has_as_many_operations(arch: str) -> None:
     batch = empty_batch(BATCH, SIZES.seq_len, torch.device("cpu"))
     options = config.puzzle_arch
     seeds_B = torch.arange(BATCH) if options.is_random else None
-    settings = ActSettings(options.depth, options.loss, BATCH, min_halt_steps_B=None, seeds_B=seeds_B)
+    settings = ActSettings(options.depth, BATCH, seeds_B=seeds_B)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         Layout[Carry, Batch, ActSettings](model, World.single()).forward_backward(
             initial_carry(model, batch), batch, settings

@@ -99,7 +99,7 @@ def train(
         new_carry, outputs, sums = layout.forward_backward(
             carry,
             {name: tensor[mine] for name, tensor in batch_at(step).items()},
-            ActSettings(config.depth, config.loss, global_batch_size=BATCH, min_halt_steps_B=minimum_B),
+            ActSettings(config.depth, BATCH, minimum_B),
             loss_scale=loss_scale,
         )
         assert new_carry is not None

@@ -24,17 +24,15 @@ def test_a_step_equals_its_slots_computed_one_by_one(arch: str, num_parts: int) 
     ]
     for step in range(2):
         batch, minimum_B = batch_at(step), (torch.arange(BATCH, dtype=torch.int32) + step) % 4
-        settings = ActSettings(depth, model.config.loss, BATCH, minimum_B)
+        settings = ActSettings(depth, BATCH, minimum_B)
         new_carry, outputs, sums = layout.forward_backward(carry, batch, settings)
         assert new_carry is not None
         carry = new_carry
         expected_sums, expected_rows = torch.zeros(len(METRICS), dtype=torch.float64), []
         for b in range(BATCH):
             slot = {name: tensor[b : b + 1] for name, tensor in batch.items()}
-            carries[b], said = segment(
-                reference, carries[b], slot, training=True, depth=depth, min_halt_steps_B=minimum_B[b : b + 1]
-            )
-            of_slot, slot_sums = loss_of_slots(said, carries[b], settings)
+            carries[b], said = segment(reference, carries[b], slot, settings.of_slots(slice(b, b + 1)))
+            of_slot, slot_sums = loss_of_slots(said, carries[b], settings, model.config.loss)
             of_slot.backward()
             expected_sums += slot_sums
             assert said.puzzle_rows_BE is not None and said.puzzle_rows_BE.grad is not None
@@ -61,7 +59,7 @@ def test_outputs_and_carry_hold_no_graph() -> None:
     carry, outputs, sums = layout.forward_backward(
         start(layout.model, World.single()),
         batch_at(0),
-        ActSettings(model.config.depth, model.config.loss, BATCH, min_halt_steps_B=None),
+        ActSettings(model.config.depth, BATCH),
     )
     assert carry is not None
     for part in outputs:
