@@ -1,7 +1,6 @@
 """solve.py on the command line and from Python: answers, exit statuses and mistakes."""
 # N = puzzles, T = steps, S = cells
 
-import functools
 import gzip
 import io
 import json
@@ -108,9 +107,10 @@ Call = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    def run_main(*typed: str, stdin: str = "") -> tuple[int, str]:
+    def run_main(*typed: str, stdin: object = "") -> tuple[int, str]:
+        stream = io.TextIOWrapper(io.BytesIO(stdin.encode())) if isinstance(stdin, str) else stdin
         monkeypatch.setattr(sys, "argv", ["solve.py", "device=cpu", *typed])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        monkeypatch.setattr(sys, "stdin", stream)
         capsys.readouterr()
         try:
             program.main(SINGLE)
@@ -385,7 +385,6 @@ def test_rows_of_several_datasets_are_numbered_in_sequence(tmp_path: Path) -> No
 
 
 FILES = {
-    "short.csv": f"question\n{QUESTION}\n{QUESTION[1:]}\n",
     "answer.csv": f"question,answer\n{QUESTION},{SOLUTION[::-1]}\n",
     "short.sdk": "#A me\n[Puzzle]\n1..4\n...\n4...\n.3.1\n",
     "damaged.txt.gz": "no gzip",
@@ -399,13 +398,13 @@ MISTAKES = [
     ("run", "puzzle={files}/damaged.txt.gz", "damaged.txt.gz: cannot be read"),
     ("run", "csv={files}/answer.csv", "answer.csv:2: the answer is no solution of its question"),
     ("run", "task={files}/task.json", "task.json is JSON, as ARC tasks are, but {run} was trained on sudoku 2x2"),
-    ("arc_run", "csv={files}/short.csv", "short.csv is no ARC task as JSON, but {run} was trained on arc"),
+    ("arc_run", "csv={files}/answer.csv", "answer.csv is no ARC task as JSON, but {run} was trained on arc"),
     ("arc_run", "task={files}/ragged.json", "ragged.json: test pair 1, input"),
 ]
 
 
 def test_texts_and_files_that_are_no_puzzles_are_refused(
-    run: Path, arc_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Path, arc_run: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Failing:
         @property
@@ -415,28 +414,16 @@ def test_texts_and_files_that_are_no_puzzles_are_refused(
     monkeypatch.setattr(Trained, "load_model", lambda *_: pytest.fail("the weights were read first"))
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    streams = ((None, "standard input is empty"), (Failing(), "read (Input/output error)"))
-    of_streams = [("run", "puzzle=-", expected, stdin) for stdin, expected in streams]
-    for run_name, typed, expected, stdin in [
-        *((*each, io.TextIOWrapper(io.BytesIO())) for each in MISTAKES),
-        *of_streams,
-    ]:
-        monkeypatch.setattr(sys, "stdin", stdin)
+    of_streams = [
+        ("run", "puzzle=-", "standard input is empty", None),
+        ("run", "puzzle=-", "read (Input/output error)", Failing()),
+    ]
+    for run_name, typed, expected, stdin in [*((*each, "") for each in MISTAKES), *of_streams]:
         folder = {"run": run, "arc_run": arc_run}[run_name]
-        key, _, value = typed.replace("{files}", str(tmp_path)).partition("=")
-        config, trained = _opened(folder)
         with pytest.raises(ValueError) as caught:
-            program.solve_puzzles(config.model_copy(update={key: value}), trained, SINGLE, as_json=False)
+            call(f"checkpoint={folder}", typed.replace("{files}", str(tmp_path)), stdin=stdin)
         assert expected.replace("{run}", str(folder)) in str(caught.value)
         assert "\n" not in str(caught.value)
-
-
-@functools.cache
-def _opened(run: Path) -> tuple[Any, Trained]:
-    read = program.read_command_line([f"checkpoint={run}", "puzzle=x"])
-    assert not isinstance(read, str)
-    config = read[0].model_copy(update={"puzzle": None})
-    return config, config.open_trained(SINGLE)
 
 
 def test_wrong_models_and_keys_are_refused(run: Path, arc_run: Path, call: Call, tmp_path: Path) -> None:
@@ -458,8 +445,6 @@ def test_wrong_models_and_keys_are_refused(run: Path, arc_run: Path, call: Call,
     ):
         with pytest.raises(UserError, match=re.escape(expected)):
             call(f"checkpoint={checkpoint}", *typed)
-    with pytest.raises(ValueError, match="there is no checkpoint at nowhere"):
-        Solver.from_checkpoint("nowhere")
     rows: Any = [[1, 2, 3]]
     with pytest.raises(UserError, match="puzzle 1 is of the type list; give a text, or an ARC task"):
         Solver.from_checkpoint(run, device="cpu").solve(rows)

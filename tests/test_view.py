@@ -281,10 +281,6 @@ def test_runs_are_compared_by_the_names_of_steps(tmp_path: Path, capsys: pytest.
 # ---- answers that are not saved yet --------------------------------------------------------------
 
 
-def ended(status: int) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.CompletedProcess([], status)
-
-
 def test_a_run_without_answers_gets_them_from_evaluate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -304,7 +300,7 @@ def test_a_run_without_answers_gets_them_from_evaluate(
     def evaluate(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
         commands.append(command[-4:-1])
         shutil.copytree(saved, read_config("evaluate", command[-4:])["out"], dirs_exist_ok=True)
-        return ended(0)
+        return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(subprocess, "run", evaluate)
     page = page_of(run, output, "--max-examples", "4")
@@ -321,7 +317,7 @@ def test_a_run_without_answers_gets_them_from_evaluate(
 
     (run / "step_00000600").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(subprocess, "run", lambda *_, **__: ended(2))
+        patch.setattr(subprocess, "run", lambda *_, **__: Mock(returncode=2))
         said = view.view([str(run), "-o", str(output)]).splitlines()[0]
     assert said.startswith(f"{run} has no saved answers of step 600: evaluate.py ended with status 2, and said why")
     words = shlex.split(said.rpartition("view.py: ")[2])
