@@ -20,7 +20,6 @@ import pytest
 from records.metrics import Metrics, Picture, WandbConfig
 from records.metrics.progress import Progress
 from tests import runs
-from tests.in_process import train_here
 from utils.errors import UserError
 from utils.ranks.world import World
 
@@ -414,12 +413,6 @@ def test_tensorboard_that_fails_ends_no_run(
     assert [row["step"] for row in runs.rows(tmp_path)] == [1, 2]
 
 
-def test_a_run_writes_for_tensorboard(data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train_here(runs.settings(data, run, tensorboard="true", log_interval=1, max_steps=2))
-    assert _curves(run)["train/lm_loss"] == pytest.approx({row["step"]: row["train/lm_loss"] for row in runs.rows(run)})
-
-
 # ---- the real package --------------------------------------------------------------------------
 
 
@@ -431,8 +424,10 @@ def test_offline_needs_neither_an_account_nor_a_network(
     hook = runs.with_arguments(_without_account, str(tmp_path / "home"), matplotlib.get_cachedir())
     options = {"wandb.mode": "offline", "wandb.artifacts": "best", "wandb.pictures": 2, "wandb.group": "1_0"}
     often = {"max_steps": 4, "log_interval": 1, "eval_every_n_steps": 2, "checkpoint_every_n_steps": 1}
-    runs.train([*runs.settings(data, run, **options, **often), "run_name=1e3"], log, hook=hook).ok()
+    typed = [*runs.settings(data, run, **options, **often), "run_name=1e3", "tensorboard=true"]
+    runs.train(typed, log, hook=hook).ok()
     assert [row["step"] for row in runs.rows(run)] == [1, 2, 3, 4]
+    assert _curves(run)["train/lm_loss"] == pytest.approx({row["step"]: row["train/lm_loss"] for row in runs.rows(run)})
     (file,) = run.glob("wandb/offline-run-*/run-*.wandb")
     records = list(_records(file))
     named = [(record.run.display_name, record.run.run_group) for record in records if record.HasField("run")]

