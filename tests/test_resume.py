@@ -80,7 +80,7 @@ EVERYTHING = {
     "ema_start": 0.1,
     "grad_clip": 1.0,
     "arch.noise": "annealed",
-    "arch.pseudo_target_steps": 6,
+    "arch.pseudo_target_steps": 20,
     "arch.H_cycles": 2,
     "arch.depth_curriculum": "[{until: 0.4, H_cycles: 1, L_cycles: 1}]",
     "early_stop_patience": 2,
