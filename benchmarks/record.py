@@ -7,8 +7,7 @@ e.g. python -m benchmarks.record sudoku-extreme --told "the units" experiment=su
 Each seed trains a model with the overrides of pretrain.py; after `then` a further run begins with
 its weights. The last run is evaluated on the test puzzles of the track. The program refuses a tree
 with changes, other test puzzles, training answers that the track does not have, and a training that
-takes longer than the track allows. Its clock is the time of the processors, and on a GPU the time
-that passes.
+takes longer than the track allows. Its clock is the time of the processors.
 """
 
 import argparse
@@ -17,24 +16,27 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from benchmarks.harness import REPOSITORY, machine, pretrain_command, table
 from dataset.augment import BOXES, Box
 from dataset.schema import Split, check_contents, open_split
 from dataset.sudoku import symmetry_keys
 from records.history import METRICS_FILE, History, read_run_config
+from training.config import PretrainConfig
 from training.flops import flops_until
 from training.trained import open_trained
+from utils.command_line import validate
 from utils.ranks.world import World
 
+# Keys of pretrain.py and evaluate.py that the program gives.
+_OURS = {"init_from", "load_checkpoint", "resume", "checkpoint_path", "seed", "device", "data_paths_test"}
+_OURS |= {"checkpoint", "out", "max_examples"}
 RUNS = REPOSITORY / "checkpoints/records"
 TITLES = (
     *("date", "scores", "minutes", "parameters", "operations", "training puzzles", "told", "commit", "recipe"),
@@ -78,6 +80,7 @@ def main() -> None:
     parser.add_argument("--evaluate", nargs="+", default=[], metavar="KEY=VALUE", help="of evaluate.py")
     args = parser.parse_intermixed_args()
     track, folder = TRACKS[args.track], RUNS / args.track
+    require_rules(args.overrides, args.evaluate, args.seeds, track)
     if _git("status", "--porcelain"):
         sys.exit("the tree has changes; commit them, so that the row can name a commit")
     if not check_contents(open_split(track.data, "test")).startswith(track.test):
@@ -93,16 +96,21 @@ def _of_seed(overrides: list[str], seed: int, folder: Path, track: Track, evalua
     """Train and score a model. Return its score, minutes, parameters, operations and puzzles."""
     runs, num_puzzles, operations, began = list[Path](), 0, 0.0, _clock()
     for number, stage in enumerate(stages_of(overrides)):
-        start = [f"init_from={runs[-1]}"] if runs else []
+        ours = [f"init_from={runs[-1]}"] if runs else []
         runs.append(folder / str(number))
-        command = pretrain_command(1, *stage, *start, f"seed={seed}", f"checkpoint_path={runs[-1]}")
+        ours += [f"seed={seed}", f"checkpoint_path={runs[-1]}", "device=cpu"]
+        if track.goal is not None:
+            ours += [f"data_paths_test=[{track.data}]", "eval_max_examples=null", "eval_max_share=null"]
+        command = pretrain_command(1, *stage, *ours)
         subprocess.run(command, cwd=REPOSITORY, check=True, env=os.environ | {"OMP_NUM_THREADS": str(track.threads)})
     minutes = (_clock() - began) / 60
     for run in runs:
-        config, history = read_run_config(run), History(run / METRICS_FILE)
+        config = validate(PretrainConfig, read_run_config(run))
+        history = History(run / METRICS_FILE)
         history.refresh()
         operations += flops_until(run, [history.rows[-1]["step"]])[0]
-        num_puzzles = max(num_puzzles, num_allowed(open_split(config["data_path"], "train"), track))
+        of_run = [num_allowed(open_split(path, "train"), track) for path in config.train_paths]
+        num_puzzles = max(num_puzzles, sum(of_run))
     if track.goal is not None:
         reached = [row["time_s"] for row in history.rows if row.get(f"eval/all/{track.score}", 0) >= track.goal]
         found = f"{reached[0]:.0f} s" if reached else "never"
@@ -117,6 +125,18 @@ def _of_seed(overrides: list[str], seed: int, folder: Path, track: Track, evalua
     model = open_trained(runs[-1], World.single()).load_model(World.single())
     parameters = sum(each.numel() for each in model.parameters())
     return [found, f"{minutes:.1f}", f"{parameters:,}", f"{operations:.1e}", f"{num_puzzles:,}"]
+
+
+def require_rules(overrides: list[str], evaluation: list[str], seeds: list[int], track: Track) -> None:
+    """End the program if what was typed breaks a rule of docs/records.md."""
+    stages = list(stages_of(overrides))
+    keys = {each.split("=")[0].lstrip("+") for each in [*overrides, *evaluation]}
+    if own := keys & _OURS:
+        sys.exit(f"{', '.join(sorted(own))}: the rules of the track decide this; leave it out")
+    if len(set(seeds)) < 3:
+        sys.exit("a row has three seeds or more; give --seeds three numbers, or leave it out")
+    if track.goal is not None and len(stages) > 1:
+        sys.exit("this track measures the time of one run; leave out then")
 
 
 def stages_of(words: Sequence[str]) -> Iterator[list[str]]:
@@ -147,9 +167,9 @@ def _keys(split: Split, box: Box) -> np.ndarray:
 
 
 def _clock() -> float:
-    """Return the seconds of all processors in programs that ended; on a GPU, those of a clock."""
+    """Return the seconds of all processors in programs that ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.monotonic() if torch.cuda.is_available() else used.ru_utime + used.ru_stime
+    return used.ru_utime + used.ru_stime
 
 
 def _git(*words: str) -> str:

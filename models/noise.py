@@ -54,7 +54,9 @@ def annealed(
         num_steps: the most segments of a sequence, K.
     """
     draws_BK = uniform(derived(derived(seeds_B, _TIMES)[:, None], torch.arange(num_steps + 1, device=seeds_B.device)))
-    t_B = draws_BK.sort(1).values.gather(1, steps_B.long()[:, None] - 1)
+    # A resume with a lower halt_max_steps may find a slot beyond it.
+    nth_B = steps_B.long().clamp(max=num_steps + 1) - 1
+    t_B = draws_BK.sort(1).values.gather(1, nth_B[:, None])
     is_own_B = own_answers_B & (steps_B > 1)
     vocab_size = answers_BSV.shape[-1]
     labels_BSV = labels_BS[..., None] == torch.arange(vocab_size, device=labels_BS.device)

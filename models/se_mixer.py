@@ -75,7 +75,7 @@ class SEMixerConfig(CommonConfig):
     @property
     def is_equivariant(self) -> bool:
         # The network is told the units of a Sudoku, which its symmetries permute.
-        return self.cells == "units"
+        return self.cells == "units" and self.noise == "none"
 
     @property
     def is_free_of_sizes(self) -> bool:

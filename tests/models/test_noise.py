@@ -22,7 +22,6 @@ from models.trajectories import Trajectories
 from models.trm import TRM
 from models.urm import URM
 from tests.models.helpers import ARCH_NAMES, random_batch, small_model, small_symbol_model
-from utils.errors import UserError
 
 NUM_SLOTS, NUM_STEPS, VOCAB_SIZE = 3, 5, 6
 SEEDS = torch.tensor([3, 2**32 - 1, 77])
@@ -124,6 +123,8 @@ def test_every_segment_and_every_trajectory_reads_new_noise(read: list[Tensor]) 
     settings = ActSettings(model.config.depth, NUM_SLOTS, seeds_B=SEEDS)
     ActObjective(model).run(initial_carry(model, batch, training=True), batch, settings)
     assert len(torch.unique(read[0].flatten(1), dim=0)) == 2 * NUM_SLOTS
+    is_own = (read[1][:, None] == read[0].unflatten(0, (NUM_SLOTS, 2))).flatten(2).all(2).any(1)
+    assert is_own.all(), "the winner's second pass reads other noise than its first"
     # In an evaluation all sequences read the same noise, and each trajectory reads its own.
     read.clear()
     trace(model, batch, 2)
@@ -132,8 +133,3 @@ def test_every_segment_and_every_trajectory_reads_new_noise(read: list[Tensor]) 
     assert torch.equal(plain[0], plain[1]) and not torch.allclose(plain, later)
     assert torch.equal(spread[0], plain[0]) and torch.equal(spread[0], spread[2])
     assert not torch.allclose(spread[0], spread[1])
-
-
-def test_a_model_without_a_state_has_no_noise() -> None:
-    with pytest.raises(UserError, match="noise is annealed, but arch=transformer has no state; set it to none"):
-        small_model("transformer", recurrent=False, noise="annealed")

@@ -138,3 +138,5 @@ def test_more_states_change_neither_the_weights_nor_the_evaluation() -> None:
 def test_a_model_without_a_state_is_refused() -> None:
     with pytest.raises(UserError, match="num_states is 2, but arch=transformer has no state; set it to 1"):
         blank_model("transformer", num_states=2)
+    with pytest.raises(UserError, match="noise is fresh, but arch=transformer has no state; set it to none"):
+        blank_model("transformer", noise="fresh")
