@@ -66,5 +66,5 @@ def annealed(
 
 
 def uniform(bits: torch.Tensor) -> torch.Tensor:
-    """Return numbers between 0 and 1 of 32 bits each. The ends, where erfinv is infinite, miss."""
+    """Return numbers of 32 bits each, above 0 and below 1, so that erfinv(2 u - 1) is finite."""
     return ((bits >> 9).float() + 0.5) / 2**23  # float32 has no halves above 2^23

@@ -52,9 +52,10 @@ class Trajectories:
                 which_B = torch.from_numpy(numbers_B % self.count % model.config.num_states).to(device)
                 fresh_B = torch.from_numpy(segments_B == 1).to(device)
                 state = start_at(model, state, fresh_B, which_B)
+            state = self._add_noise(state, numbers_B, segments_B)
             if model.config.noise != "none":
                 state = state | {NOISY: self._read(model, numbers_B, segments_B, next(iter(state.values())).device)}
-            return self._add_noise(state, numbers_B, segments_B)
+            return state
 
         return change
 
@@ -73,15 +74,14 @@ class Trajectories:
             return state
         device = next(iter(state.values())).device
         generator = torch.Generator(device)
-        moved = {name: z for name, z in state.items() if name != NOISY}
-        drawn: dict[str, list[torch.Tensor]] = {name: [] for name in moved}
+        drawn: dict[str, list[torch.Tensor]] = {name: [] for name in state}
         for slot in noisy.tolist():
             origin = [_NOISE_STREAM, self.seed, rows_B[slot], trajectories_B[slot], segments_B[slot]]
             generator.manual_seed(int(np.random.SeedSequence(origin).generate_state(1, np.uint64)[0] >> 1))
-            for name, z in moved.items():
+            for name, z in state.items():
                 drawn[name].append(torch.randn(z.shape[1:], generator=generator, device=device))
         slots = torch.from_numpy(noisy).to(device)
-        return state | {
+        return {
             name: z.index_add(0, slots, (self.noise * torch.stack(drawn[name])).to(z.dtype))
-            for name, z in moved.items()
+            for name, z in state.items()
         }
