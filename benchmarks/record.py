@@ -7,18 +7,21 @@ e.g. python -m benchmarks.record sudoku-extreme --told "the units" experiment=su
 Each seed trains a model with the overrides of pretrain.py; after `then` a further run begins with
 its weights. The last run is evaluated on the test puzzles of the track. The program refuses a tree
 with changes, other test puzzles, training answers that the track does not have, and a training that
-takes longer than the track allows. Its clock is the time of the processors.
+takes longer than the track allows. Its clock is the time of the processors. Stopped and started
+again, it keeps the seeds that it had finished.
 """
 
 import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +42,18 @@ _OURS = {"init_from", "load_checkpoint", "resume", "checkpoint_path", "seed", "d
 _OURS |= {"checkpoint", "out", "max_examples"}
 RUNS = REPOSITORY / "checkpoints/records"
 TITLES = (
-    *("date", "scores", "minutes", "parameters", "operations", "training puzzles", "told", "commit", "recipe"),
+    *(
+        "date",
+        "scores",
+        "segments",
+        "minutes",
+        "parameters",
+        "operations",
+        "training puzzles",
+        "told",
+        "commit",
+        "recipe",
+    ),
     "machine",
 )
 
@@ -86,14 +100,23 @@ def main() -> None:
     if not check_contents(open_split(track.data, "test")).startswith(track.test):
         sys.exit(f"{track.data}: its test puzzles are not those of the track; docs/records.md says how to build it")
     commit = _git("rev-parse", "--short", "HEAD")
-    rows = [_of_seed(args.overrides, seed, folder / f"{commit}-{seed}", track, args.evaluate) for seed in args.seeds]
-    of_seeds = [" ".join(each) for each in zip(*(row[:2] for row in rows), strict=True)]
-    row = [date.today(), *of_seeds, *rows[-1][2:], args.told, commit, " ".join(args.overrides)]
-    print(table(TITLES, [[*row, machine()["machine"]]]))
+    recipe = " ".join([*args.overrides, *(["evaluate", *args.evaluate] if args.evaluate else [])])
+    folders = [folder / f"{commit}-{sha256(recipe.encode()).hexdigest()[:8]}-{seed}" for seed in args.seeds]
+    rows = [_of_seed(args.overrides, *each, track, args.evaluate) for each in zip(args.seeds, folders, strict=True)]
+    of_seeds = [" ".join(each) for each in zip(*(row[:3] for row in rows), strict=True)]
+    row = [date.today(), *of_seeds, *rows[-1][3:], args.told, commit, recipe, machine()["machine"]]
+    print(table(TITLES, [row]))
 
 
 def _of_seed(overrides: list[str], seed: int, folder: Path, track: Track, evaluation: list[str]) -> list[str]:
-    """Train and score a model. Return its score, minutes, parameters, operations and puzzles."""
+    """Train and score a model.
+
+    Return its score, segments of a test puzzle, minutes, parameters, operations and puzzles.
+    """
+    kept = folder / "row.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
+    shutil.rmtree(folder, ignore_errors=True)  # of a program that was stopped, and its clock with it
     runs, num_puzzles, operations, began = list[Path](), 0, 0.0, _clock()
     for number, stage in enumerate(stages_of(overrides)):
         ours = [f"init_from={runs[-1]}"] if runs else []
@@ -114,17 +137,25 @@ def _of_seed(overrides: list[str], seed: int, folder: Path, track: Track, evalua
     if track.goal is not None:
         reached = [row["time_s"] for row in history.rows if row.get(f"eval/all/{track.score}", 0) >= track.goal]
         found = f"{reached[0]:.0f} s" if reached else "never"
+        segments = f"{history.rows[-1]['eval/all/steps']:.1f}"
     else:
         out = folder / "evaluation"
         command = ["evaluate.py", f"checkpoint={runs[-1]}", f"data_path={track.data}", f"out={out}", *evaluation]
         command += [f"max_examples={track.max_examples}"] if track.max_examples else []
         subprocess.run([sys.executable, *command], cwd=REPOSITORY, check=True)
-        found = f"{json.loads((out / 'results.json').read_text())['metrics'][f'eval/all/{track.score}']:.4f}"
+        metrics = json.loads((out / "results.json").read_text())["metrics"]
+        # Typed with more passes, the answer of all of them counts.
+        passes = [f"{key}/" for key in ("trajectories", "restarts", "tta") if f"eval/all/{key}/segments" in metrics]
+        of_passes, name = (passes[0], "segments") if passes else ("", "steps")
+        found = f"{metrics[f'eval/all/{of_passes}{track.score}']:.4f}"
+        segments = f"{metrics[f'eval/all/{of_passes}{name}']:.1f}"
     if minutes > (allowed := track.minutes * track.threads):
         sys.exit(f"seed {seed} scored {found} after {minutes:.1f} minutes; the track allows {allowed:g}")
     model = open_trained(runs[-1], World.single()).load_model(World.single())
     parameters = sum(each.numel() for each in model.parameters())
-    return [found, f"{minutes:.1f}", f"{parameters:,}", f"{operations:.1e}", f"{num_puzzles:,}"]
+    row = [found, segments, f"{minutes:.1f}", f"{parameters:,}", f"{operations:.1e}", f"{num_puzzles:,}"]
+    kept.write_text(json.dumps(row))
+    return row
 
 
 def require_rules(overrides: list[str], evaluation: list[str], seeds: list[int], track: Track) -> None:

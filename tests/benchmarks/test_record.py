@@ -43,8 +43,12 @@ def test_a_record_is_trained_in_two_runs_and_scored(
     found = dict(zip(titles, row, strict=True))
     assert all(0 <= float(each) <= 1 for each in found["scores"].split()) and len(found["minutes"].split()) == 3
     assert found["parameters"] == "3,440" and found["commit"] == "c0ffee" and found["told"] == "nothing"
-    runs = sorted(each.name for each in (tmp_path / "sudoku-extreme/c0ffee-2").iterdir())
-    assert runs == ["0", "1", "evaluation"]
+    first, _, last = sorted((tmp_path / "sudoku-extreme").iterdir())
+    assert sorted(each.name for each in last.iterdir()) == ["0", "1", "evaluation", "row.json"]
+    (first / "row.json").write_text((first / "row.json").read_text().replace(found["scores"].split()[0], "kept", 1))
+    (last / "row.json").unlink()
+    record.main()
+    assert capsys.readouterr().out.splitlines()[-1].split(" | ")[1] == " ".join(["kept", *found["scores"].split()[1:]])
     monkeypatch.setitem(record.TRACKS, "sudoku-extreme", Track(str(data), "f00", minutes=5))
     with pytest.raises(SystemExit, match="not those of the track"):
         record.main()
