@@ -198,7 +198,8 @@ def _noisy_copies(
         assert settings is not None and settings.own_answers_B is not None
         slots = steps_B, current["labels"], current["answers"], settings.own_answers_B
         return {NOISY: noise.annealed(seeds_N, *map(repeated, slots), num_steps=model.config.halt_max_steps)}
-    return {NOISY: noise.normal(derived(seeds_N, repeated(steps_B)), current["inputs"].shape[1], model.vocab_size)}
+    seeds_N = derived(seeds_N, repeated(steps_B))
+    return {NOISY: noise.full_strength(model.config.noise, seeds_N, current["inputs"].shape[1], model.vocab_size)}
 
 
 class ActObjective(Objective[Carry, Batch, ActSettings]):

@@ -1,8 +1,10 @@
 """What segments read of the answer: noise, or a noisy copy with noise that falls.
 
-`fresh`: every segment reads new noise and nothing else, in training and at test time. A model that
-treats all symbols and cells alike can't guess between equals without noise. With several states
-(models/winner.py) the trajectories of a slot read different noise, and only the best one trains.
+`fresh`: every segment reads new noise of standard deviation 1 and nothing else, in training and at
+test time. A model that treats all symbols and cells alike can't guess between equals without noise.
+With several states (models/winner.py) the trajectories of a slot read different noise, and only the
+best one trains. Weaker noise is guessed from less: a third of it left passes much alike
+(docs/lab/log.md).
 
 `annealed` ("Thinking with Looped Flows", arXiv 2609.11801): in training the copy is I_t = (1 - t)
 x_0 + t x_1, of noise x_0 and the answer x_1 (equation 3). The times t of a sequence are drawn once
@@ -25,11 +27,15 @@ from models.dropout import derived
 _TIMES, _NOISE = 0, 1
 
 
-def normal(seeds_B: torch.Tensor, seq_len: int, vocab_size: int) -> torch.Tensor:
-    """Return noise with the standard deviation 1 / sqrt(V) (table 6), float32 (B, S, V)."""
+def full_strength(kind: str, seeds_B: torch.Tensor, seq_len: int, vocab_size: int) -> torch.Tensor:
+    """Return what a segment reads without a copy of the answer, float32 (B, S, V).
+
+    Args:
+        kind: arch.noise. The standard deviation of `annealed` is 1 / sqrt(V) (table 6).
+    """
     places_SV = torch.arange(seq_len * vocab_size, device=seeds_B.device).view(seq_len, vocab_size)
     uniform_BSV = uniform(derived(derived(seeds_B, _NOISE)[:, None, None], places_SV))
-    return torch.erfinv(2 * uniform_BSV - 1) * math.sqrt(2 / vocab_size)
+    return torch.erfinv(2 * uniform_BSV - 1) * math.sqrt(2 / vocab_size if kind == "annealed" else 2)
 
 
 def annealed(
@@ -61,7 +67,7 @@ def annealed(
     vocab_size = answers_BSV.shape[-1]
     labels_BSV = labels_BS[..., None] == torch.arange(vocab_size, device=labels_BS.device)
     x1_BSV = torch.where(is_own_B[:, None, None], answers_BSV, labels_BSV.to(answers_BSV.dtype))
-    x0_BSV = normal(seeds_B, labels_BS.shape[1], vocab_size)
+    x0_BSV = full_strength("annealed", seeds_B, labels_BS.shape[1], vocab_size)
     return torch.lerp(x0_BSV, x1_BSV, t_B[..., None])
 
 

@@ -17,7 +17,7 @@ import torch
 from models.base import RecursiveModel
 from models.carry import NOISY, State
 from models.dropout import derived
-from models.noise import normal
+from models.noise import full_strength
 from models.winner import start_at
 from utils.batch import Batch
 
@@ -65,7 +65,7 @@ class Trajectories:
         """Return the noise that the segments read (models/noise.py), of each trajectory its own."""
         which_B, steps_B = (torch.from_numpy(each).to(device) for each in (numbers_B % self.count, segments_B))
         seeds_B = derived(torch.where(which_B > 0, self.seed, 0), which_B)
-        return normal(derived(seeds_B, steps_B), model.seq_len, model.vocab_size)
+        return full_strength(model.config.noise, derived(seeds_B, steps_B), model.seq_len, model.vocab_size)
 
     def _add_noise(self, state: State, numbers_B: np.ndarray, segments_B: np.ndarray) -> State:
         rows_B, trajectories_B = np.divmod(numbers_B, self.count)

@@ -6,14 +6,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import record
-from benchmarks.record import Track, num_allowed, stages_of
+from benchmarks.record import Track, num_allowed
 from dataset.schema import open_split
 
 RUN = ["experiment=demo", "max_steps=2", "eval_every_n_steps=2", "global_batch_size=4", "wandb.mode=disabled"]
-
-
-def test_then_parts_the_runs_of_a_seed() -> None:
-    assert list(stages_of(["a=1", "b=2", "then", "c=3"])) == [["a=1", "b=2"], ["c=3"]]
 
 
 def test_training_answers_are_those_of_the_track(data: Path, tmp_path: Path) -> None:

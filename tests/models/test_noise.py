@@ -15,7 +15,7 @@ from models.carry import NOISY, State
 from models.dropout import derived
 from models.hrm import HRM
 from models.inference import trace
-from models.noise import annealed, normal, uniform
+from models.noise import annealed, full_strength, uniform
 from models.se_mixer import SEMixer
 from models.se_rrm import SERRM
 from models.trajectories import Trajectories
@@ -43,7 +43,7 @@ def _copies(own: bool = False, answers: Tensor | None = None) -> Tensor:
 
 
 def test_the_noise_of_a_sequence_is_one_draw_that_falls() -> None:
-    copies, noise = _copies(), normal(SEEDS, LABELS.shape[1], VOCAB_SIZE)
+    copies, noise = _copies(), full_strength("annealed", SEEDS, LABELS.shape[1], VOCAB_SIZE)
     # Where there is no label, the copy is (1 - t) x_0.
     left_KB = (copies[:, 1, 3] / noise[1, 3])[:, :1]
     torch.testing.assert_close(copies[:, 1, 3], left_KB * noise[1, 3])
@@ -57,15 +57,16 @@ def test_pseudo_targets_take_the_place_of_the_label_after_the_first_segment() ->
     answers = torch.rand(*LABELS.shape, VOCAB_SIZE).softmax(-1)
     labels, own = _copies(), _copies(own=True, answers=answers)
     assert torch.equal(own[0], labels[0])
-    noise = normal(SEEDS, LABELS.shape[1], VOCAB_SIZE)
+    noise = full_strength("annealed", SEEDS, LABELS.shape[1], VOCAB_SIZE)
     left_K = (labels[:, 0, 0, 5] / noise[0, 0, 5])[:, None, None]
     torch.testing.assert_close(own[1:, 0], left_K[1:] * noise[0] + (1 - left_K[1:]) * answers[0])
 
 
-def test_noise_has_the_moments_of_the_paper() -> None:
-    noise = normal(torch.arange(50), 81, 9)
+@pytest.mark.parametrize("kind, std", [("annealed", 1 / math.sqrt(9)), ("fresh", 1)])
+def test_noise_has_the_moments_of_its_kind(kind: str, std: float) -> None:
+    noise = full_strength(kind, torch.arange(50), 81, 9)
     assert float(noise.mean()) == pytest.approx(0, abs=0.01)
-    assert float(noise.std()) == pytest.approx(1 / math.sqrt(9), rel=0.02)
+    assert float(noise.std()) == pytest.approx(std, rel=0.02)
     kurtosis = float((noise**4).mean() / noise.var() ** 2)
     assert kurtosis == pytest.approx(3, rel=0.05), "not normal"
     assert torch.isfinite(torch.erfinv(2 * uniform(torch.tensor([0, 2**32 - 1])) - 1)).all()
