@@ -42,6 +42,7 @@ from training.saved_outputs import SavedOutput
 from training.synonyms import aliases
 from training.trained import Trained, TrainedConfig
 from utils.command_line import CommandLine, read_config, validate
+from utils.compiled_code import keep_compiled_code, why_compiling_fails
 from utils.composing import compose
 from utils.config import Bool, Int, page
 from utils.drawing import pyplot
@@ -80,6 +81,7 @@ class EvaluateConfig(TrainedConfig, MoreCompute):
     batch_size: Int | None = Field(gt=0)
     max_examples: Int | None = Field(gt=0)
     adaptive: Bool
+    compile: Bool
     vote_with: list[str]
     plot: Bool
     save_outputs: list[SavedOutput]
@@ -120,7 +122,12 @@ def score(config: EvaluateConfig, trained: Trained, split: AnySplit, world: Worl
     """Score a model, print tables, and write results, answers and pictures. Every rank."""
     of_run, model, kind = trained.config, trained.load_model(world), kind_of_arch(trained.arch)
     evaluators, out, keeps_results = NO_EVALUATORS, None, False
+    if config.compile:
+        keep_compiled_code()
+        model.compile_levels()
     with world.shared_errors():
+        if config.compile and (why := why_compiling_fails(world.device)):
+            raise UserError(f"PyTorch can't compile here: {why}; mend that, or leave compile out")
         if isinstance(model, RecursiveModel) and isinstance(split, Split):
             if config.evaluators is not None:
                 evaluators = build_evaluators(config.evaluators, split)

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,19 @@ def test_the_variations_of_a_puzzle_vote(
     # The scores of the votes are added to those of the single pass, and do not change them.
     assert metrics["eval/all/num_examples"] == len(rows)
     assert any(value != metrics[name.replace("/tta/", "/")] for name, value in found.items()), "votes change nothing"
+
+
+def test_a_compiled_evaluation_answers_the_same(
+    run: Path, tmp_path: Path, evaluated: Evaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep(graph: object, inputs: object) -> object:
+        graphs.append(graph)
+        return graph
+
+    options, graphs = [f"checkpoint={run}", "restarts=2", "noise=0.7", f"out={tmp_path}"], list[object]()
+    expected = evaluated(*options).metrics
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=keep))
+    assert evaluated(*options, "compile=true").metrics == expected and len(graphs) > 1, "it was not compiled"
 
 
 @pytest.mark.invariance

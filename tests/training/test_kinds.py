@@ -12,10 +12,7 @@ from models.act import ActSettings
 from records.checkpoint.format import Progress
 from tests.in_process import SINGLE, pretrain_config
 from tests.spawn import world_of
-from training.evaluation import EvalOptions
 from training.kinds import KINDS
-from training.laps import Interrupts
-from training.samples import TextSample
 from utils.config_files import CONFIG_DIR
 from utils.ranks.world import World
 
@@ -25,14 +22,6 @@ def test_the_keys_of_kinds_are_keys_of_the_page(page: str, num: int) -> None:
     known = yaml.safe_load((CONFIG_DIR / f"{page}.yaml").read_text())
     own = [key for kind in KINDS.values() for key in kind.keys[page]]
     assert set(own) <= known.keys() and len(own) == len(set(own)) == num
-
-
-def test_the_evaluation_of_text_heeds_options_and_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[object] = []
-    monkeypatch.setattr("training.kinds.evaluate_text", lambda *args: given.extend(args))
-    options, interrupts, sample = EvalOptions(5, 3, False), Interrupts(lockstep=True), TextSample(2)
-    KINDS["text"].evaluate("model", "split", SINGLE, options, NO_EVALUATORS, interrupts, sample)
-    assert given == ["model", "split", SINGLE, options, interrupts, sample]
 
 
 def test_the_table_follows_the_config_where_it_reads_data(monkeypatch: pytest.MonkeyPatch) -> None:
