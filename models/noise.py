@@ -3,8 +3,7 @@
 `fresh`: every segment reads new noise of standard deviation 1 and nothing else, in training and at
 test time. A model that treats all symbols and cells alike can't guess between equals without noise.
 With several states (models/winner.py) the trajectories of a slot read different noise, and only the
-best one trains. Weaker noise is guessed from less: a third of it left passes much alike
-(docs/lab/log.md).
+best one trains.
 
 `annealed` ("Thinking with Looped Flows", arXiv 2609.11801): in training the copy is I_t = (1 - t)
 x_0 + t x_1, of noise x_0 and the answer x_1 (equation 3). The times t of a sequence are drawn once
