@@ -13,6 +13,7 @@ again, it keeps the seeds that it had finished.
 
 import argparse
 import json
+import math
 import os
 import resource
 import shutil
@@ -28,13 +29,16 @@ import numpy as np
 
 from benchmarks.harness import REPOSITORY, machine, pretrain_command, table
 from dataset.augment import BOXES, Box
-from dataset.schema import Split, check_contents, open_split
+from dataset.schema import Split, SplitName, open_split
 from dataset.sudoku import symmetry_keys
+from dataset.text.schema import kind_of_data
 from records.history import METRICS_FILE, History, read_run_config
 from training.config import PretrainConfig
 from training.flops import flops_until
+from training.kinds import KINDS, TEXT
 from training.trained import open_trained
 from utils.command_line import validate
+from utils.files import write_atomically
 from utils.ranks.world import World
 
 # Keys of pretrain.py and evaluate.py that the program gives.
@@ -42,20 +46,19 @@ _OURS = {"init_from", "load_checkpoint", "resume", "checkpoint_path", "seed", "d
 _OURS |= {"checkpoint", "out", "max_examples"}
 RUNS = REPOSITORY / "checkpoints/records"
 TITLES = (
-    *(
-        "date",
-        "scores",
-        "segments",
-        "minutes",
-        "parameters",
-        "operations",
-        "training puzzles",
-        "told",
-        "commit",
-        "recipe",
-    ),
+    "date",
+    "scores",
+    "segments",
+    "minutes",
+    "parameters",
+    "operations",
+    "training examples",
+    "told",
+    "commit",
+    "recipe",
     "machine",
 )
+PASSES = {"trajectories", "restarts", "tta"}
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Track:
 TRACKS = {
     "sudoku-extreme": Track("data/sudoku-extreme-1k", "ed9c9c1f", 60, max_examples=2000),
     "sudoku-6x6": Track("data/sudoku-6x6", "cf59469d", 5, goal=0.95),
+    "arc-12x12": Track("data/arc-12x12", "2f45b7f2", 10, score="accuracy"),
+    "text": Track("data/shakespeare", "c0199ded", 10, threads=2, score="bits_per_byte"),
 }
 
 
@@ -97,10 +102,10 @@ def main() -> None:
     require_rules(args.overrides, args.evaluate, args.seeds, track)
     if _git("status", "--porcelain"):
         sys.exit("the tree has changes; commit them, so that the row can name a commit")
-    if not check_contents(open_split(track.data, "test")).startswith(track.test):
-        sys.exit(f"{track.data}: its test puzzles are not those of the track; docs/records.md says how to build it")
+    if not _fingerprint(track.data, "test").startswith(track.test):
+        sys.exit(f"{track.data}: its test data are not those of the track; docs/records.md says how to build it")
     commit = _git("rev-parse", "--short", "HEAD")
-    recipe = " ".join([*args.overrides, *(["evaluate", *args.evaluate] if args.evaluate else [])])
+    recipe = " ".join([*args.overrides, *(["--evaluate", *args.evaluate] if args.evaluate else [])])
     folders = [folder / f"{commit}-{sha256(recipe.encode()).hexdigest()[:8]}-{seed}" for seed in args.seeds]
     rows = [_of_seed(args.overrides, *each, track, args.evaluate) for each in zip(args.seeds, folders, strict=True)]
     of_seeds = [" ".join(each) for each in zip(*(row[:3] for row in rows), strict=True)]
@@ -115,7 +120,8 @@ def _of_seed(overrides: list[str], seed: int, folder: Path, track: Track, evalua
     """
     kept = folder / "row.json"
     if kept.exists():
-        return json.loads(kept.read_text())
+        row = json.loads(kept.read_text())
+        return sys.exit(row) if isinstance(row, str) else row
     shutil.rmtree(folder, ignore_errors=True)  # of a program that was stopped, and its clock with it
     runs, num_puzzles, operations, began = list[Path](), 0, 0.0, _clock()
     for number, stage in enumerate(stages_of(overrides)):
@@ -126,35 +132,39 @@ def _of_seed(overrides: list[str], seed: int, folder: Path, track: Track, evalua
             ours += [f"data_paths_test=[{track.data}]", "eval_max_examples=null", "eval_max_share=null"]
         command = pretrain_command(1, *stage, *ours)
         subprocess.run(command, cwd=REPOSITORY, check=True, env=os.environ | {"OMP_NUM_THREADS": str(track.threads)})
+        if (runs[-1] / "stopped").exists():
+            sys.exit(f"{runs[-1]} was stopped; start the record again, which begins this seed anew")
     minutes = (_clock() - began) / 60
+    if minutes > (allowed := track.minutes * track.threads):
+        # Kept as well, or a seed could be tried until the machine is fast.
+        refused = f"seed {seed} took {minutes:.1f} minutes; the track allows {allowed:g}"
+        write_atomically(kept, json.dumps(refused))
+        sys.exit(refused)
     for run in runs:
         config = validate(PretrainConfig, read_run_config(run))
         history = History(run / METRICS_FILE)
         history.refresh()
         operations += flops_until(run, [history.rows[-1]["step"]])[0]
-        of_run = [num_allowed(open_split(path, "train"), track) for path in config.train_paths]
+        of_run = [num_allowed(path, track) for path in config.train_paths]
         num_puzzles = max(num_puzzles, sum(of_run))
     if track.goal is not None:
-        reached = [row["time_s"] for row in history.rows if row.get(f"eval/all/{track.score}", 0) >= track.goal]
-        found = f"{reached[0]:.0f} s" if reached else "never"
-        segments = f"{history.rows[-1]['eval/all/steps']:.1f}"
+        reached = [row for row in history.rows if row.get(f"eval/all/{track.score}", 0) >= track.goal]
+        found = f"{reached[0]['time_s']:.0f} s" if reached else "never"
+        segments = f"{reached[0]['eval/all/steps']:.1f}" if reached else "-"
     else:
         out = folder / "evaluation"
         command = ["evaluate.py", f"checkpoint={runs[-1]}", f"data_path={track.data}", f"out={out}", *evaluation]
         command += [f"max_examples={track.max_examples}"] if track.max_examples else []
         subprocess.run([sys.executable, *command], cwd=REPOSITORY, check=True)
         metrics = json.loads((out / "results.json").read_text())["metrics"]
-        # Typed with more passes, the answer of all of them counts.
-        passes = [f"{key}/" for key in ("trajectories", "restarts", "tta") if f"eval/all/{key}/segments" in metrics]
-        of_passes, name = (passes[0], "segments") if passes else ("", "steps")
-        found = f"{metrics[f'eval/all/{of_passes}{track.score}']:.4f}"
-        segments = f"{metrics[f'eval/all/{of_passes}{name}']:.1f}"
-    if minutes > (allowed := track.minutes * track.threads):
-        sys.exit(f"seed {seed} scored {found} after {minutes:.1f} minutes; the track allows {allowed:g}")
+        asked = PASSES & {each.split("=")[0] for each in evaluation}
+        of_set, of_segments = "/".join(["eval/all", *asked]), "segments" if asked else "steps"
+        found = f"{metrics[f'{of_set}/{track.score}']:.4f}"
+        segments = f"{metrics.get(f'{of_set}/{of_segments}', math.nan):.1f}"  # texts have none
     model = open_trained(runs[-1], World.single()).load_model(World.single())
     parameters = sum(each.numel() for each in model.parameters())
     row = [found, segments, f"{minutes:.1f}", f"{parameters:,}", f"{operations:.1e}", f"{num_puzzles:,}"]
-    kept.write_text(json.dumps(row))
+    write_atomically(kept, json.dumps(row))
     return row
 
 
@@ -166,8 +176,10 @@ def require_rules(overrides: list[str], evaluation: list[str], seeds: list[int],
         sys.exit(f"{', '.join(sorted(own))}: the rules of the track decide this; leave it out")
     if len(set(seeds)) < 3:
         sys.exit("a row has three seeds or more; give --seeds three numbers, or leave it out")
-    if track.goal is not None and len(stages) > 1:
-        sys.exit("this track measures the time of one run; leave out then")
+    if track.goal is not None and (len(stages) > 1 or evaluation):
+        sys.exit("this track measures the time of one run; leave out then and --evaluate")
+    if len(keys & PASSES) > (track.score == "exact_accuracy"):
+        sys.exit(f"a record takes one of {', '.join(sorted(PASSES))}, and only where exact_accuracy is scored")
 
 
 def stages_of(words: Sequence[str]) -> Iterator[list[str]]:
@@ -176,11 +188,16 @@ def stages_of(words: Sequence[str]) -> Iterator[list[str]]:
     yield from (stage.split("\0") for stage in text)
 
 
-def num_allowed(train: Split, track: Track) -> int:
-    """Return the number of training puzzles. End the program if the track does not allow one.
+def num_allowed(path: str, track: Track) -> int:
+    """Return the number of training examples. End the program if the track does not allow one.
 
     Symmetries that a run draws on the fly are no puzzles of the folder, and always allowed.
     """
+    if kind_of_data(path) == "text":
+        if _fingerprint(path, "train") != _fingerprint(track.data, "train"):
+            sys.exit(f"{path}: is not the text of the track, which trains on no other")
+        return sum(TEXT.open(path, "train").num_examples(None).values())
+    train = open_split(path, "train")
     known = {row.tobytes() for each in open_split(track.data, "train").sets.values() for row in np.asarray(each.labels)}
     rows = [row.tobytes() for each in train.sets.values() for row in np.asarray(each.labels)]
     if not known.issuperset(rows):
@@ -195,6 +212,11 @@ def num_allowed(train: Split, track: Track) -> int:
 
 def _keys(split: Split, box: Box) -> np.ndarray:
     return np.concatenate([symmetry_keys(each.inputs - 1, each.labels - 1, box)[0] for each in split.sets.values()])
+
+
+def _fingerprint(path: str, name: SplitName) -> str:
+    kind = KINDS[kind_of_data(path) or "puzzles"]
+    return kind.check(kind.open(path, name))
 
 
 def _clock() -> float:
