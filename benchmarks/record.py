@@ -13,7 +13,6 @@ again, it keeps the seeds that it had finished.
 
 import argparse
 import json
-import math
 import os
 import resource
 import shutil
@@ -158,9 +157,10 @@ def _of_seed(overrides: list[str], seed: int, folder: Path, track: Track, evalua
         subprocess.run([sys.executable, *command], cwd=REPOSITORY, check=True)
         metrics = json.loads((out / "results.json").read_text())["metrics"]
         asked = PASSES & {each.split("=")[0] for each in evaluation}
-        of_set, of_segments = "/".join(["eval/all", *asked]), "segments" if asked else "steps"
+        of_set = "/".join(["eval/all", *asked])
+        of_segments = f"{of_set}/segments" if asked else f"{of_set}/steps"
         found = f"{metrics[f'{of_set}/{track.score}']:.4f}"
-        segments = f"{metrics.get(f'{of_set}/{of_segments}', math.nan):.1f}"  # texts have none
+        segments = f"{metrics[of_segments]:.1f}" if of_segments in metrics else "-"  # texts have none
     model = open_trained(runs[-1], World.single()).load_model(World.single())
     parameters = sum(each.numel() for each in model.parameters())
     row = [found, segments, f"{minutes:.1f}", f"{parameters:,}", f"{operations:.1e}", f"{num_puzzles:,}"]
