@@ -88,7 +88,10 @@ def draw_accuracy_over_steps(accuracy: Mapping[str, Sequence[float]], trained_st
     for name, values in accuracy.items():
         steps = range(1, len(values) + 1)
         axis.plot(steps, values, marker="o", markersize=4, label=f"{name}: {values[-1]:.3f} at the last")
-    if trained_steps < max(map(len, accuracy.values()), default=0):
+    most_steps = max(map(len, accuracy.values()), default=0)
+    if most_steps > 64:
+        axis.set_xscale("log", base=2)
+    if trained_steps < most_steps:
         axis.axvline(trained_steps, color=GREY, linewidth=1, linestyle="--", label="as many as in training")
     axis.set(xlabel="steps of reasoning", ylabel="puzzles solved exactly", ylim=(-0.02, 1.02))
     _lighten(axis)

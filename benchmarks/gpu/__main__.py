@@ -49,7 +49,7 @@ RECIPES = {
     "hrm": ["experiment=sudoku_extreme_1k_single_gpu"],
     "trm_mlp": ["experiment=trm_sudoku_extreme", "global_batch_size=192"],
     "trm": ["experiment=trm_sudoku_extreme_attention", "global_batch_size=192"],
-    "mixer": ["experiment=sudoku_extreme_mixer_gpu"],
+    "mixer": ["experiment=sudoku_extreme_mixer_gpu", "arch.noise=none", "arch.num_states=1"],
     "fast": ["experiment=sudoku_extreme_fast"],
     "fast_10min": ["experiment=sudoku_extreme_10min"],
 }
