@@ -122,12 +122,12 @@ def score(config: EvaluateConfig, trained: Trained, split: AnySplit, world: Worl
     """Score a model, print tables, and write results, answers and pictures. Every rank."""
     of_run, model, kind = trained.config, trained.load_model(world), kind_of_arch(trained.arch)
     evaluators, out, keeps_results = NO_EVALUATORS, None, False
-    if config.compile:
-        keep_compiled_code()
-        model.compile_levels()
     with world.shared_errors():
-        if config.compile and (why := why_compiling_fails(world.device)):
-            raise UserError(f"PyTorch can't compile here: {why}; mend that, or leave compile out")
+        if config.compile:
+            keep_compiled_code()
+            if why := why_compiling_fails(world.device):
+                raise UserError(f"PyTorch can't compile here: {why}; mend that, or leave compile out")
+            model.compile_levels()
         if isinstance(model, RecursiveModel) and isinstance(split, Split):
             if config.evaluators is not None:
                 evaluators = build_evaluators(config.evaluators, split)
