@@ -21,6 +21,7 @@ from records.checkpoint.writer import Snapshot
 from training.config import PretrainConfig
 from training.data import Data
 from training.number_watch import NumberWatch
+from utils.command_line import differences
 from utils.errors import UserError
 from utils.ranks.world import World, local_part
 from utils.shapes import compare_shapes, shapes_of
@@ -112,9 +113,9 @@ class TrainState:
                 slots, fresh = checkpoint.load_slots(world.slice_of(config.global_batch_size)), self.carry.tensors()
                 found = compare_shapes(shapes_of(slots), shapes_of(fresh))
                 if found.missing or found.reshaped:
-                    raise UserError(
-                        f"{checkpoint.path} holds other slots than this model's; it is damaged or of another version"
-                    )
+                    changed = differences(saved.config["arch"], config.arch.model_dump())
+                    hint = f"arch differs in {', '.join(changed)}" if changed else "another version made them"
+                    raise UserError(f"the slots of {checkpoint.path} don't fit this model: {hint}")
                 self.carry = Carry.from_tensors(
                     {name: slots[name].to(world.device, fresh[name].dtype) for name in fresh}
                 )
