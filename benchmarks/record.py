@@ -83,6 +83,7 @@ class Track:
 
 TRACKS = {
     "sudoku-extreme": Track("data/sudoku-extreme-1k", "ed9c9c1f", 60, max_examples=2000),
+    "maze-hard": Track("data/maze-30x30-hard-1k", "2a56aa3f", 10, threads=2),
     "sudoku-6x6": Track("data/sudoku-6x6", "cf59469d", 5, goal=0.95),
     "arc-12x12": Track("data/arc-12x12", "2f45b7f2", 10, score="accuracy"),
     "text": Track("data/shakespeare", "c0199ded", 10, threads=2, score="bits_per_byte"),
