@@ -18,6 +18,7 @@ from optim.loss_scale import LossScale
 from records.checkpoint.format import Progress, RunState
 from records.checkpoint.reader import Checkpoint
 from records.checkpoint.writer import Snapshot
+from sharing.stored_config import completed
 from training.config import PretrainConfig
 from training.data import Data
 from training.number_watch import NumberWatch
@@ -113,8 +114,8 @@ class TrainState:
                 slots, fresh = checkpoint.load_slots(world.slice_of(config.global_batch_size)), self.carry.tensors()
                 found = compare_shapes(shapes_of(slots), shapes_of(fresh))
                 if found.missing or found.reshaped:
-                    changed = differences(saved.config["arch"], config.arch.model_dump())
-                    hint = f"arch differs in {', '.join(changed)}" if changed else "another version made them"
+                    changed = differences(completed(saved.config)["arch"], config.arch.model_dump())
+                    hint = f"arch differs in {', '.join(changed)}" if changed else "its data or its version is another"
                     raise UserError(f"the slots of {checkpoint.path} don't fit this model: {hint}")
                 self.carry = Carry.from_tensors(
                     {name: slots[name].to(world.device, fresh[name].dtype) for name in fresh}
