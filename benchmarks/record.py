@@ -121,7 +121,9 @@ def _of_seed(overrides: list[str], seed: int, folder: Path, track: Track, evalua
     kept = folder / "row.json"
     if kept.exists():
         row = json.loads(kept.read_text())
-        return sys.exit(row) if isinstance(row, str) else row
+        if isinstance(row, str):  # why it was refused
+            sys.exit(row)
+        return row
     shutil.rmtree(folder, ignore_errors=True)  # of a program that was stopped, and its clock with it
     runs, num_puzzles, operations, began = list[Path](), 0, 0.0, _clock()
     for number, stage in enumerate(stages_of(overrides)):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from utils.command_line import filled_up, read_config, with_changes
+from utils.command_line import differences, filled_up, read_config, with_changes
 from utils.config import Container, flatten
 from utils.config_files import choices, default_groups
 from utils.errors import UserError
@@ -41,6 +41,12 @@ def completed(stored: Container) -> Container:
     known, leaves = dict(flatten(stored)), dict(flatten(whole))
     before = {key: value for key, value, which, kind in _BEFORE if key not in known and leaves.get(which) == kind}
     return with_changes(whole, before | meeting)
+
+
+def how_arch_differs(stored: Container, arch: Container) -> str:
+    """Return "arch differs in ..." for the arch of a stored config, or "" if it does not."""
+    changed = differences(completed(stored)["arch"], arch)
+    return f"arch differs in {', '.join(changed)}" if changed else ""
 
 
 def name_in(options: Any, group: str) -> str | None:

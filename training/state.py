@@ -18,11 +18,10 @@ from optim.loss_scale import LossScale
 from records.checkpoint.format import Progress, RunState
 from records.checkpoint.reader import Checkpoint
 from records.checkpoint.writer import Snapshot
-from sharing.stored_config import completed
+from sharing.stored_config import how_arch_differs
 from training.config import PretrainConfig
 from training.data import Data
 from training.number_watch import NumberWatch
-from utils.command_line import differences
 from utils.errors import UserError
 from utils.ranks.world import World, local_part
 from utils.shapes import compare_shapes, shapes_of
@@ -114,8 +113,7 @@ class TrainState:
                 slots, fresh = checkpoint.load_slots(world.slice_of(config.global_batch_size)), self.carry.tensors()
                 found = compare_shapes(shapes_of(slots), shapes_of(fresh))
                 if found.missing or found.reshaped:
-                    changed = differences(completed(saved.config)["arch"], config.arch.model_dump())
-                    hint = f"arch differs in {', '.join(changed)}" if changed else "its data or its version is another"
+                    hint = how_arch_differs(saved.config, config.arch.model_dump()) or "its data or version is another"
                     raise UserError(f"the slots of {checkpoint.path} don't fit this model: {hint}")
                 self.carry = Carry.from_tensors(
                     {name: slots[name].to(world.device, fresh[name].dtype) for name in fresh}

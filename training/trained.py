@@ -20,7 +20,7 @@ from records.checkpoint.reader import Checkpoint, open_checkpoint
 from sharing.exported import ExportedText, ModelFile, open_model
 from sharing.published import PuzzleTable, fit_one_by_one
 from sharing.sources import Kind, kind_of, require_known
-from sharing.stored_config import completed
+from sharing.stored_config import completed, how_arch_differs
 from training.config import PretrainConfig
 from training.data import AnySizes, AnySplit, Sizes
 from training.kinds import kind_of_arch, require_keys_of_arch
@@ -190,8 +190,7 @@ def weights_of(
     """Return the weights of a checkpoint, or its averages, if they have the shapes of `own`."""
     there, here = shapes_of(weights), shapes_of(own)
     if (name := compare_shapes(there, here).first) is not None:
-        changed = differences(checkpoint.state.config["arch"], arch.model_dump())
-        hint = f"arch differs in {', '.join(changed)}" if changed else "its dataset has other sizes"
+        hint = how_arch_differs(checkpoint.state.config, arch.model_dump()) or "its dataset has other sizes"
         raise UserError(
             f"{checkpoint.path} doesn't fit this model: {name} is {there.get(name, 'absent')} there and "
             f"{here.get(name, 'absent')} here; {hint}"
