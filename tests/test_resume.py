@@ -35,9 +35,8 @@ def test_a_branch_starts_from_an_older_step(quiet: Path, tmp_path: Path) -> None
     train_here([f"resume={older}", f"checkpoint_path={branch}"])
     assert_same_run(branch, quiet)  # the stored config wins over the defaults of the YAML files
     assert runs.contents(quiet) == before
-    files = [run / "metrics.jsonl" for run in (branch, quiet)]
-    times, of_source = ([json.loads(line)["time_s"] for line in file.open()] for file in files)
-    assert times[0] == of_source[0] and times == sorted(times), "the clock goes on from the rows that are kept"
+    times, source = ([json.loads(row)["time_s"] for row in (run / "metrics.jsonl").open()] for run in (branch, quiet))
+    assert times[0] == source[0] and times == sorted(times), "the clock goes on from the rows that are kept"
 
 
 def test_a_branch_without_a_step_to_do_is_a_mistake(quiet: Path, tmp_path: Path) -> None:
@@ -115,6 +114,7 @@ def test_a_run_with_all_options_can_be_killed_stopped_and_resumed(
     running.signal(signal.SIGTERM)
     assert "stopped by SIGTERM" in running.wait().ok()
     assert runs.latest(run) < 9
+    assert "arch differs in num_states: 1 -> 2" in mistake([f"resume={run}", "arch.num_states=2"])
     train([f"resume={run}"], log).ok()
     assert_same_run(run, quiet_everything)
     assert not (run / "stopped").exists()
