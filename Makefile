@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE =
 # The files that name a mark. pytest would load all others, too, to find out that none of their tests has it.
 marked = $(shell grep -rlE --include='test_*.py' 'mark\.$(1)\b' tests)
 
-.PHONY: demo demo-text test test-invariance test-faults test-launch test-docs test-all test-slurm test-ray test-slow test-gpu gpu check audit format clean help
+.PHONY: demo demo-text test test-invariance test-faults test-launch test-docs test-export test-all test-slurm test-ray test-slow test-gpu gpu check audit format clean help
 
 demo: .venv/.demo  ## install, make puzzles, train, evaluate, draw; a few minutes
 	@$(VENV)/python dataset/build_sudoku_dataset.py --output-dir $(DEMO_DATA) --generate 1000 --generate-test 500 --box 2x3
@@ -39,7 +39,7 @@ demo-text: .venv/.demo-text  ## the same with a small language model
 	$(VENV)/python solve.py checkpoint=$$run prompt="Spell this word backward (example: sun -> nus): trainer"
 
 test: .venv/.dev  ## install, and run every test that needs no special machine
-	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow and not invariance and not faults and not launch and not docs and not ray and not slurm" -n logical --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow and not invariance and not faults and not launch and not docs and not export and not ray and not slurm" -n logical --dist loadfile --no-loadscope-reorder
 
 # Their ranks share the cores: one after the other.
 test-invariance: .venv/.dev  ## the same run on 1, 2 and 4 ranks
@@ -53,6 +53,9 @@ test-launch: .venv/.dev  ## torchrun, mpirun, elastic restarts
 
 test-docs: .venv/.dev  ## the commands of README.md and docs/
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m docs -n logical --dist loadfile $(call marked,docs)
+
+test-export: .venv/.dev  ## files for other programs, and these programs
+	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m export -n logical --dist load $(call marked,export)
 
 # For every change. Collects once, and leaves no core idle at the end of a group. Some tests wait for processes: one
 # worker more.

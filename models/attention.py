@@ -84,7 +84,7 @@ def attend(
         # PyTorch's kernel for CPUs is faster in float32 there: the backward pass three times, and
         # the forward pass up to 1.5 times (docs/lab/log.md).
         return attend(q_BNTH.float(), k_BNTH.float(), v_BNTH.float(), mask=mask, is_causal=is_causal).bfloat16()
-    shares_keys = k_BNTH.shape[1] != q_BNTH.shape[1]
+    shares_keys = bool(k_BNTH.shape[1] != q_BNTH.shape[1])  # of a number that torch.jit traces, too
     return F.scaled_dot_product_attention(
         q_BNTH, k_BNTH, v_BNTH, attn_mask=mask, is_causal=is_causal, enable_gqa=shares_keys
     )

@@ -234,9 +234,13 @@ class SEMixer(RecursiveModel):
                 units_US.copy_(units_of_board(side, self.side))
 
     def embed(
-        self, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, noisy_BSV: torch.Tensor | None = None
+        self,
+        inputs_BS: torch.Tensor,
+        puzzle_rows_BE: torch.Tensor | None,
+        noisy_BSV: torch.Tensor | None,
+        num_symbols: int,
     ) -> torch.Tensor:
-        symbols_K = torch.arange(NUM_SPECIAL, self.vocab_size, device=inputs_BS.device)
+        symbols_K = NUM_SPECIAL + torch.arange(num_symbols, device=inputs_BS.device)
         cells_BS1 = inputs_BS.unsqueeze(-1)
         other_BSK = (cells_BS1 != symbols_K).long()
         kinds_BSK = torch.where(cells_BS1 < NUM_SPECIAL, cells_BS1 + 2, other_BSK)
@@ -245,7 +249,7 @@ class SEMixer(RecursiveModel):
             x_BSKD = x_BSKD + noisy_BSV[..., NUM_SPECIAL:, None] * self.embed_noisy.weight
         x_BSKD = math.sqrt(self.config.hidden_size) * x_BSKD
         if puzzle_rows_BE is not None:
-            of_all_BD, of_each_BK = puzzle_rows_BE.split([self.config.hidden_size, self.num_symbols], dim=1)
+            of_all_BD, of_each_BK = puzzle_rows_BE.split([self.config.hidden_size, num_symbols], dim=1)
             x_BSKD = x_BSKD + of_each_BK[:, None, :, None] + of_all_BD[:, None, None, :]
         return x_BSKD.to(self.dtype)
 
@@ -274,10 +278,17 @@ class SEMixer(RecursiveModel):
         return F.pad(units_BUS, (0, -self.seq_len % 8))[..., : self.seq_len]
 
     def forward(
-        self, state: State, inputs_BS: torch.Tensor, puzzle_rows_BE: torch.Tensor | None, depth: Depth
+        self,
+        state: State,
+        inputs_BS: torch.Tensor,
+        puzzle_rows_BE: torch.Tensor | None,
+        depth: Depth,
+        extent: Extent | None = None,
     ) -> SegmentOutput:
-        extent = self._extent(inputs_BS)
-        x_BSKD = self.embed(inputs_BS, puzzle_rows_BE, state.get(NOISY)) * extent.candidates_BSK1
+        """As in the base class. `extent` is that of boards that are no part of a canvas."""
+        extent = self._extent(inputs_BS) if extent is None else extent
+        num_symbols = state["z"].shape[2]
+        x_BSKD = self.embed(inputs_BS, puzzle_rows_BE, state.get(NOISY), num_symbols) * extent.candidates_BSK1
         z_BSKD = state["z"] * extent.candidates_BSK1
         call, rotary = self.calls(depth), self.rotary()
         for _ in range(depth.H_cycles * depth.L_cycles):

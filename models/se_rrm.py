@@ -190,7 +190,7 @@ class SERRM(RecursiveModel):
             of_all_BD, of_each_BV = puzzle_rows_BE.split([config.hidden_size, V], dim=1)
             x_BVTD = x_BVTD + of_each_BV[:, :, None, None] + of_all_BD[:, None, None, :]
         if self.add_tokens is not None:
-            added_BVAD = self._of_symbols("add").expand(len(x_BVTD), -1, -1, -1)
+            added_BVAD = self._of_symbols("add").expand(x_BVTD.shape[0], -1, -1, -1)
             x_BVTD = torch.cat([x_BVTD, added_BVAD], dim=2)
         return x_BVTD.to(self.dtype)
 

@@ -161,7 +161,7 @@ class TokenModel(RecursiveModel):
             tokens_BSD = tokens_BSD + noisy_BSV @ self.embed_noisy.weight
         parts = [tokens_BSD]
         if self.registers is not None:
-            parts.insert(0, self.registers.weight.expand(len(inputs_BS), -1, -1))
+            parts.insert(0, self.registers.weight.expand(inputs_BS.shape[0], -1, -1))
         if puzzle_rows_BE is not None:
             padding = self.puzzle_len * hidden_size - puzzle_rows_BE.shape[1]
             parts.insert(0, F.pad(puzzle_rows_BE, (0, padding)).unflatten(1, (self.puzzle_len, hidden_size)))

@@ -6,11 +6,13 @@
     python -m sharing.export --format hrm checkpoints/<project>/<run> -o FILE
     python -m sharing.export --format urm checkpoints/<project>/<run> -o FILE.pt
     python -m sharing.export --format transformers checkpoints/<project>/<run> -o FOLDER
+    python -m sharing.export --format onnx checkpoints/<project>/<run> -o FOLDER [--weights int8]
 
 The first file describes its model, so that every command loads it without further keys. The folder
 has this file as model.safetensors, a recipe and a card. The others are read by the published code.
 The tensors are written bit for bit, except that URM's program needs the parameters of its
-convolution in forward_dtype.
+convolution in forward_dtype. onnx, aoti and torchscript are one segment of the model as a program,
+for hosts without this project (sharing/segment/).
 """
 
 import math
@@ -23,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 from models import ArchConfig
 from models.base import CommonConfig
@@ -34,6 +36,7 @@ from sharing.exported import ExportedText, Source, open_source
 from sharing.published import Weights, arch_of, to_published
 from sharing.published_text import write_for_transformers
 from sharing.recipe import typed_options
+from sharing.segment.function import WeightDtype
 from sharing.sources import step_around
 from sharing.weights_file import open_weights, write_weights
 from utils.arguments import Parser, typed_path
@@ -60,6 +63,8 @@ _COMPUTED: dict[str, dict[str, tuple[Any, ...]]] = {
         "num_registers": (0,),
     },
 }
+# Not from sharing/segment/formats.py, whose imports take long.
+SEGMENT_FORMATS = ("onnx", "aoti", "torchscript")
 # Options of URM whose defaults differ there, and their names.
 _OF_URM = {"halt_max_steps": "loops", "H_cycles": "H_cycles", "L_cycles": "L_cycles", "num_layers": "num_layers"}
 
@@ -75,6 +80,13 @@ class Settings:
     private: bool = False
     compiled: bool = False
     raw: bool = False
+    weights: WeightDtype = "float32"
+    data: str | None = None
+
+    @property
+    def is_segment(self) -> bool:
+        """Whether a program is written, and not weights alone."""
+        return self.format in SEGMENT_FORMATS
 
     @property
     def is_folder(self) -> bool:
@@ -94,17 +106,25 @@ def parse_settings(argv: list[str] | None) -> Settings:
     add(
         "--format",
         default="native",
-        choices=["native", "hrm", "urm", "transformers"],
+        choices=["native", "hrm", "urm", "transformers", *SEGMENT_FORMATS],
         help="native (the default): safetensors that describe their model, for every command of this project, alone "
         "or in a folder with a recipe and a card; hrm: the names that the published code of HRM, TRM and SE-RRM "
-        "reads; urm: a checkpoint that URM code reads; transformers: a folder for that library, of arch=hrm_text alone",
+        "reads; urm: a checkpoint that URM code reads; transformers: a folder for that library, of arch=hrm_text "
+        "alone; onnx, aoti, torchscript: a folder with one segment of the model as a program (docs/solving.md)",
     )
-    help_of_output = "native: NAME.safetensors, or a new folder; hrm, urm: a file; transformers: a new folder"
+    help_of_output = "native: NAME.safetensors, or a new folder; hrm, urm: a file; others: a new folder"
     add("-o", "--output", type=typed_path, metavar="PATH", help=help_of_output)
     add("--push", metavar="OWNER/REPO", help="native: upload the folder to the Hugging Face Hub")
     add("--private", action="store_true", help="with --push: a repository that is made is private")
     add("--compiled", action="store_true", help="hrm, urm: write a compiled model's names, which begin with _orig_mod.")
     add("--raw", action="store_true", help="write the trained weights of a run, not their moving average; into a file")
+    add(
+        "--weights",
+        default="float32",
+        choices=get_args(WeightDtype),
+        help="onnx, aoti, torchscript: how the file keeps the weights; it computes in float32",
+    )
+    add("--data", type=os.path.expanduser, metavar="DATA_PATH", help="the same: puzzles of a comparison with PyTorch")
     settings = Settings(**vars(parser.parse_args(argv)))
     output = settings.output
     if output is None and settings.push is None:
@@ -120,6 +140,8 @@ def parse_settings(argv: list[str] | None) -> Settings:
         ("--push", settings.push is not None, settings.is_folder),
         ("--private", settings.private, settings.push is not None),
         ("--raw", settings.raw, not settings.is_folder),
+        ("--weights", settings.weights != "float32", settings.is_segment),
+        ("--data", settings.data is not None, settings.is_segment),
     ):
         if is_given and not suits:
             raise UserError(f"{option} contradicts the other options; leave it out (--help says what it needs)")
@@ -136,7 +158,9 @@ def export(settings: Settings) -> str:
     where, output = settings.checkpoint, settings.output
     source = open_source(where, raw=settings.raw)
     model, weights, metadata, step = source.model, source.weights, None, None
-    if settings.format == "native" and (model is None or (settings.is_folder and source.checkpoint is None)):
+    if (settings.format == "native" or settings.is_segment) and (
+        model is None or (settings.is_folder and source.checkpoint is None)
+    ):
         raise UserError(
             step_around(where)
             or f"{where} is a file of weights, which does not say enough of its model; export the run that wrote it"
@@ -144,6 +168,17 @@ def export(settings: Settings) -> str:
     if settings.is_folder:
         return _export_folder(settings, source)
     assert output is not None
+    if settings.is_segment:
+        from sharing.segment.write import data_of, write_segment
+
+        data_path = data_of(source, settings.data)
+        with _new_folder(output) as folder:
+            host, compared = write_segment(source, settings.format, settings.weights, data_path, folder)
+            size = (folder / host.file).stat().st_size
+        lines = [f"wrote {output / host.file}: {size:,} bytes, weights in {host.weights}", str(compared)]
+        if settings.format == "onnx":
+            lines.append(f"  python solve.py {typed_override('checkpoint', str(output / host.file))} puzzle=...")
+        return "\n".join(lines)
     if settings.format == "transformers":
         if not isinstance(model, ExportedText):
             raise UserError(f"{where} is no model of text, and transformers has no other; leave --format out")

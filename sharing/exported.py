@@ -95,6 +95,16 @@ def _exported(described: Container) -> Exported:
     return validate(ExportedText if described.get("kind") == "text" else ExportedPuzzles, described)
 
 
+def read_description(described: Any, where: str) -> Exported:
+    """Return the description of a model in somebody's file, or raise UserError."""
+    if not isinstance(described, dict) or described.get("format") != FORMAT:
+        raise UserError(f"{where} has no description of format {FORMAT}; update the program, or export it again")
+    try:
+        return _exported(described)
+    except UserError as error:
+        raise UserError(f"{where} describes no model that is known here ({error}); copy or export it again") from error
+
+
 @dataclass(frozen=True)
 class ModelFile:
     """A file of weights, or a published model of text, whose weights were not read."""
@@ -102,6 +112,8 @@ class ModelFile:
     where: str  # as it was typed
     described: Exported | None  # None: it does not describe its model
     read_weights: Callable[[], Weights]  # by our names. Raises UserError if they can't be read
+    is_program: bool = False  # a file of ONNX, which sharing/segment/ runs
+    has_fixed_size: bool = False  # a program for boards of one size
 
     def require_description(self) -> Exported:
         """Return the description of the model. Raise UserError if there is none."""
@@ -125,15 +137,16 @@ def open_model(where: str) -> ModelFile:
     Raises:
         UserError: The file can't be read, or its description is damaged, forged or too new.
     """
+    if where.endswith(".onnx"):
+        return _open_program(where)
     is_training = os.path.isdir(where) and weights_in(Path(where)) is None  # a folder of HRM-Text's training
     file = None if is_training else open_weights(where)
     text = None if file is None else file.header()[0].get(_ENTRY)
     found = find_published(where) if text is None else None
     published, read_weights = found or (None, partial(read_ours, file or open_weights(where)))
+    described: Any
     if text is not None:
         described = parse_json(text, f"{where}: its description", "copy or export it again")
-        if not isinstance(described, dict) or described.get("format") != FORMAT:
-            raise UserError(f"{where} has no description of format {FORMAT}; update the program, or export it again")
     elif published is not None:
         described = {
             "format": FORMAT,
@@ -148,10 +161,17 @@ def open_model(where: str) -> ModelFile:
         }
     else:
         return ModelFile(where, None, read_weights)
-    try:
-        return ModelFile(where, _exported(described), read_weights)
-    except UserError as error:
-        raise UserError(f"{where} describes no model that is known here ({error}); copy or export it again") from error
+    return ModelFile(where, read_description(described, where), read_weights)
+
+
+def _open_program(where: str) -> ModelFile:
+    def read_weights() -> Weights:
+        raise UserError(f"{where} is a program, whose weights can't be read; give the checkpoint that it was made from")
+
+    from sharing.segment.host import read_host_config
+
+    host = read_host_config(Path(where), where)
+    return ModelFile(where, host.described, read_weights, is_program=True, has_fixed_size=not host.any_size)
 
 
 @dataclass(frozen=True)

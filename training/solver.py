@@ -133,6 +133,7 @@ class Solver:
         if config.data_path:
             trained, data_paths = trained.on(open_split(config.data_path, "test")), [config.data_path]
         self.config, self.trained = config, trained
+        self._has_fixed_size = trained.file is not None and trained.file.has_fixed_size
         _, self._sizes = trained.of_puzzles()
         shape = self._sizes.seq_len, self._sizes.vocab_size
         self.board: BoardTask = task_of_shape(*shape) or TokensTask(*shape)
@@ -143,7 +144,7 @@ class Solver:
             self.board,
             self._board_of,
             mixes_sizes=bool(self.board.symbols)
-            and (self.arch.is_free_of_seq_len or self.arch.reads_boards_of_any_size),
+            and (self.arch.reads_boards_of_any_size or (self.arch.is_free_of_seq_len and not self._has_fixed_size)),
             is_for=f"{config.checkpoint} was trained on {self.board.name}",
             table=PuzzleTable(data_paths, trained.data, num_rows),
         )
@@ -173,6 +174,16 @@ class Solver:
         world = connect_devices(World.single(), device)
         config = validate(SolveConfig, typed)
         return cls(config, config.open_trained(world)).load(world)
+
+    @classmethod
+    def from_file(cls, file: str | Path, overrides: Sequence[str] = ()) -> "Solver":
+        """Load a file that `python -m sharing.export --format onnx` wrote, for the CPU.
+
+        Args:
+            file: model.onnx, with config.json beside it.
+            overrides, and errors: as in `from_checkpoint`.
+        """
+        return cls.from_checkpoint(file, overrides, device="cpu")
 
     def load(self, world: World) -> "Solver":
         """Load the weights onto the world's device, and return the solver."""
@@ -261,4 +272,6 @@ class Solver:
         return None
 
     def _weights_fit(self, board: BoardTask) -> bool:
-        return self.arch.weights_fit(same_vocabulary=len(board.symbols) == len(self.board.symbols))
+        return not self._has_fixed_size and self.arch.weights_fit(
+            same_vocabulary=len(board.symbols) == len(self.board.symbols)
+        )

@@ -111,6 +111,8 @@ class Trained:
 
     def load_model(self, world: World) -> Model:
         """Return the model with its trained weights on the world's device. Every rank."""
+        if self.file is not None and self.file.is_program:
+            return self._program(world)
         arch = with_forward_dtype(self.arch, world)
         with world.shared_errors():
             model = build_arch(arch, **self.sizes.of_model())
@@ -121,6 +123,16 @@ class Trained:
             values = weights_from(self.file, own, self.puzzle_table, world)
         Layout(model, world).load(values)
         return model.to(world.device)
+
+    def _program(self, world: World) -> Model:
+        from sharing.segment.model import load_onnx
+
+        assert self.file is not None
+        if world.device.type != "cpu":
+            raise UserError(f"{self.name} runs on the CPU only; set device=cpu")
+        _, sizes = self.of_puzzles()
+        where = self.file.where
+        return load_onnx(Path(where), where, seq_len=sizes.seq_len, vocab_size=sizes.vocab_size)
 
 
 def open_trained(source: str | Path, world: World, typed: TrainedConfig | None = None) -> Trained:
