@@ -88,9 +88,9 @@ check: .venv/.dev .venv/.lint  ## linters and types
 	$(VENV)/ruff format --check .
 	$(VENV)/mypy
 	$(VENV)/hadolint Dockerfile
-	$(LINTER)/eslint --config viewer/lint/eslint.config.mjs viewer/page tests/viewer/page
-	$(LINTER)/stylelint --config viewer/lint/stylelint.json viewer/page/page.css
-	$(LINTER)/html-validate --config viewer/lint/html-validate.json viewer/page/page.html
+	$(LINTER)/eslint --config viewer/lint/eslint.config.mjs viewer/page viewer/solver tests/viewer/page
+	cat viewer/page/page.css viewer/solver/solver.css | $(LINTER)/stylelint --config viewer/lint/stylelint.json --stdin
+	$(LINTER)/html-validate --config viewer/lint/html-validate.json viewer/page/page.html viewer/solver/page.html viewer/page/stage.html
 
 # Known vulnerabilities in every installed package, what the requirements bring along included. Not part of `check`: it
 # asks PyPI. --strict, because a package that nobody knows there would else count as a good one; the local part of a

@@ -64,7 +64,7 @@ _COMPUTED: dict[str, dict[str, tuple[Any, ...]]] = {
     },
 }
 # Not from sharing/segment/formats.py, whose imports take long.
-SEGMENT_FORMATS = ("onnx", "aoti", "torchscript")
+SEGMENT_FORMATS = ("onnx", "aoti", "torchscript", "web")
 # Options of URM whose defaults differ there, and their names.
 _OF_URM = {"halt_max_steps": "loops", "H_cycles": "H_cycles", "L_cycles": "L_cycles", "num_layers": "num_layers"}
 
@@ -172,10 +172,12 @@ def export(settings: Settings) -> str:
         from sharing.segment.write import data_of, write_segment
 
         data_path = data_of(source, settings.data)
-        with _new_folder(output) as folder:
+        is_page = settings.format == "web"
+        with _new_page(output) if is_page else _new_folder(output) as folder:
             host, compared = write_segment(source, settings.format, settings.weights, data_path, folder)
             size = (folder / host.file).stat().st_size
-        lines = [f"wrote {output / host.file}: {size:,} bytes, weights in {host.weights}", str(compared)]
+        file = output if is_page else output / host.file
+        lines = [f"wrote {file}: {size:,} bytes, weights in {host.weights}", str(compared)]
         if settings.format == "onnx":
             lines.append(f"  python solve.py {typed_override('checkpoint', str(output / host.file))} puzzle=...")
         return "\n".join(lines)
@@ -250,6 +252,14 @@ def _new_folder(output: Path | None) -> Iterator[Path]:
         yield folder
         if output is not None:
             folder.rename(output)
+
+
+@contextmanager
+def _new_page(output: Path) -> Iterator[Path]:
+    """Give a folder whose page.html becomes the output."""
+    with _writing(output), TemporaryDirectory(dir=output.absolute().parent, prefix=INCOMPLETE) as folder:
+        yield Path(folder)
+        (Path(folder) / "page.html").replace(output)
 
 
 def _commands(address: str, settings: Settings, source: Source) -> list[str]:

@@ -1,12 +1,8 @@
 """Write a page, and prepare what pages of datasets and runs share: tokens and names."""
 
-import base64
-import hashlib
 import html
 import json
 import math
-import re
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +14,7 @@ from dataset.schema import read_names
 from utils import json_files
 from utils.errors import UserError
 from utils.files import write_atomically
+from utils.html_page import fill, packed, script_of
 from utils.text import one_line
 
 FOLDER = Path(__file__).parent / "page"
@@ -45,31 +42,18 @@ class Settings:
 def write_page(page: Page, output: Path) -> None:
     """Fill the template with the page's data, and write it to a file."""
     data = json.dumps(_shortened(page), separators=(",", ":"), allow_nan=False).encode()
-    code = {"STYLE": (FOLDER / "page.css").read_text(encoding="utf-8"), "SCRIPT": script_of(FOLDER / "main.mjs")}
-    # The content security policy allows what has these hashes: no script in a name runs.
-    hashes = {f"{name}_HASH": _base64(hashlib.sha256(text.encode()).digest()) for name, text in code.items()}
-    # Compression leaves a tenth of the data. No character of base64 has a meaning in HTML.
-    filled_in = {"TITLE": html.escape(page["title"]), "DATA": _base64(zlib.compress(data, 9)), **code, **hashes}
-    # One pass replaces everything, because a title may look like a placeholder.
-    template = (FOLDER / "page.html").read_text(encoding="utf-8")
-    text = re.sub("@@([A-Z_]+)@@", lambda match: filled_in[match[1]], template)
+    # Compression leaves a tenth of the data.
+    texts = {
+        "TITLE": html.escape(page["title"]),
+        "DATA": packed(data),
+        "STAGE": (FOLDER / "stage.html").read_text(encoding="utf-8"),
+    }
+    style = (FOLDER / "page.css").read_text(encoding="utf-8")
+    text = fill(FOLDER / "page.html", script=script_of(FOLDER / "main.mjs"), style=style, texts=texts)
     try:
         write_atomically(output, text.encode(errors="replace"))  # the title is a name, perhaps not UTF-8
     except OSError as error:
         raise UserError(f"cannot write {output} ({error.strerror or one_line(error)}); choose another file") from None
-
-
-def script_of(module: Path, seen: set[Path] | None = None) -> str:
-    """Return a JavaScript module behind all modules that it imports, as one module without imports.
-
-    The page is a file, and browsers refuse to load modules from files.
-    """
-    seen = set() if seen is None else seen
-    seen.add(module)
-    text = module.read_text(encoding="utf-8")
-    needed = (module.parent / name for name in re.findall(r'^import [^;]* from "\./(.+)";$', text, re.MULTILINE))
-    before = "".join(script_of(path, seen) for path in needed if path not in seen)
-    return before + re.sub(r"^import [^;]*;\n|^export ", "", text, flags=re.MULTILINE)
 
 
 def _shortened(value: Any) -> Any:
@@ -82,10 +66,6 @@ def _shortened(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
         return value.tolist()
     return [_shortened(each) for each in value] if isinstance(value, list | tuple | np.ndarray) else value
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
 
 
 def label_of(example: Page) -> np.ndarray:

@@ -71,12 +71,13 @@ def write_torchscript(function: Function, inputs: Sequence[Tensor], file: Path) 
     return lambda given: traced(*given)
 
 
-WRITERS: dict[str, tuple[str, Callable[[Function, Sequence[Tensor], Path], Run]]] = {
-    "onnx": ("model.onnx", write_onnx),
-    "aoti": ("model.pt2", write_aoti),
-    "torchscript": ("model.pt", write_torchscript),
+WRITERS: dict[str, Callable[[Function, Sequence[Tensor], Path], Run]] = {
+    "onnx": write_onnx,
+    "aoti": write_aoti,
+    "torchscript": write_torchscript,
 }
-"""Each format's name for its file, and what writes it."""
+FILES = {"onnx": "model.onnx", "aoti": "model.pt2", "torchscript": "model.pt", "web": "page.html"}
+"""Each format's name for its file."""
 
 
 def _exported(function: Function, inputs: Sequence[Tensor]) -> torch.export.ExportedProgram:

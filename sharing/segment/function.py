@@ -72,9 +72,10 @@ class SegmentFunction(nn.Module):
         )
         return logits_BSV, q_halt_B, q_continue_B, *(state[name] for name in self.states)
 
-    def example(self, tokens_BS: Tensor) -> tuple[Tensor, ...]:
-        """Return inputs of the right shapes for these tokens, as the first segment has them."""
-        model, batch = self.model, len(tokens_BS)
+    def example(self, batch: int) -> tuple[Tensor, ...]:
+        """Return inputs of the right shapes: blank boards in their first segment."""
+        model = self.model
+        tokens_BS = torch.ones(batch, model.seq_len, dtype=torch.int32)
         fresh_B = torch.ones(batch, dtype=torch.bool)
         given = {
             "tokens": tokens_BS,
@@ -110,6 +111,9 @@ class TextFunction(nn.Module):
     def __init__(self, model: TextModel) -> None:
         super().__init__()
         self.model, self.names, self.outputs = model, ["tokens"], ["logits"]
+
+    def example(self, batch: int) -> tuple[Tensor, ...]:
+        return (torch.zeros(batch, 5, dtype=torch.int64),)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         model, (tokens_BT,) = self.model, inputs
@@ -159,6 +163,16 @@ class _Int8(_Stored):
 
     def forward(self, stored: Tensor, scale: Tensor) -> Tensor:
         return stored.float() * scale
+
+
+def stored_weights(model: nn.Module) -> dict[str, tuple[Tensor, ...]]:
+    """Return each weight as it is stored: alone, or with the scales of its rows."""
+    found = dict[str, tuple[Tensor, ...]]()
+    for name, tensor in model.named_parameters():
+        module, rounded, _ = name.partition(".parametrizations.")
+        name = f"{module}.weight" if rounded else name
+        found[name] = (*found.get(name, ()), tensor.detach())
+    return found
 
 
 def store_weights_as(model: nn.Module, dtype: WeightDtype) -> None:

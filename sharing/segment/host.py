@@ -70,7 +70,7 @@ class HostConfig(StrictModel):
 
 
 def host_config(
-    function: Function, described: Exported, weights: WeightDtype, checkpoint: Weights, file: Path
+    function: Function, described: Exported, weights: WeightDtype, checkpoint: Weights, file: str
 ) -> HostConfig:
     """Return what hosts have to know of a function in a file."""
     arch = described.arch.model_copy(update={"forward_dtype": "float32"})
@@ -102,8 +102,8 @@ def host_config(
         }
     return HostConfig(
         format=1,
-        file=file.name,
-        sha256=_sha256(file),
+        file=file,
+        sha256="",  # that of a file that is still to be written
         checkpoint_sha256=hash_of(checkpoint),
         weights=weights,
         inputs=list(function.names),
@@ -115,7 +115,9 @@ def host_config(
 
 
 def write_host_config(host: HostConfig, folder: Path) -> None:
-    (folder / CONFIG).write_text(host.model_dump_json(indent=1), encoding="utf-8")
+    """Write config.json beside the file that it describes."""
+    whole = host.model_copy(update={"sha256": _sha256(folder / host.file)})
+    (folder / CONFIG).write_text(whole.model_dump_json(indent=1), encoding="utf-8")
 
 
 def read_host_config(file: Path, where: str) -> HostConfig:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import torch
-
 from models import build_arch
 from models.base import RecursiveModel
 from models.model import Model
@@ -11,9 +9,10 @@ from models.text.config import GPTConfig
 from models.text.model import TextModel
 from sharing.exported import Exported, ExportedPuzzles, ExportedText, Source
 from sharing.segment.check import Comparison, compare, compare_texts
-from sharing.segment.formats import WRITERS
+from sharing.segment.formats import FILES, WRITERS
 from sharing.segment.function import Function, SegmentFunction, TextFunction, WeightDtype, store_weights_as
 from sharing.segment.host import HostConfig, host_config, write_host_config
+from sharing.segment.web import write_web
 from utils.errors import UserError
 
 
@@ -34,22 +33,16 @@ def write_segment(
     """
     described = source.model
     assert described is not None
-    name, write = WRITERS[format]
     model = _model(source, described, weights)
-    function: Function
-    if isinstance(model, TextModel):
-        if not isinstance(described.arch, GPTConfig):
-            raise UserError(f"of models of text only arch=gpt can be written as {format}, not {described.arch.name}")
-        function = TextFunction(model)
-        inputs: tuple[torch.Tensor, ...] = (torch.zeros(3, 5, dtype=torch.int64),)
+    function = _function(model, format)
+    host = host_config(function, described, weights, source.weights, FILES[format])
+    file = folder / host.file
+    if format == "web":
+        run = write_web(host, function, f"Sudoku solver: {described.title}", file)
     else:
-        assert isinstance(model, RecursiveModel)
-        function = SegmentFunction(model)
-        # Not 0: that is padding. Not one board: exporters take 1 for a constant.
-        inputs = function.example(torch.ones(3, model.seq_len, dtype=torch.int32))
-    run = write(function, inputs, folder / name)
-    host = host_config(function, described, weights, source.weights, folder / name)
-    write_host_config(host, folder)
+        # Not token 0: that is padding. Not one board: exporters take 1 for a constant.
+        run = WRITERS[format](function, function.example(3), file)
+        write_host_config(host, folder)
     if isinstance(model, TextModel):
         return host, compare_texts(host, run, model, data_path)
 
@@ -63,6 +56,22 @@ def write_segment(
     return host, compare(
         host, run, lambda *size: of_size(weights, *size), lambda *size: of_size("float32", *size), data_path
     )
+
+
+def _function(model: Model, format: str) -> Function:
+    """Return the function of a model, or raise UserError if the format can't have it."""
+    if isinstance(model, TextModel):
+        if not isinstance(model.config, GPTConfig) or format == "web":
+            raise UserError(f"--format {format} has no models of text like arch={model.config.name}; leave it out")
+        return TextFunction(model)
+    assert isinstance(model, RecursiveModel)
+    function = SegmentFunction(model)
+    if format == "web" and not function.has_any_size:
+        raise UserError(
+            f"--format web computes mixers with units and without puzzle rows, not arch={model.config.name} as it was "
+            "trained here; give --format onnx"
+        )
+    return function
 
 
 def _model(source: Source, described: Exported, stored_as: WeightDtype) -> Model:

@@ -14,6 +14,7 @@ from dataset.build_sudoku_dataset import main as build_sudoku
 from models import ArchConfig, build_arch
 from sharing.export import main
 from sharing.exported import ExportedPuzzles, ExportedText
+from sharing.segment.model import Run
 from sharing.weights_file import write_weights
 from training.solver import Solver
 from utils.command_line import read_config
@@ -156,14 +157,23 @@ def test_a_file_that_answers_otherwise_is_not_published(
 ) -> None:
     from sharing.segment import formats
 
-    name, write = formats.WRITERS["torchscript"]
+    write = formats.WRITERS["torchscript"]
 
-    def wrong(*arguments: object) -> object:
-        run = write(*arguments)  # type: ignore[arg-type]
+    def wrong(*arguments: Any) -> Run:
+        run = write(*arguments)
         return lambda given: [tensor + (number == 0) * 0.1 for number, tensor in enumerate(run(given))]
 
-    monkeypatch.setitem(formats.WRITERS, "torchscript", (name, wrong))
+    monkeypatch.setitem(formats.WRITERS, "torchscript", wrong)
     words = [weights("trm"), "--format", "torchscript", "-o", tmp_path / "out", "--data", puzzles]
+    assert main([str(word) for word in words]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["trm", "se_mixer_attention", "gpt"])
+def test_a_page_of_another_architecture_is_refused_before_any_work(
+    name: str, weights: Callable[[str], Path], puzzles: Path, tmp_path: Path
+) -> None:
+    words = [weights(name), "--format", "web", "-o", tmp_path / "page.html", "--data", puzzles]
     assert main([str(word) for word in words]) == 2
     assert list(tmp_path.iterdir()) == []
 

@@ -3,9 +3,9 @@
 // What the modules use of the browser: a name that is not here is a mistake.
 const BROWSER =
   "Blob DecompressionStream IntersectionObserver Response cancelAnimationFrame clearInterval document " +
-  "getComputedStyle localStorage matchMedia requestAnimationFrame setInterval atob window";
+  "getComputedStyle localStorage matchMedia requestAnimationFrame setInterval atob window self performance URL Worker";
 // What their tests use of Node.js.
-const NODE = "URL process globalThis";
+const NODE = "URL process globalThis Buffer console";
 
 const RULES =
   // names
@@ -41,5 +41,5 @@ export default [
       "no-use-before-define": ["error", { functions: false, classes: false, variables: false }],
     },
   },
-  { files: ["tests/**"], languageOptions: { globals: allowed(NODE) } },
+  { files: ["tests/**", "**/check.mjs"], languageOptions: { globals: allowed(NODE) } },
 ];

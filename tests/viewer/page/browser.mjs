@@ -5,7 +5,10 @@
 
 import { readFileSync } from "node:fs";
 
-const TEMPLATE = readFileSync(new URL("../../../viewer/page/page.html", import.meta.url), "utf-8");
+const [PAGE, STAGE] = ["page", "stage"].map((name) =>
+  readFileSync(new URL(`../../../viewer/page/${name}.html`, import.meta.url), "utf-8"),
+);
+const TEMPLATE = PAGE.replace("@@STAGE@@", STAGE);
 const EMPTY = ["meta", "link", "input", "br", "wbr"];
 const PART = /([.#]?)([\w-]+)|\[([\w-]+)="?([^\]"]*)"?\]/g;
 

@@ -1,0 +1,91 @@
+/** The cells of a puzzle, in which a person types. */
+
+import { $, make } from "../page/dom.mjs";
+import { boxOf } from "./solver.mjs";
+
+const BLANK = 1;
+
+export class Editor {
+  /** `symbols` has a character for each token. `changed` is called after each change of a person. */
+  constructor(symbols, changed) {
+    Object.assign(this, { symbols, changed, side: 0, inputs: [] });
+  }
+
+  get tokens() {
+    return this.inputs.map((input) => this.tokenOf(input.value));
+  }
+
+  get line() {
+    return this.tokens.map((token) => this.symbols[token]).join("");
+  }
+
+  /** Return the token of a character; undefined if this board has no such token. */
+  tokenOf(character) {
+    if (["", " ", ".", "0"].includes(character)) return BLANK;
+    const token = this.symbols.indexOf(character.toUpperCase());
+    return token > BLANK && token < this.side + 2 ? token : undefined;
+  }
+
+  /** Show an empty board with this side. */
+  resize(side) {
+    this.side = side;
+    const [rows, columns] = boxOf(side);
+    this.inputs = Array.from({ length: side * side }, (_, s) => {
+      const [row, column] = [Math.floor(s / side), s % side];
+      const strong = [
+        (column + 1) % columns === 0 && column + 1 < side ? "right" : "",
+        (row + 1) % rows === 0 && row + 1 < side ? "bottom" : "",
+      ];
+      const input = make("input", {
+        ...{ type: "text", maxlength: 1, autocomplete: "off", inputmode: side < 10 ? "numeric" : "text" },
+        ...{ "aria-label": `row ${row + 1}, column ${column + 1}`, class: strong.join(" ") },
+      });
+      input.addEventListener("input", () => this.type(s));
+      input.addEventListener("focus", () => input.select());
+      input.addEventListener("keydown", (event) => this.move(event, s));
+      return input;
+    });
+    $("cells").style.gridTemplateColumns = `repeat(${side}, 1fr)`;
+    $("cells").style.fontSize = `${Math.min(20, 180 / side)}px`;
+    $("cells").replaceChildren(...this.inputs);
+  }
+
+  /** Show the characters of a line on a board of its size. */
+  fill(line) {
+    this.resize(Math.sqrt(line.length));
+    this.inputs.forEach((input, s) => (input.value = this.tokenOf(line[s]) === BLANK ? "" : line[s]));
+    this.mark();
+  }
+
+  type(s) {
+    const input = this.inputs[s];
+    if (this.tokenOf(input.value) === undefined) input.value = "";
+    else if (input.value) this.inputs[s + 1]?.focus();
+    this.mark();
+    this.changed();
+  }
+
+  move(event, s) {
+    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.side, ArrowDown: this.side };
+    if (event.key === "Enter") $("solve").click();
+    if (event.key === "Backspace" && !this.inputs[s].value) this.inputs[s - 1]?.focus();
+    if (!(event.key in steps)) return;
+    event.preventDefault();
+    this.inputs[s + steps[event.key]]?.focus();
+  }
+
+  /** Mark the digits that a row, a column or a box has twice. */
+  mark() {
+    const [rows, columns] = boxOf(this.side);
+    const { tokens, side } = this;
+    const share = (a, b) => {
+      const [rowA, columnA, rowB, columnB] = [Math.floor(a / side), a % side, Math.floor(b / side), b % side];
+      const box = (row, column) => `${Math.floor(row / rows)} ${Math.floor(column / columns)}`;
+      return rowA === rowB || columnA === columnB || box(rowA, columnA) === box(rowB, columnB);
+    };
+    this.clashes = tokens.map(
+      (token, s) => token > BLANK && tokens.some((other, t) => t !== s && other === token && share(s, t)),
+    );
+    this.inputs.forEach((input, s) => input.setAttribute("aria-invalid", String(this.clashes[s])));
+  }
+}

@@ -1,0 +1,192 @@
+/** Let a person choose or type a puzzle, and show how the model solves it. */
+
+import { $, option, plural, span } from "../page/dom.mjs";
+import { study } from "../page/puzzles.mjs";
+import { Stage } from "../page/stage.mjs";
+import { applyTheme, chosenTheme, dark, toggleTheme } from "../page/theme.mjs";
+import { Editor } from "./editor.mjs";
+import { boxOf } from "./solver.mjs";
+
+const RESTARTS = 15;
+const sigmoid = (x) => 1 / (1 + Math.exp(-x));
+
+async function readData() {
+  const packed = Uint8Array.from(atob($("data").textContent.trim()), (character) => character.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+/** The stage of view.py, with a heading of its own. */
+class SolverStage extends Stage {
+  buildHeading() {
+    const { answers, settled, valid } = this.example.studied;
+    $("heading").textContent = answers.length ? "The model's answer" : "The puzzle";
+    const verdict = valid ? `✓ solved from step ${settled} on` : "✗ not solved";
+    $("verdict").replaceChildren(...(answers.length && valid !== undefined ? [span(valid ? "good" : "bad", verdict)] : []));
+  }
+}
+
+class Page {
+  constructor(data) {
+    this.data = data;
+    this.editor = new Editor(data.host.symbols, () => this.edited());
+    // What the stage asks of a page and of its list of examples.
+    this.page = { boards: data.boards, sets: {}, answering: [], runs: [], values_going_on: data.host.values_going_on };
+    this.list = { page: this.page, isRun: true, byRun: false, all: [], redrawThumbnails: () => {} };
+    this.stage = new SolverStage(this.list, []);
+    $("restarts").textContent = RESTARTS;
+    const again = $("again").parentElement;
+    again.hidden = data.host.noise === "none" && Object.values(data.host.starts).at(-1).length < 2;
+    for (const cells of Object.keys(data.boards)) {
+      const side = Math.sqrt(cells);
+      $("size").append(option(side, `${side}x${side}`));
+    }
+    $("examples").append(...data.examples.map(([name]) => option(name, name)));
+    $("size").addEventListener("change", () => this.show(".".repeat(Number($("size").value) ** 2)));
+    $("examples").addEventListener("change", () => this.showExample($("examples").selectedIndex));
+    for (const [id, step] of [["previous", -1], ["next", 1]])
+      $(id).addEventListener("click", () => this.showExample(this.number + step));
+    $("line").addEventListener("input", () => this.paste());
+    $("solve").addEventListener("click", () => this.solve());
+    $("clear").addEventListener("click", () => this.show(".".repeat(this.editor.side ** 2)));
+    document.addEventListener("keydown", (event) => {
+      if (!event.target.matches("input, select, button") && this.stage.key(event)) event.preventDefault();
+    });
+    this.showExample(0);
+  }
+
+  /** Show an example by its number. The first one follows the last. */
+  showExample(number) {
+    const { examples } = this.data;
+    this.number = (number + examples.length) % examples.length;
+    $("examples").selectedIndex = this.number;
+    this.show(examples[this.number][1]);
+  }
+
+  /** Show a puzzle, and forget what the model thought of another one. */
+  show(line) {
+    this.editor.fill(line);
+    $("size").value = String(this.editor.side);
+    $("line").value = line.includes(".") && !/[^.]/.test(line) ? "" : line;
+    this.edited();
+  }
+
+  /** Stop thinking, because the puzzle has changed. */
+  edited() {
+    this.worker?.terminate();
+    this.worker = null;
+    $("solve").disabled = false;
+    $("mistake").textContent = "";
+    $("status").textContent = "";
+    this.view([], []);
+  }
+
+  /** Read a pasted line. Other characters, such as spaces and frames, are left out. */
+  paste() {
+    const line = $("line").value.replace(/[^0-9A-Za-z.]/g, "");
+    const sides = Object.keys(this.data.boards).map(Math.sqrt);
+    const side = Math.sqrt(line.length);
+    const fits = sides.includes(side);
+    if (!fits) return this.mistake(`${plural(line.length, "character")}; a board has ${sides.map((n) => n * n).join(", ")}`);
+    this.editor.side = side;
+    const wrong = [...line].findIndex((character) => this.editor.tokenOf(character) === undefined);
+    if (wrong >= 0) return this.mistake(`character ${wrong + 1} is ${line[wrong]}, which a board of ${side}x${side} lacks`);
+    this.editor.fill(line);
+    $("size").value = String(side);
+    return this.edited();
+  }
+
+  mistake(text) {
+    $("mistake").textContent = text;
+  }
+
+  solve() {
+    const { tokens, clashes } = this.editor;
+    if (clashes.includes(true)) return this.mistake("a row, a column or a box has a digit twice; correct it");
+    this.edited();
+    $("solve").disabled = true;
+    const [answers, confidence] = [[], []];
+    const began = performance.now();
+    // Not a module: browsers refuse these to a page that is a file.
+    const code = new Blob([$("worker").textContent], { type: "text/javascript" });
+    this.worker = new Worker(URL.createObjectURL(code));
+    this.worker.onerror = (event) => this.mistake(`the model could not run: ${event.message}`);
+    let thought, settled;
+    this.worker.onmessage = ({ data }) => {
+      if (data.done) return this.finish(tokens, { answers, confidence, settled, thought, began });
+      if (data.step === 1) answers.length = confidence.length = 0; // a pass of its own
+      thought = data;
+      settled = data.settled;
+      answers.push(data.answer);
+      confidence.push(sigmoid(data.qHalt));
+      $("status").textContent = `pass ${data.pass + 1}, step ${data.step}…`;
+      return this.view(answers, confidence);
+    };
+    const restarts = $("again").checked && !$("again").parentElement.hidden ? RESTARTS : 0;
+    this.worker.postMessage({ host: this.data.host, weights: this.data.weights });
+    this.worker.postMessage({ tokens, options: { restarts } });
+    return undefined;
+  }
+
+  finish(tokens, { answers, confidence, thought, settled, began }) {
+    $("solve").disabled = false;
+    const seconds = ((performance.now() - began) / 1000).toFixed(2);
+    const valid = isSolution(tokens, answers.at(-1), this.editor.side);
+    const passes = thought.pass ? ` in pass ${thought.pass + 1}` : "";
+    const sure = settled ? "" : " The model did not settle on this answer.";
+    $("status").textContent = `${plural(thought.step, "step")}${passes}, ${seconds} s.${sure}`;
+    this.view(answers, confidence, valid);
+    this.stage.seek(0);
+    this.stage.play();
+  }
+
+  /** Show the answers so far, the last one first. */
+  view(answers, confidence, valid) {
+    const { tokens, side } = this.editor;
+    const example = { set: side * side, row: 0, input: tokens, answers: [...answers] };
+    if (answers.length) example.confidence = [...confidence];
+    study(example, this.data.boards[side * side]);
+    example.studied.valid = valid;
+    this.list.all = [example];
+    this.stage.step = answers.length;
+    this.stage.show(example);
+  }
+}
+
+/** Return whether an answer keeps the clues, and every row, column and box holds each digit once. */
+function isSolution(question, answer, side) {
+  const keeps = question.every((token, s) => token < 2 || token === answer[s]);
+  const [boxRows, boxColumns] = boxOf(side);
+  const units = Array.from({ length: 3 * side }, () => new Set());
+  answer.forEach((token, s) => {
+    const [row, column] = [Math.floor(s / side), s % side];
+    const box = Math.floor(row / boxRows) * boxRows + Math.floor(column / boxColumns);
+    [row, side + column, 2 * side + box].forEach((unit) => units[unit].add(token));
+  });
+  return keeps && units.every((tokens) => tokens.size === side) && answer.every((token) => token > 1);
+}
+
+async function start() {
+  applyTheme(chosenTheme());
+  const data = await readData();
+  $("loading").hidden = true;
+  $("panel-examples").hidden = false;
+  $("title").textContent = data.title;
+  $("parameters").textContent = data.parameters.toLocaleString("en");
+  const page = new Page(data);
+  $("theme").addEventListener("click", () => toggleTheme(page.stage));
+  dark.addEventListener("change", () => {
+    applyTheme(chosenTheme());
+    page.stage.restyle();
+  });
+  window.addEventListener("resize", () => page.stage.redraw());
+  document.documentElement.dataset.ready = "true";
+}
+
+start().catch((error) => {
+  $("loading").hidden = false;
+  $("loading").textContent =
+    `This page could not be drawn: ${error.message}. The page needs a browser from 2023 or later. ` +
+    "If the file is incomplete, write it again with python -m sharing.export.";
+  throw error;
+});
