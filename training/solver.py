@@ -235,9 +235,6 @@ class Solver:
         if num_cells != own and not self._weights_fit(board):
             corner = Corner(board.rows, self.board.rows)
             inputs_NS = corner.place(inputs_NS, PADDING)
-        elif num_cells not in self._models:
-            sizes = replace(self._sizes, seq_len=num_cells, vocab_size=len(board.symbols))
-            self._models[num_cells] = replace(self.trained, sizes=sizes).load_puzzle_model(self._world)
         identifiers_N = torch.tensor([puzzle.identifier for puzzle in puzzles], dtype=torch.int32)
         batch = {
             "inputs": self._world.to_device(inputs_NS),
@@ -245,7 +242,7 @@ class Solver:
             "puzzle_identifiers": self._world.to_device(identifiers_N),
         }
         variations = None if config.tta is None else Variations(board, config.tta, corner)
-        model = self._models[own if corner is not None else num_cells]
+        model = self.model_of(own if corner is not None else num_cells)
         seen = trace_with_more(model, batch, rows_N, config, variations)
         predictions_TNS = seen.predictions_TNS
         if corner is not None and variations is None:  # votes are cropped when they are turned back
@@ -260,6 +257,15 @@ class Solver:
                 before_S = answer_S
             verdict = board.verdict(puzzle.question_S, before_S, puzzle.solution_S)
             yield Solution(board, puzzle, steps, int(settled_at_N[n]), *astuple(verdict))
+
+    def model_of(self, num_cells: int) -> RecursiveModel:
+        """Return the loaded model for boards of so many cells, which the weights fit."""
+        if num_cells not in self._models:
+            board = self._board_of(num_cells)
+            assert board is not None
+            sizes = replace(self._sizes, seq_len=num_cells, vocab_size=len(board.symbols))
+            self._models[num_cells] = replace(self.trained, sizes=sizes).load_puzzle_model(self._world)
+        return self._models[num_cells]
 
     def _board_of(self, num_cells: int) -> TextTask | None:
         """Return the boards with so many cells; None if the model reads no such boards."""
