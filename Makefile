@@ -54,12 +54,12 @@ test-launch: .venv/.dev  ## torchrun, mpirun, elastic restarts
 test-docs: .venv/.dev  ## the commands of README.md and docs/
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m docs -n logical --dist loadfile $(call marked,docs)
 
-test-export: .venv/.dev  ## files for other programs, and these programs
+test-export: .venv/.dev .venv/.onnxruntime  ## files for other programs, and these programs
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m export -n logical --dist load $(call marked,export)
 
 # For every change. Collects once, and leaves no core idle at the end of a group. Some tests wait for processes: one
 # worker more.
-test-all: .venv/.dev .venv/.triton  ## the tests of all targets above at once, but the slow ones
+test-all: .venv/.dev .venv/.triton .venv/.onnxruntime  ## the tests of all targets above at once, but the slow ones
 	OMP_NUM_THREADS=1 $(VENV)/python -m pytest -m "not gpu and not slow and not ray and not slurm" -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile --no-loadscope-reorder
 
 # As root on Debian, with slurm-wlm and munge.
@@ -147,6 +147,12 @@ help:  ## this list
 	mkdir -p .venv/lint
 	cp viewer/lint/package.json viewer/lint/package-lock.json .venv/lint/
 	$(VENV)/npm ci --prefix .venv/lint --ignore-scripts --no-audit --no-fund --silent
+	touch $@
+
+.venv/.onnxruntime: .venv/.dev viewer/solver/package.json viewer/solver/package-lock.json
+	mkdir -p .venv/onnxruntime
+	cp viewer/solver/package.json viewer/solver/package-lock.json .venv/onnxruntime/
+	$(VENV)/npm ci --prefix .venv/onnxruntime --ignore-scripts --no-audit --no-fund --silent
 	touch $@
 
 .venv/.audit: .venv/.created requirements-audit.txt

@@ -64,7 +64,7 @@ _COMPUTED: dict[str, dict[str, tuple[Any, ...]]] = {
     },
 }
 # Not from sharing/segment/formats.py, whose imports take long.
-SEGMENT_FORMATS = ("onnx", "aoti", "torchscript", "web")
+SEGMENT_FORMATS = ("onnx", "aoti", "torchscript", "mlx", "web")
 # Options of URM whose defaults differ there, and their names.
 _OF_URM = {"halt_max_steps": "loops", "H_cycles": "H_cycles", "L_cycles": "L_cycles", "num_layers": "num_layers"}
 
@@ -110,9 +110,10 @@ def parse_settings(argv: list[str] | None) -> Settings:
         help="native (the default): safetensors that describe their model, for every command of this project, alone "
         "or in a folder with a recipe and a card; hrm: the names that the published code of HRM, TRM and SE-RRM "
         "reads; urm: a checkpoint that URM code reads; transformers: a folder for that library, of arch=hrm_text "
-        "alone; onnx, aoti, torchscript: a folder with one segment of the model as a program (docs/solving.md)",
+        "alone; onnx, aoti, torchscript, mlx: a folder with one segment of the model for other programs; web: an HTML "
+        "page that solves (docs/solving.md)",
     )
-    help_of_output = "native: NAME.safetensors, or a new folder; hrm, urm: a file; others: a new folder"
+    help_of_output = "native: NAME.safetensors, or a new folder; hrm, urm: a file; web: NAME.html; others: a new folder"
     add("-o", "--output", type=typed_path, metavar="PATH", help=help_of_output)
     add("--push", metavar="OWNER/REPO", help="native: upload the folder to the Hugging Face Hub")
     add("--private", action="store_true", help="with --push: a repository that is made is private")
@@ -122,7 +123,7 @@ def parse_settings(argv: list[str] | None) -> Settings:
         "--weights",
         default="float32",
         choices=get_args(WeightDtype),
-        help="onnx, aoti, torchscript: how the file keeps the weights; it computes in float32",
+        help="onnx, aoti, torchscript, web: how the file keeps the weights; it computes in float32",
     )
     add("--data", type=os.path.expanduser, metavar="DATA_PATH", help="the same: puzzles of a comparison with PyTorch")
     settings = Settings(**vars(parser.parse_args(argv)))

@@ -76,7 +76,13 @@ WRITERS: dict[str, Callable[[Function, Sequence[Tensor], Path], Run]] = {
     "aoti": write_aoti,
     "torchscript": write_torchscript,
 }
-FILES = {"onnx": "model.onnx", "aoti": "model.pt2", "torchscript": "model.pt", "web": "page.html"}
+FILES = {
+    "onnx": "model.onnx",
+    "aoti": "model.pt2",
+    "torchscript": "model.pt",
+    "web": "page.html",
+    "mlx": "model.safetensors",
+}
 """Each format's name for its file."""
 
 

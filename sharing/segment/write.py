@@ -39,6 +39,13 @@ def write_segment(
     file = folder / host.file
     if format == "web":
         run = write_web(host, function, f"Sudoku solver: {described.title}", file)
+    elif format == "mlx":
+        from sharing.apple.model import run_of, write_mlx
+
+        if weights != "float32":
+            raise UserError("--format mlx has its weights in float32; leave --weights out")
+        run = run_of(write_mlx(source, file))
+        write_host_config(host, folder)
     else:
         # Not token 0: that is padding. Not one board: exporters take 1 for a constant.
         run = WRITERS[format](function, function.example(3), file)

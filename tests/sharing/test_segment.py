@@ -1,6 +1,10 @@
 """Exported segments answer as PyTorch does, of every architecture and in every format."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,7 @@ ARCHS = {
     "hrm": f"arch=hrm {SMALL} arch.num_heads=2 arch.puzzle_emb_ndim=32",
     "trm": f"arch=trm {SMALL} arch.num_heads=2 arch.num_states=2",
     "trm_mlp": f"arch=trm_mlp {SMALL} arch.noise=fresh arch.puzzle_emb_ndim=0",
+    "trm_mlp_plain": f"arch=trm_mlp {SMALL}",
     "trm_conv": f"arch=trm_conv {SMALL} arch.num_registers=1",
     "urm": f"arch=urm {SMALL} arch.num_heads=2",
     "se_rrm": f"arch=se_rrm {SMALL} arch.add_tokens=2",
@@ -81,9 +86,11 @@ def export(words: Sequence[object]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "format"),
-    [(name, "onnx") for name in ARCHS]
-    + [(name, "torchscript") for name in ARCHS]
-    + [(name, "aoti") for name in ("hrm", "trm", "se_mixer")],
+    [(name, "onnx") for name in ARCHS if name != "trm_mlp_plain"]
+    + [(name, "torchscript") for name in ARCHS if name != "trm_mlp_plain"]
+    + [(name, "aoti") for name in ("hrm", "trm", "se_mixer")]
+    + [(name, "mlx") for name in ("hrm", "trm_mlp_plain")]
+    + [("se_mixer", "web")],
 )
 def test_a_file_answers_as_pytorch_does(
     name: str,
@@ -96,7 +103,7 @@ def test_a_file_answers_as_pytorch_does(
     """The export itself compares them, and ends with a mistake if they differ."""
     data = build_text(tmp_path) if name == "gpt" else puzzles
     export([weights(name), "--format", format, "-o", tmp_path / "out", "--data", data])
-    assert {file.name for file in (tmp_path / "out").iterdir()} >= {"config.json"}
+    assert format == "web" or {file.name for file in (tmp_path / "out").iterdir()} >= {"config.json"}
     assert "equal answers" in capsys.readouterr().out
 
 
@@ -129,6 +136,25 @@ def test_a_solver_from_a_file_is_that_of_the_checkpoint(
         np.testing.assert_allclose(
             [step.confidence for step in one.steps], [step.confidence for step in other.steps], atol=1e-4
         )
+
+
+@pytest.mark.parametrize("name", ["hrm", "trm", "se_mixer"])
+def test_onnx_runtime_in_node_answers_as_pytorch_does(
+    name: str, weights: Callable[[str], Path], puzzles: Path, tmp_path: Path
+) -> None:
+    root = Path(__file__).parents[2]
+    runtime = root / ".venv/onnxruntime/node_modules/onnxruntime-web/dist/ort.node.min.mjs"
+    node = shutil.which("node", path=os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()]))
+    if node is None or not runtime.is_file():
+        pytest.skip("Node.js or onnxruntime-web isn't installed (make .venv/.onnxruntime)")
+    checkpoint, folder = weights(name), tmp_path / "out"
+    export([checkpoint, "--format", "onnx", "-o", folder, "--data", puzzles])
+    texts = ["1.3....24..1..4.", "4..1.2...3..2..."]
+    solutions = Solver.from_checkpoint(checkpoint, device="cpu").solve(texts)
+    command = [node, str(root / "tests/viewer/page/solve_onnx.mjs"), str(runtime), str(folder)]
+    done = subprocess.run(command, input="\n".join(texts), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [solution.steps[solution.settled_at - 1].answer for solution in solutions]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
