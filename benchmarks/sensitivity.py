@@ -3,9 +3,10 @@
     python -m benchmarks.sensitivity CHECKPOINT PUZZLE -o sensitivity.png
 
 The embedding of clue j is multiplied by w_j, which is 1. The Jacobian J_ij is the derivative of the
-log probability of the answer in cell i by w_j, through all calls of as many segments as in
-training. The first board shows its sum over all cells i, the second its row of the least sure cell:
-green clues make the model surer, pink ones less sure.
+log probability of the answer in cell i by w_j, through the last of as many segments as in training.
+(Through all of them it explodes where the answers still change.) The first board shows its sum over
+all cells i, the second its row of the least sure cell: green clues make the model surer, pink ones
+less sure.
 """
 
 # S = cells of the board
@@ -14,13 +15,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.func import vjp
 
-from models.carry import NOISY
-from models.noise import full_strength
+from models.act import initial_carry, segment
+from models.carry import SegmentOutput
 from models.se_mixer import SEMixer
 from models.tokens import TokenModel
 from training.solver import Solver
@@ -32,19 +34,22 @@ from utils.shell import run_command
 
 def sensitivity(model: SEMixer | TokenModel, tokens_S: Tensor) -> tuple[Tensor, int, Tensor, Tensor]:
     """Return the answer (S,), its least sure cell i, the sum of J over all i, and row i (S,)."""
-    config = model.config
-    # The segments of a sequence are one long segment, but for the noise, which stays the same here.
-    num_calls = config.halt_max_steps * config.depth.num_calls
-    depth = replace(
-        config.depth, H_cycles=config.halt_max_steps * config.H_cycles, num_calls=num_calls, num_grad_calls=num_calls
-    )
-    state = model.reset(model.initial_state(1, tokens_S.device), torch.ones(1, dtype=torch.bool))
-    if config.noise != "none":
-        seed_B = torch.zeros(1, dtype=torch.int64)
-        state[NOISY] = full_strength(config.noise, seed_B, model.seq_len, model.vocab_size)
+    inputs_1S = tokens_S[None]
+    batch = {"inputs": inputs_1S, "labels": inputs_1S, "puzzle_identifiers": torch.zeros(1, dtype=torch.int32)}
+    taken: list[tuple[Any, ...]] = []
+
+    def forward(*arguments: Any) -> SegmentOutput:
+        taken.append(arguments)
+        return model(*arguments)
+
+    carry = initial_carry(model, batch)
+    with torch.no_grad():
+        for _ in range(model.config.halt_max_steps):
+            carry, _ = segment(model, carry, batch, forward=forward)
+            carry.halted_B = torch.zeros_like(carry.halted_B)
+    state, _, rows_BE, depth = taken[-1]
+    depth = replace(depth, num_grad_calls=depth.num_calls)
     ones_P = torch.ones(model.prefix_len if isinstance(model, TokenModel) else 0)
-    table = model.puzzle_embedding
-    rows_BE = None if table is None else table.weight[:1]
     embed = model.embed
 
     def confidence(w_S: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,8 +57,8 @@ def sensitivity(model: SEMixer | TokenModel, tokens_S: Tensor) -> tuple[Tensor, 
             x = embed(*arguments)
             return x * torch.cat([ones_P, w_S]).view(-1, *[1] * (x.ndim - 2))
 
-        model.embed = scaled  # type: ignore[method-assign, assignment]
-        _, logits_BSV, _, _ = model(state, tokens_S[None], rows_BE, depth)
+        with mock.patch.object(model, "embed", scaled):
+            _, logits_BSV, _, _ = model(state, inputs_1S, rows_BE, depth)
         best = logits_BSV[0].log_softmax(-1).max(-1)
         return best.values, best.indices
 
