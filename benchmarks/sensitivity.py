@@ -75,12 +75,15 @@ def main(argv: list[str] | None = None) -> str:
     parser.add_argument("-o", "--output", type=typed_path, default=Path("sensitivity.png"), help="default: %(default)s")
     typed = parser.parse_args(argv)
     solver = Solver.from_checkpoint(typed.checkpoint, device="cpu")
+    own = solver.board
+    if not own.symbols:
+        raise UserError(f"{typed.checkpoint} has no boards that are texts; give another one")
     (puzzle,) = solver.reader.of_text(typed.puzzle, "the puzzle")
     num_cells = len(puzzle.question_S)
-    model, own = solver.model_of(num_cells), solver.board
+    model = solver.model_of(num_cells)
     board = own if num_cells == own.rows * own.columns else own.of_other_size(num_cells)
-    if not isinstance(model, SEMixer | TokenModel) or board is None or not board.symbols:
-        raise UserError(f"{typed.checkpoint} is no mixer and no model of tokens with boards of text; give another one")
+    if not isinstance(model, SEMixer | TokenModel) or board is None:
+        raise UserError(f"{typed.checkpoint} is no mixer and no model of tokens; give another one")
     tokens_S = torch.from_numpy(puzzle.question_S.astype("int32"))
     answer_S, least, sum_S, row_S = sensitivity(model.float(), tokens_S)
     is_clue_S = torch.from_numpy(puzzle.question_S != board.blank)

@@ -125,7 +125,7 @@ def parse_settings(argv: list[str] | None) -> Settings:
         choices=get_args(WeightDtype),
         help="onnx, aoti, torchscript, web: how the file keeps the weights; it computes in float32",
     )
-    add("--data", type=os.path.expanduser, metavar="DATA_PATH", help="the same: puzzles of a comparison with PyTorch")
+    add("--data", type=os.path.expanduser, metavar="DATA_PATH", help="with mlx, too: puzzles of the comparison")
     settings = Settings(**vars(parser.parse_args(argv)))
     output = settings.output
     if output is None and settings.push is None:
@@ -136,12 +136,14 @@ def parse_settings(argv: list[str] | None) -> Settings:
             f"-o {output} has to end in .safetensors, the only format that can describe the model; rename it, or give "
             "--format hrm, or the name of a folder without an ending"
         )
+    if settings.format == "web" and output is not None and (output.suffix != ".html" or output.is_dir()):
+        raise UserError(f"-o {output} is no name of a page; give NAME.html")
     for option, is_given, suits in (
         ("--compiled", settings.compiled, settings.format in ("hrm", "urm")),
         ("--push", settings.push is not None, settings.is_folder),
         ("--private", settings.private, settings.push is not None),
         ("--raw", settings.raw, not settings.is_folder),
-        ("--weights", settings.weights != "float32", settings.is_segment),
+        ("--weights", settings.weights != "float32", settings.is_segment and settings.format != "mlx"),
         ("--data", settings.data is not None, settings.is_segment),
     ):
         if is_given and not suits:
@@ -179,7 +181,7 @@ def export(settings: Settings) -> str:
             size = (folder / host.file).stat().st_size
         file = output if is_page else output / host.file
         lines = [f"wrote {file}: {size:,} bytes, weights in {host.weights}", str(compared)]
-        if settings.format == "onnx":
+        if settings.format == "onnx" and not isinstance(model, ExportedText):
             lines.append(f"  python solve.py {typed_override('checkpoint', str(output / host.file))} puzzle=...")
         return "\n".join(lines)
     if settings.format == "transformers":
@@ -258,7 +260,8 @@ def _new_folder(output: Path | None) -> Iterator[Path]:
 @contextmanager
 def _new_page(output: Path) -> Iterator[Path]:
     """Give a folder whose page.html becomes the output."""
-    with _writing(output), TemporaryDirectory(dir=output.absolute().parent, prefix=INCOMPLETE) as folder:
+    beside = output.absolute().parent
+    with _writing(output), TemporaryDirectory(dir=beside, prefix=INCOMPLETE, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
         (Path(folder) / "page.html").replace(output)
 

@@ -262,7 +262,10 @@ class Solver:
         """Return the loaded model for boards of so many cells, which the weights fit."""
         if num_cells not in self._models:
             board = self._board_of(num_cells)
-            assert board is not None
+            if board is None or not self._weights_fit(board):
+                raise UserError(
+                    f"the weights of {self.trained.name} fit no boards of {num_cells} cells; give another size"
+                )
             sizes = replace(self._sizes, seq_len=num_cells, vocab_size=len(board.symbols))
             self._models[num_cells] = replace(self.trained, sizes=sizes).load_puzzle_model(self._world)
         return self._models[num_cells]

@@ -14,6 +14,7 @@ from dataset.schema import open_split
 from dataset.text.schema import open_text_split
 from models.act import initial_carry, segment
 from models.base import CommonConfig, RecursiveModel
+from models.carry import Carry, Outputs
 from models.text.model import TextModel
 from sharing.exported import ExportedPuzzles, ExportedText
 from sharing.segment.function import TextFunction
@@ -26,8 +27,7 @@ from utils.ranks.world import World
 NUM_PUZZLES = 200
 _AT_A_TIME = 50
 _LONGEST_TEXT = 128
-# Float32 adds up in another order. A difference of logits beyond this share of the largest one, or
-# another answer where PyTorch is surer than that, is a mistake.
+# Float32 adds up in another order. More than this share of the largest number is a mistake.
 _TOLERANCE = 1e-3
 
 ModelOfSize = Callable[[int, int], RecursiveModel]
@@ -70,6 +70,7 @@ class Comparison:
 
     Attributes:
         largest: the largest difference of a logit.
+        other_tokens: how many cells had another token in any segment, which are ties.
         exact, exact_float32: how many answers of the last segment are exactly right, of the file
             and of PyTorch with float32 weights, each going on from its own states.
     """
@@ -77,13 +78,17 @@ class Comparison:
     num: int = 0
     segments: int = 0
     largest: float = 0.0
+    other_tokens: int = 0
     exact: int = 0
     exact_float32: int = 0
     has_labels: bool = True
 
     def __str__(self) -> str:
         found = f"compared with PyTorch on {self.num} puzzles, {self.segments} segments each: "
-        found += f"equal answers, largest difference of a logit {self.largest:.1e}"
+        answers = (
+            f"{self.other_tokens} tokens differ where two are equally likely" if self.other_tokens else "equal answers"
+        )
+        found += f"{answers}, largest difference of a logit {self.largest:.1e}"
         if self.has_labels:
             found += f"; {self.exact} answers exactly right, of PyTorch in float32 {self.exact_float32}"
         return found
@@ -112,40 +117,47 @@ def compare(host: HostConfig, run: Run, rounded: ModelOfSize, float32: ModelOfSi
         found.has_labels &= bool((labels_NS != IGNORE_LABEL).any())
         for of_file, of_torch in _segments(file, same, batch, host.segments):
             _require_equal(of_file, of_torch, found, host.file)
-        found.exact += _num_exact(of_file, labels_NS)
-        if host.weights == "float32":
-            found.exact_float32 += _num_exact(of_torch, labels_NS)
-        else:
-            *_, (free, _) = _segments(original, original, batch, host.segments)
-            found.exact_float32 += _num_exact(free, labels_NS)
+        found.exact += _num_exact(of_file[0], labels_NS)
+        *_, (free, _) = _segments(original, original, batch, host.segments)
+        found.exact_float32 += _num_exact(free[0], labels_NS)
     return found
+
+
+Seen = list[torch.Tensor]
+"""What a segment returned: logits, Q values and states."""
 
 
 @torch.no_grad()
 def _segments(
     model: RecursiveModel, other: RecursiveModel, batch: Batch, num_steps: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the logits of each segment, of a model and of another that starts from its states."""
+) -> Iterator[tuple[Seen, Seen]]:
+    """Yield what each segment of a model returns, and of another that starts from its states."""
+
+    def seen(carry: Carry, outputs: Outputs) -> Seen:
+        return [outputs.logits_BSV, outputs.q_halt_B, outputs.q_continue_B, *carry.state.values()]
+
     carry = initial_carry(model, batch)
     for _ in range(num_steps):
         before = carry
         carry, outputs = segment(model, before, batch)
-        expected = outputs if other is model else segment(other, before, batch)[1]
+        found = seen(carry, outputs)
+        expected = found if other is model else seen(*segment(other, before, batch))
         carry.halted_B = torch.zeros_like(carry.halted_B)
-        yield outputs.logits_BSV, expected.logits_BSV
+        yield found, expected
 
 
-def _require_equal(of_file: torch.Tensor, of_torch: torch.Tensor, found: Comparison, name: str) -> None:
-    difference = (of_file - of_torch).abs().amax().item()
-    allowed = _TOLERANCE * max(1.0, of_torch.abs().amax().item())
-    chosen = of_torch.gather(-1, of_file.argmax(-1, keepdim=True)).squeeze(-1)
-    lost = (of_torch.amax(-1) - chosen).amax().item()  # 0 where the answers are equal
-    if not max(difference, lost) <= allowed:  # also NaN
-        raise UserError(
-            f"{name} answers otherwise than PyTorch: a logit differs by {difference:.2g}; nothing was written. "
-            "Report this with the config of the run"
-        )
-    found.largest = max(found.largest, difference)
+def _require_equal(of_file: Seen, of_torch: Seen, found: Comparison, name: str) -> None:
+    for number, (ours, theirs) in enumerate(zip(of_file, of_torch, strict=True)):
+        difference = (ours - theirs).abs().amax().item()
+        if not difference <= _TOLERANCE * max(1.0, theirs.abs().amax().item()):  # also NaN
+            what = ("a logit", "q_halt", "q_continue")[number] if number < 3 else "a state"
+            raise UserError(
+                f"{name} computes otherwise than PyTorch: {what} differs by {difference:.2g}; nothing was written. "
+                "Report this with the config of the run"
+            )
+        if number == 0:
+            found.largest = max(found.largest, difference)
+            found.other_tokens += int((ours.argmax(-1) != theirs.argmax(-1)).sum())
 
 
 def _num_exact(logits: torch.Tensor, labels_NS: torch.Tensor) -> int:
@@ -165,6 +177,6 @@ def compare_texts(host: HostConfig, run: Run, model: TextModel, data_path: str) 
     for first in range(0, NUM_PUZZLES, _AT_A_TIME):
         rows = [tokens[start : start + length] for start in starts[first : first + _AT_A_TIME]]
         tokens_NT = torch.from_numpy(np.stack(rows).astype(np.int64))
-        _require_equal(run([tokens_NT])[0], function(tokens_NT)[0], found, host.file)
+        _require_equal([*run([tokens_NT])], [*function(tokens_NT)], found, host.file)
         found.num += len(rows)
     return found

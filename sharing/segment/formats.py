@@ -23,6 +23,7 @@ def write_onnx(function: Function, inputs: Sequence[Tensor], file: Path) -> Run:
     """Write a file of ONNX, and return what runs it."""
     try:
         import onnx_ir
+        import onnxruntime  # noqa: F401 (which runs the file in the end)
         import onnxscript
     except ImportError:
         raise UserError("--format onnx needs more packages; run pip install -r requirements-export.txt") from None
@@ -45,7 +46,7 @@ def write_onnx(function: Function, inputs: Sequence[Tensor], file: Path) -> Run:
         if value not in program.model.graph.outputs:
             value.shape = value.type = None
     program.save(file)
-    return onnx_runner(file, str(file))
+    return onnx_runner(file, str(file), function.names, function.outputs)
 
 
 def write_aoti(function: Function, inputs: Sequence[Tensor], file: Path) -> Run:

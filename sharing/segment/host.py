@@ -1,7 +1,8 @@
 """What a host has to know to run an exported segment: config.json, beside the file.
 
-A host keeps the state of each puzzle. It starts from `starts`, runs segments until the model would
-halt twice on one answer, and hands each segment the noise that models/noise.py defines.
+A host keeps the state of each puzzle. It starts from `starts`, hands each segment the noise that
+models/noise.py defines, and stops when the answer is settled: the model would halt, and its answer
+is that of the segment before.
 """
 
 import hashlib
@@ -34,8 +35,8 @@ class HostConfig(StrictModel):
     """The content of config.json.
 
     Attributes:
-        sha256: of the file. checkpoint_sha256: of the weights that it was made from, by name, in
-            the checkpoint's own dtypes.
+        sha256: of the file; empty inside a page.
+        checkpoint_sha256: of the weights that it was made from, in the checkpoint's own dtypes.
         inputs, outputs: as in `SegmentFunction`, whose `has_any_size` is any_size.
         state_shape: of a puzzle, for every state: numbers, or "cells" and "symbols" where any_size.
         starts: for each state the vectors (D,) that fill it at the start. Of the last state there
@@ -85,9 +86,6 @@ def host_config(
     if isinstance(function, SegmentFunction):
         assert isinstance(arch, CommonConfig) and isinstance(described, ExportedPuzzles)
         model = function.model
-        board = task_of_shape(model.seq_len, model.vocab_size)
-        # A model that reads any size names the symbols of the largest boards.
-        board = SudokuTask(list(BOXES.values())[-1]) if function.has_any_size else board
         fresh = model.reset(model.initial_state(1, torch.device("cpu")), torch.ones(1, dtype=torch.bool))
         starts = {name: z[0].flatten(0, -2)[:1].tolist() for name, z in fresh.items()}
         if starts:
@@ -98,7 +96,7 @@ def host_config(
             "noise": arch.noise,
             "segments": arch.halt_max_steps,
             "values_going_on": arch.values_going_on,
-            "symbols": "" if board is None else board.symbols,
+            "symbols": _symbols(described, any_size=function.has_any_size),
         }
     return HostConfig(
         format=1,
@@ -137,9 +135,39 @@ def read_host_config(file: Path, where: str) -> HostConfig:
         host = validate(HostConfig, stored)
     except UserError as error:
         raise UserError(f"{file.parent / CONFIG} describes no exported segment ({error}); {fix}") from error
+    described = host.described
+    if isinstance(described, ExportedPuzzles) and (wrong := _contradictions(host, described)):
+        raise UserError(f"{file.parent / CONFIG} contradicts its model in {', '.join(wrong)}; {fix}")
     if _sha256(file) != host.sha256:
         raise UserError(f"{where} is not the file that {CONFIG} beside it describes; {fix}")
     return host
+
+
+def _contradictions(host: HostConfig, described: ExportedPuzzles) -> list[str]:
+    """Return the keys of what a host reads that are not as the model says."""
+    arch = described.arch
+    assert isinstance(arch, CommonConfig)
+    expected = {
+        "noise": arch.noise,
+        "segments": arch.halt_max_steps,
+        "values_going_on": arch.values_going_on,
+        "any_size": "units" in host.inputs,
+        "outputs": ["logits", "q_halt", "q_continue", *(f"next_{name}" for name in host.starts)],
+        "inputs": [name for name in ("tokens", "puzzles", "noise", "units") if name in host.inputs] + [*host.starts],
+    }
+    wrong = [key for key, value in expected.items() if getattr(host, key) != value]
+    if ("noise" in host.inputs) != (arch.noise != "none"):
+        wrong.append("inputs")
+    if host.symbols != _symbols(described, any_size=host.any_size):
+        wrong.append("symbols")
+    return wrong
+
+
+def _symbols(described: ExportedPuzzles, *, any_size: bool) -> str:
+    board = task_of_shape(described.seq_len, described.vocab_size)
+    # A model that reads any size names the symbols of the largest boards.
+    board = SudokuTask(list(BOXES.values())[-1]) if any_size else board
+    return "" if board is None else board.symbols
 
 
 def hash_of(weights: Weights) -> str:

@@ -99,20 +99,23 @@ class _RowNumbers(PuzzleEmbedding):
 def load_onnx(file: Path, where: str, *, seq_len: int, vocab_size: int) -> ExportedModel:
     """Return the model in a file of ONNX, for boards of a size, or raise UserError."""
     host = read_host_config(file, where)
-    run = onnx_runner(file, where)
+    run = onnx_runner(file, where, host.inputs, host.outputs)
     try:
         model = ExportedModel(host, run, seq_len=seq_len, vocab_size=vocab_size)
-        batch = {name: torch.ones_like(tensor) for name, tensor in empty_batch(1, seq_len, torch.device("cpu")).items()}
+        # Two, because a file may have the size of its batch fixed at one.
+        batch = {name: torch.ones_like(tensor) for name, tensor in empty_batch(2, seq_len, torch.device("cpu")).items()}
+        batch["puzzle_identifiers"].zero_()
         carry, outputs = segment(model, initial_carry(model, batch), batch)
         found = [outputs.logits_BSV, outputs.q_halt_B, *carry.state.values()]
-        expected = [(1, seq_len, vocab_size), (1,), *((1, *model.state_shape) for _ in host.starts)]
-        assert [tuple(tensor.shape) for tensor in found] == expected, "its outputs have other shapes"
-    except Exception as error:  # whatever a stranger's file does not fit
+        expected = [(2, seq_len, vocab_size), (2,), *((2, *model.state_shape) for _ in host.starts)]
+        if [tuple(tensor.shape) for tensor in found] != expected:
+            raise ValueError("its outputs have other shapes")
+    except (UserError, KeyError, RuntimeError, ValueError) as error:  # whatever a stranger's file does not fit
         raise UserError(f"{where} doesn't fit {CONFIG} beside it ({one_line(error)}); export it again") from error
     return model
 
 
-def onnx_runner(file: Path, where: str) -> Run:
+def onnx_runner(file: Path, where: str, inputs: Sequence[str], outputs: Sequence[str]) -> Run:
     """Return what runs an ONNX file on the CPU, with as many threads as PyTorch has.
 
     Raises:
@@ -130,10 +133,12 @@ def onnx_runner(file: Path, where: str) -> Run:
         session = onnxruntime.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its classes have no common one
         raise UserError(f"ONNX Runtime can't read {where} ({error}); export it again") from None
-    names = [each.name for each in session.get_inputs()]
 
-    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
-        fed = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
-        return [torch.from_numpy(array) for array in session.run(None, fed)]
+    def run(given: Sequence[Tensor]) -> list[Tensor]:
+        fed = {name: tensor.numpy() for name, tensor in zip(inputs, given, strict=True)}
+        try:
+            return [torch.from_numpy(array) for array in session.run(outputs, fed)]
+        except Exception as error:
+            raise UserError(f"{where} can't be run ({one_line(error)}); export it again") from error
 
     return run

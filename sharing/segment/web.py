@@ -33,6 +33,9 @@ _NUM_EXAMPLES = 3
 
 def write_web(host: HostConfig, function: Function, title: str, file: Path) -> Run:
     """Write the page, and return what runs a segment of it in Node.js."""
+    node = shutil.which("node", path=os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()]))
+    if node is None:
+        raise UserError("the page is compared with PyTorch in Node.js; run pip install -r requirements-export.txt")
     weights = stored_weights(function.model)
     boards = {box.num_cells: SudokuTask(box) for box in BOXES.values()}
     examples = []
@@ -58,7 +61,7 @@ def write_web(host: HostConfig, function: Function, title: str, file: Path) -> R
     }
     script = script_of(_SOLVER / "main.mjs")
     file.write_text(fill(_SOLVER / "page.html", script=script, style=style, texts=texts), encoding="utf-8")
-    return _runner(host, file)
+    return _runner(host, file, node)
 
 
 def _examples(box: Box) -> Iterable[np.ndarray]:
@@ -79,11 +82,8 @@ def _matrix(stored: tuple[Tensor, ...]) -> dict[str, Any]:
     return {"dtype": str(weight.dtype).removeprefix("torch."), "data": base64_of(raw.numpy().tobytes()), **of_rows}
 
 
-def _runner(host: HostConfig, file: Path) -> Run:
+def _runner(host: HostConfig, file: Path, node: str) -> Run:
     """Return what runs a segment of a page, puzzle by puzzle."""
-    node = shutil.which("node", path=os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()]))
-    if node is None:
-        raise UserError("the page is compared with PyTorch in Node.js; run pip install -r requirements-export.txt")
 
     def run(inputs: Sequence[Tensor]) -> list[Tensor]:
         given = dict(zip(host.inputs, inputs, strict=True))

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+from dataset.text.schema import open_text_split
 from models import build_arch
 from models.base import RecursiveModel
 from models.model import Model
 from models.text.config import GPTConfig
 from models.text.model import TextModel
 from sharing.exported import Exported, ExportedPuzzles, ExportedText, Source
-from sharing.segment.check import Comparison, compare, compare_texts
+from sharing.segment.check import Comparison, compare, compare_texts, real_puzzles
 from sharing.segment.formats import FILES, WRITERS
 from sharing.segment.function import Function, SegmentFunction, TextFunction, WeightDtype, store_weights_as
 from sharing.segment.host import HostConfig, host_config, write_host_config
@@ -23,6 +24,14 @@ def data_of(source: Source, typed: str | None) -> str:
     return typed or source.data_paths[0]
 
 
+def open_data(data_path: str, described: Exported, *, any_size: bool) -> None:
+    """Raise UserError if there are no data that the model reads."""
+    if isinstance(described, ExportedPuzzles):
+        real_puzzles(data_path, described, any_size=any_size)
+    else:
+        open_text_split(data_path, "test")
+
+
 def write_segment(
     source: Source, format: str, weights: WeightDtype, data_path: str, folder: Path
 ) -> tuple[HostConfig, Comparison]:
@@ -35,6 +44,12 @@ def write_segment(
     assert described is not None
     model = _model(source, described, weights)
     function = _function(model, format)
+    try:  # before the work
+        open_data(data_path, described, any_size=function.has_any_size)
+    except UserError as error:
+        raise UserError(
+            f"the file is compared with PyTorch on real puzzles: {error}; --data names another dataset"
+        ) from error
     host = host_config(function, described, weights, source.weights, FILES[format])
     file = folder / host.file
     if format == "web":
@@ -42,8 +57,6 @@ def write_segment(
     elif format == "mlx":
         from sharing.apple.model import run_of, write_mlx
 
-        if weights != "float32":
-            raise UserError("--format mlx has its weights in float32; leave --weights out")
         run = run_of(write_mlx(source, file))
         write_host_config(host, folder)
     else:

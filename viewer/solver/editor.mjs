@@ -20,10 +20,10 @@ export class Editor {
   }
 
   /** Return the token of a character; undefined if this board has no such token. */
-  tokenOf(character) {
+  tokenOf(character, side = this.side) {
     if (["", " ", ".", "0"].includes(character)) return BLANK;
     const token = this.symbols.indexOf(character.toUpperCase());
-    return token > BLANK && token < this.side + 2 ? token : undefined;
+    return token > BLANK && token < side + 2 ? token : undefined;
   }
 
   /** Show an empty board with this side. */

@@ -29,6 +29,7 @@ class SolverStage extends Stage {
 class Page {
   constructor(data) {
     this.data = data;
+    this.code = URL.createObjectURL(new Blob([$("worker").textContent], { type: "text/javascript" }));
     this.editor = new Editor(data.host.symbols, () => this.edited());
     // What the stage asks of a page and of its list of examples.
     this.page = { boards: data.boards, sets: {}, answering: [], runs: [], values_going_on: data.host.values_going_on };
@@ -67,7 +68,6 @@ class Page {
   show(line) {
     this.editor.fill(line);
     $("size").value = String(this.editor.side);
-    $("line").value = line.includes(".") && !/[^.]/.test(line) ? "" : line;
     this.edited();
   }
 
@@ -78,7 +78,9 @@ class Page {
     $("solve").disabled = false;
     $("mistake").textContent = "";
     $("status").textContent = "";
-    this.view([], []);
+    const { line } = this.editor;
+    $("line").value = /[^.]/.test(line) ? line : "";
+    this.view([]);
   }
 
   /** Read a pasted line. Other characters, such as spaces and frames, are left out. */
@@ -88,12 +90,10 @@ class Page {
     const side = Math.sqrt(line.length);
     const fits = sides.includes(side);
     if (!fits) return this.mistake(`${plural(line.length, "character")}; a board has ${sides.map((n) => n * n).join(", ")}`);
-    this.editor.side = side;
-    const wrong = [...line].findIndex((character) => this.editor.tokenOf(character) === undefined);
+    const wrong = [...line].findIndex((character) => this.editor.tokenOf(character, side) === undefined);
     if (wrong >= 0) return this.mistake(`character ${wrong + 1} is ${line[wrong]}, which a board of ${side}x${side} lacks`);
-    this.editor.fill(line);
-    $("size").value = String(side);
-    return this.edited();
+    this.show(line);
+    return undefined;
   }
 
   mistake(text) {
@@ -105,22 +105,20 @@ class Page {
     if (clashes.includes(true)) return this.mistake("a row, a column or a box has a digit twice; correct it");
     this.edited();
     $("solve").disabled = true;
-    const [answers, confidence] = [[], []];
     const began = performance.now();
     // Not a module: browsers refuse these to a page that is a file.
-    const code = new Blob([$("worker").textContent], { type: "text/javascript" });
-    this.worker = new Worker(URL.createObjectURL(code));
-    this.worker.onerror = (event) => this.mistake(`the model could not run: ${event.message}`);
-    let thought, settled;
+    this.worker = new Worker(this.code);
+    // Of each pass all that it thought. A pass that settled answers, or else the surest one.
+    const passes = [];
+    const sureness = (pass) => (pass.at(-1).settled ? Infinity : pass.at(-1).qHalt);
     this.worker.onmessage = ({ data }) => {
-      if (data.done) return this.finish(tokens, { answers, confidence, settled, thought, began });
-      if (data.step === 1) answers.length = confidence.length = 0; // a pass of its own
-      thought = data;
-      settled = data.settled;
-      answers.push(data.answer);
-      confidence.push(sigmoid(data.qHalt));
+      if (data.failed) return this.stop(`the model could not run: ${data.failed}`);
+      if (data.done)
+        return this.finish(tokens, passes.reduce((best, pass) => (sureness(pass) > sureness(best) ? pass : best)), began);
+      if (data.step === 1) passes.push([]);
+      passes.at(-1).push(data);
       $("status").textContent = `pass ${data.pass + 1}, step ${data.step}…`;
-      return this.view(answers, confidence);
+      return this.view(passes.at(-1));
     };
     const restarts = $("again").checked && !$("again").parentElement.hidden ? RESTARTS : 0;
     this.worker.postMessage({ host: this.data.host, weights: this.data.weights });
@@ -128,23 +126,31 @@ class Page {
     return undefined;
   }
 
-  finish(tokens, { answers, confidence, thought, settled, began }) {
+  /** Stop with a mistake. */
+  stop(text) {
+    this.edited();
+    this.mistake(text);
+  }
+
+  finish(tokens, pass, began) {
     $("solve").disabled = false;
+    const thought = pass.at(-1);
     const seconds = ((performance.now() - began) / 1000).toFixed(2);
-    const valid = isSolution(tokens, answers.at(-1), this.editor.side);
+    const valid = isSolution(tokens, thought.answer, this.editor.side);
     const passes = thought.pass ? ` in pass ${thought.pass + 1}` : "";
-    const sure = settled ? "" : " The model did not settle on this answer.";
+    const sure = thought.settled ? "" : " The model did not settle on this answer.";
     $("status").textContent = `${plural(thought.step, "step")}${passes}, ${seconds} s.${sure}`;
-    this.view(answers, confidence, valid);
+    this.view(pass, valid);
     this.stage.seek(0);
     this.stage.play();
   }
 
-  /** Show the answers so far, the last one first. */
-  view(answers, confidence, valid) {
+  /** Show the answers of a pass, the last one first. */
+  view(pass, valid) {
     const { tokens, side } = this.editor;
-    const example = { set: side * side, row: 0, input: tokens, answers: [...answers] };
-    if (answers.length) example.confidence = [...confidence];
+    const answers = pass.map(({ answer }) => answer);
+    const example = { set: side * side, row: 0, input: tokens, answers };
+    if (pass.length) example.confidence = pass.map(({ qHalt }) => sigmoid(qHalt));
     study(example, this.data.boards[side * side]);
     example.studied.valid = valid;
     this.list.all = [example];

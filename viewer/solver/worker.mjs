@@ -12,6 +12,10 @@ self.onmessage = async ({ data }) => {
     segment = mixer(host.model.arch, weightsOf(data.weights));
     return;
   }
-  for await (const thought of solve(host, segment, data.tokens, data.options)) self.postMessage(thought);
-  self.postMessage({ done: true });
+  try {
+    for await (const thought of solve(host, segment, data.tokens, data.options)) self.postMessage(thought);
+    self.postMessage({ done: true });
+  } catch (error) {
+    self.postMessage({ failed: error.message });
+  }
 };
