@@ -11,7 +11,7 @@
 The first file describes its model, so that every command loads it without further keys. The folder
 has this file as model.safetensors, a recipe and a card. The others are read by the published code.
 The tensors are written bit for bit, except that URM's program needs the parameters of its
-convolution in forward_dtype. onnx, aoti and torchscript are one segment of the model as a program,
+convolution in forward_dtype. onnx, aoti, torchscript, mlx and web hold one segment of the model,
 for hosts without this project (sharing/segment/).
 """
 
@@ -125,7 +125,7 @@ def parse_settings(argv: list[str] | None) -> Settings:
         choices=get_args(WeightDtype),
         help="onnx, aoti, torchscript, web: how the file keeps the weights; it computes in float32",
     )
-    add("--data", type=os.path.expanduser, metavar="DATA_PATH", help="with mlx, too: puzzles of the comparison")
+    add("--data", type=os.path.expanduser, metavar="DATA_PATH", help="with mlx, too: the puzzles of the comparison")
     settings = Settings(**vars(parser.parse_args(argv)))
     output = settings.output
     if output is None and settings.push is None:

@@ -15,7 +15,6 @@ from dataset.text.schema import open_text_split
 from models.act import initial_carry, segment
 from models.base import CommonConfig, RecursiveModel
 from models.carry import Carry, Outputs
-from models.text.model import TextModel
 from sharing.exported import ExportedPuzzles, ExportedText
 from sharing.segment.function import TextFunction
 from sharing.segment.host import HostConfig
@@ -64,6 +63,14 @@ def real_puzzles(data_path: str, described: ExportedPuzzles, *, any_size: bool) 
     return batches, vocab_size
 
 
+def real_texts(data_path: str, described: ExportedText) -> torch.Tensor:
+    """Return as many pieces of the test split of a dataset of text, (N, T) int64."""
+    tokens = open_text_split(data_path, "test").tokens
+    length = min(_LONGEST_TEXT, described.max_len, len(tokens))
+    starts = np.linspace(0, len(tokens) - length, NUM_PUZZLES).astype(np.int64)
+    return torch.from_numpy(np.stack([tokens[start : start + length] for start in starts]).astype(np.int64))
+
+
 @dataclass
 class Comparison:
     """What a file and PyTorch made of the same puzzles.
@@ -94,16 +101,17 @@ class Comparison:
         return found
 
 
-def compare(host: HostConfig, run: Run, rounded: ModelOfSize, float32: ModelOfSize, data_path: str) -> Comparison:
+def compare(
+    host: HostConfig, run: Run, rounded: ModelOfSize, float32: ModelOfSize, puzzles: tuple[list[Batch], int]
+) -> Comparison:
     """Let a file and PyTorch answer the same puzzles, and raise UserError if they differ.
 
     Args:
         rounded: the model with the weights that the file stores, whose segments start from the
             file's states.
+        puzzles: those of `real_puzzles`.
     """
-    described = host.described
-    assert isinstance(described, ExportedPuzzles)
-    batches, vocab_size = real_puzzles(data_path, described, any_size=host.any_size)
+    batches, vocab_size = puzzles
     seq_len = batches[0]["inputs"].shape[1]
     file = ExportedModel(host, run, seq_len=seq_len, vocab_size=vocab_size)
     same, original = rounded(seq_len, vocab_size), float32(seq_len, vocab_size)
@@ -166,17 +174,10 @@ def _num_exact(logits: torch.Tensor, labels_NS: torch.Tensor) -> int:
 
 
 @torch.no_grad()
-def compare_texts(host: HostConfig, run: Run, model: TextModel, data_path: str) -> Comparison:
+def compare_texts(host: HostConfig, run: Run, function: TextFunction, texts_NT: torch.Tensor) -> Comparison:
     """As `compare`, for the next tokens of texts."""
-    described = host.described
-    assert isinstance(described, ExportedText)
-    tokens = open_text_split(data_path, "test").tokens
-    length = min(_LONGEST_TEXT, described.max_len, len(tokens))
-    starts = np.linspace(0, len(tokens) - length, NUM_PUZZLES).astype(np.int64)
-    found, function = Comparison(segments=1, has_labels=False), TextFunction(model)
-    for first in range(0, NUM_PUZZLES, _AT_A_TIME):
-        rows = [tokens[start : start + length] for start in starts[first : first + _AT_A_TIME]]
-        tokens_NT = torch.from_numpy(np.stack(rows).astype(np.int64))
+    found = Comparison(segments=1, has_labels=False)
+    for tokens_NT in texts_NT.split(_AT_A_TIME):
         _require_equal([*run([tokens_NT])], [*function(tokens_NT)], found, host.file)
-        found.num += len(rows)
+        found.num += len(tokens_NT)
     return found

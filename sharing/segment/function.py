@@ -96,7 +96,7 @@ def _whole(tokens_BS: Tensor, z_BSKD: Tensor, units_US: Tensor) -> Extent:
     return Extent(
         candidates_BSK1,
         candidates_BSK1[:, :1],
-        (tokens_BS == tokens_BS)[:, None, None],
+        torch.ones_like(tokens_BS, dtype=torch.bool)[:, None, None],
         ones_B1[:, :, None] * units_US,
     )
 
@@ -139,14 +139,9 @@ class _Causal:
         return attend(q, k, v, mask=visible_TT).transpose(1, 2).flatten(0, 1)
 
 
-class _Stored(nn.Module):
-    """A parametrization: a weight of fewer bits, which the function makes float32 again."""
+class _BFloat16(nn.Module):
+    """A parametrization: half of the bits, which the function makes float32 again."""
 
-    def right_inverse(self, weight: Tensor) -> Sequence[Tensor]:
-        raise NotImplementedError
-
-
-class _BFloat16(_Stored):
     def right_inverse(self, weight: Tensor) -> Sequence[Tensor]:
         return (weight.bfloat16(),)
 
@@ -154,8 +149,8 @@ class _BFloat16(_Stored):
         return stored.float()
 
 
-class _Int8(_Stored):
-    """A whole number from -127 to 127, and a scale for each row of the matrix."""
+class _Int8(nn.Module):
+    """The same with a whole number from -127 to 127, and a scale for each row of the matrix."""
 
     def right_inverse(self, weight: Tensor) -> Sequence[Tensor]:
         scale = weight.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127

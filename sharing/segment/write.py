@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from dataset.text.schema import open_text_split
 from models import build_arch
 from models.base import RecursiveModel
 from models.model import Model
 from models.text.config import GPTConfig
 from models.text.model import TextModel
 from sharing.exported import Exported, ExportedPuzzles, ExportedText, Source
-from sharing.segment.check import Comparison, compare, compare_texts, real_puzzles
+from sharing.segment.check import Comparison, compare, compare_texts, real_puzzles, real_texts
 from sharing.segment.formats import FILES, WRITERS
 from sharing.segment.function import Function, SegmentFunction, TextFunction, WeightDtype, store_weights_as
 from sharing.segment.host import HostConfig, host_config, write_host_config
@@ -22,14 +21,6 @@ def data_of(source: Source, typed: str | None) -> str:
     if typed is None and not source.data_paths:
         raise UserError("the file is compared with PyTorch on real puzzles; give --data a dataset that the model reads")
     return typed or source.data_paths[0]
-
-
-def open_data(data_path: str, described: Exported, *, any_size: bool) -> None:
-    """Raise UserError if there are no data that the model reads."""
-    if isinstance(described, ExportedPuzzles):
-        real_puzzles(data_path, described, any_size=any_size)
-    else:
-        open_text_split(data_path, "test")
 
 
 def write_segment(
@@ -45,7 +36,11 @@ def write_segment(
     model = _model(source, described, weights)
     function = _function(model, format)
     try:  # before the work
-        open_data(data_path, described, any_size=function.has_any_size)
+        if isinstance(described, ExportedText):
+            texts_NT = real_texts(data_path, described)
+        else:
+            assert isinstance(described, ExportedPuzzles)
+            puzzles = real_puzzles(data_path, described, any_size=function.has_any_size)
     except UserError as error:
         raise UserError(
             f"the file is compared with PyTorch on real puzzles: {error}; --data names another dataset"
@@ -63,8 +58,8 @@ def write_segment(
         # Not token 0: that is padding. Not one board: exporters take 1 for a constant.
         run = WRITERS[format](function, function.example(3), file)
         write_host_config(host, folder)
-    if isinstance(model, TextModel):
-        return host, compare_texts(host, run, model, data_path)
+    if isinstance(function, TextFunction):
+        return host, compare_texts(host, run, function, texts_NT)
 
     def of_size(stored_as: WeightDtype, seq_len: int, vocab_size: int) -> RecursiveModel:
         assert isinstance(described, ExportedPuzzles)
@@ -74,7 +69,7 @@ def write_segment(
         return resized
 
     return host, compare(
-        host, run, lambda *size: of_size(weights, *size), lambda *size: of_size("float32", *size), data_path
+        host, run, lambda *size: of_size(weights, *size), lambda *size: of_size("float32", *size), puzzles
     )
 
 

@@ -31,7 +31,7 @@ def data_of(page: str) -> dict[str, object]:
 
 def test_the_shipped_page_is_that_of_the_shipped_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To write it again: sharing.export examples/sudoku --format web -o FILE --data DATA."""
-    for name in ("compare", "open_data"):
+    for name in ("compare", "real_puzzles"):
         monkeypatch.setattr(write, name, lambda *arguments, **named: None)
     write.write_segment(open_source(str(MODEL), raw=False), "web", "float32", "", tmp_path)
     ours, shipped = (tmp_path / "page.html").read_text(), SHIPPED.read_text()

@@ -1,7 +1,7 @@
 /** The cells of a puzzle, in which a person types. */
 
 import { $, make } from "../page/dom.mjs";
-import { boxOf } from "./solver.mjs";
+import { boxOf, unitsOfCell } from "./solver.mjs";
 
 const BLANK = 1;
 
@@ -76,15 +76,11 @@ export class Editor {
 
   /** Mark the digits that a row, a column or a box has twice. */
   mark() {
-    const [rows, columns] = boxOf(this.side);
     const { tokens, side } = this;
-    const share = (a, b) => {
-      const [rowA, columnA, rowB, columnB] = [Math.floor(a / side), a % side, Math.floor(b / side), b % side];
-      const box = (row, column) => `${Math.floor(row / rows)} ${Math.floor(column / columns)}`;
-      return rowA === rowB || columnA === columnB || box(rowA, columnA) === box(rowB, columnB);
-    };
+    const seen = tokens.flatMap((token, s) => unitsOfCell(side, s).map((unit) => `${unit} ${token}`));
+    const twice = new Set(seen.filter((each, place) => seen.indexOf(each) !== place));
     this.clashes = tokens.map(
-      (token, s) => token > BLANK && tokens.some((other, t) => t !== s && other === token && share(s, t)),
+      (token, s) => token > BLANK && unitsOfCell(side, s).some((unit) => twice.has(`${unit} ${token}`)),
     );
     this.inputs.forEach((input, s) => input.setAttribute("aria-invalid", String(this.clashes[s])));
   }

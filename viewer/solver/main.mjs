@@ -3,18 +3,12 @@
 import { $, option, plural, span } from "../page/dom.mjs";
 import { study } from "../page/puzzles.mjs";
 import { Stage } from "../page/stage.mjs";
-import { applyTheme, chosenTheme, dark, toggleTheme } from "../page/theme.mjs";
+import { start } from "../page/start.mjs";
 import { Editor } from "./editor.mjs";
-import { boxOf } from "./solver.mjs";
+import { unitsOfCell } from "./solver.mjs";
 
 const RESTARTS = 15;
 const sigmoid = (x) => 1 / (1 + Math.exp(-x));
-
-async function readData() {
-  const packed = Uint8Array.from(atob($("data").textContent.trim()), (character) => character.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return JSON.parse(await new Response(stream).text());
-}
 
 /** The stage of view.py, with a heading of its own. */
 class SolverStage extends Stage {
@@ -162,37 +156,18 @@ class Page {
 /** Return whether an answer keeps the clues, and every row, column and box holds each digit once. */
 function isSolution(question, answer, side) {
   const keeps = question.every((token, s) => token < 2 || token === answer[s]);
-  const [boxRows, boxColumns] = boxOf(side);
   const units = Array.from({ length: 3 * side }, () => new Set());
-  answer.forEach((token, s) => {
-    const [row, column] = [Math.floor(s / side), s % side];
-    const box = Math.floor(row / boxRows) * boxRows + Math.floor(column / boxColumns);
-    [row, side + column, 2 * side + box].forEach((unit) => units[unit].add(token));
-  });
+  answer.forEach((token, s) => unitsOfCell(side, s).forEach((unit) => units[unit].add(token)));
   return keeps && units.every((tokens) => tokens.size === side) && answer.every((token) => token > 1);
 }
 
-async function start() {
-  applyTheme(chosenTheme());
-  const data = await readData();
-  $("loading").hidden = true;
+function show(data) {
   $("panel-examples").hidden = false;
   $("title").textContent = data.title;
   $("parameters").textContent = data.parameters.toLocaleString("en");
-  const page = new Page(data);
-  $("theme").addEventListener("click", () => toggleTheme(page.stage));
-  dark.addEventListener("change", () => {
-    applyTheme(chosenTheme());
-    page.stage.restyle();
-  });
-  window.addEventListener("resize", () => page.stage.redraw());
-  document.documentElement.dataset.ready = "true";
+  const { stage } = new Page(data);
+  window.addEventListener("resize", () => stage.redraw());
+  return stage;
 }
 
-start().catch((error) => {
-  $("loading").hidden = false;
-  $("loading").textContent =
-    `This page could not be drawn: ${error.message}. The page needs a browser from 2023 or later. ` +
-    "If the file is incomplete, write it again with python -m sharing.export.";
-  throw error;
-});
+start(show, "python -m sharing.export");

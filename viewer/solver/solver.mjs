@@ -50,16 +50,18 @@ export function boxOf(side) {
   return [rows, side / rows];
 }
 
+/** Return the numbers of a cell's row, column and box: rows come first, then columns, then boxes. */
+export function unitsOfCell(side, s) {
+  const [rows, columns] = boxOf(side);
+  const [row, column] = [Math.floor(s / side), s % side];
+  return [row, side + column, 2 * side + Math.floor(row / rows) * rows + Math.floor(column / columns)];
+}
+
 /** Return which cells belong to which rows, columns and boxes, (U, S). */
 export function unitsOf(side) {
-  const [rows, columns] = boxOf(side);
   const S = side * side;
   const units = new Float32Array(3 * side * S);
-  for (let s = 0; s < S; s++) {
-    const [row, column] = [Math.floor(s / side), s % side];
-    const box = Math.floor(row / rows) * rows + Math.floor(column / columns);
-    [row, column, box].forEach((unit, kind) => (units[(kind * side + unit) * S + s] = 1));
-  }
+  for (let s = 0; s < S; s++) for (const unit of unitsOfCell(side, s)) units[unit * S + s] = 1;
   return units;
 }
 
