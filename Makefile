@@ -150,9 +150,7 @@ help:  ## this list
 	touch $@
 
 .venv/.onnxruntime: .venv/.dev viewer/solver/package.json viewer/solver/package-lock.json
-	mkdir -p .venv/onnxruntime
-	cp viewer/solver/package.json viewer/solver/package-lock.json .venv/onnxruntime/
-	$(VENV)/npm ci --prefix .venv/onnxruntime --ignore-scripts --no-audit --no-fund --silent
+	$(VENV)/npm ci --prefix viewer/solver --ignore-scripts --no-audit --no-fund --silent
 	touch $@
 
 .venv/.audit: .venv/.created requirements-audit.txt

@@ -259,11 +259,14 @@ def _new_folder(output: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _new_page(output: Path) -> Iterator[Path]:
-    """Give a folder whose page.html becomes the output."""
+    """Give a folder whose page.html becomes the output, with the page's other files beside it."""
     beside = output.absolute().parent
     with _writing(output), TemporaryDirectory(dir=beside, prefix=INCOMPLETE, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-        (Path(folder) / "page.html").replace(output)
+        page = Path(folder) / "page.html"
+        for file in {*Path(folder).iterdir()} - {page}:
+            file.replace(beside / file.name)
+        page.replace(output)
 
 
 def _commands(address: str, settings: Settings, source: Source) -> list[str]:

@@ -121,6 +121,8 @@ def compare(
     alone, others = ({name: each[part] for name, each in first.items()} for part in (slice(1), slice(1, None)))
     for batch in (alone, others, *batches[1:]):
         labels_NS = batch["labels"]
+        if not len(labels_NS):  # a dataset of a single puzzle
+            continue
         found.num += len(labels_NS)
         found.has_labels &= bool((labels_NS != IGNORE_LABEL).any())
         for of_file, of_torch in _segments(file, same, batch, host.segments):

@@ -48,7 +48,7 @@ def write_segment(
     host = host_config(function, described, weights, source.weights, FILES[format])
     file = folder / host.file
     if format == "web":
-        run = write_web(host, function, f"Sudoku solver: {described.title}", file)
+        run = write_web(host, function, puzzles[0], file)
     elif format == "mlx":
         from sharing.apple.model import run_of, write_mlx
 
@@ -80,13 +80,7 @@ def _function(model: Model, format: str) -> Function:
             raise UserError(f"--format {format} has no models of text like arch={model.config.name}; leave it out")
         return TextFunction(model)
     assert isinstance(model, RecursiveModel)
-    function = SegmentFunction(model)
-    if format == "web" and not function.has_any_size:
-        raise UserError(
-            f"--format web computes mixers with units and without puzzle rows, not arch={model.config.name} as it was "
-            "trained here; give --format onnx"
-        )
-    return function
+    return SegmentFunction(model)
 
 
 def _model(source: Source, described: Exported, stored_as: WeightDtype) -> Model:

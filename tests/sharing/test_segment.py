@@ -1,10 +1,6 @@
 """Exported segments answer as PyTorch does, of every architecture and in every format."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +37,10 @@ ARCHS = {
     "gpt": "arch=gpt arch.hidden_size=32 arch.num_heads=2 arch.num_layers=2",
 }
 MIXER_SIZE = 36, 8
+RUNTIME = Path(__file__).parents[2] / "viewer/solver/node_modules/onnxruntime-web"
+needs_runtime = pytest.mark.skipif(
+    not RUNTIME.is_dir(), reason="onnxruntime-web isn't installed (npm ci --prefix viewer/solver)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,9 @@ def export(words: Sequence[object]) -> None:
     + [(name, "torchscript") for name in ARCHS if name != "trm_mlp_plain"]
     + [("hrm", "aoti"), ("se_mixer", "aoti"), pytest.param("trm", "aoti", marks=pytest.mark.slow)]
     + [(name, "mlx") for name in ("hrm", "trm_mlp_plain")]
-    + [("se_mixer", "web")],
+    + [("se_mixer", "web")]
+    # In these pages onnxruntime-web runs in Node.js.
+    + [pytest.param(name, "web", marks=needs_runtime) for name in ("hrm", "trm", "se_mixer_attention")],
 )
 def test_a_file_answers_as_pytorch_does(
     name: str,
@@ -106,6 +108,11 @@ def test_a_file_answers_as_pytorch_does(
     export([weights(name), "--format", format, "-o", output, "--data", data])
     assert output.is_file() or (output / "config.json").is_file()
     assert "equal answers" in capsys.readouterr().out
+
+
+def test_one_puzzle_is_enough_for_the_comparison(weights: Callable[[str], Path], tmp_path: Path) -> None:
+    assert build_sudoku(f"--output-dir {tmp_path}/data --generate 1 --generate-test 1 --box 2x2".split()) == 0
+    export([weights("trm"), "--format", "torchscript", "-o", tmp_path / "out", "--data", tmp_path / "data"])
 
 
 def build_text(folder: Path) -> Path:
@@ -137,25 +144,6 @@ def test_a_solver_from_a_file_is_that_of_the_checkpoint(
         np.testing.assert_allclose(
             [step.confidence for step in one.steps], [step.confidence for step in other.steps], atol=1e-4
         )
-
-
-@pytest.mark.parametrize("name", ["hrm", "trm", "se_mixer"])
-def test_onnx_runtime_in_node_answers_as_pytorch_does(
-    name: str, weights: Callable[[str], Path], puzzles: Path, tmp_path: Path
-) -> None:
-    root = Path(__file__).parents[2]
-    runtime = root / ".venv/onnxruntime/node_modules/onnxruntime-web/dist/ort.node.min.mjs"
-    node = shutil.which("node", path=os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()]))
-    if node is None or not runtime.is_file():
-        pytest.skip("Node.js or onnxruntime-web isn't installed (make .venv/.onnxruntime)")
-    checkpoint, folder = weights(name), tmp_path / "out"
-    export([checkpoint, "--format", "onnx", "-o", folder, "--data", puzzles])
-    texts = ["1.3....24..1..4.", "4..1.2...3..2..."]
-    solutions = Solver.from_checkpoint(checkpoint, device="cpu").solve(texts)
-    command = [node, str(root / "tests/viewer/page/solve_onnx.mjs"), str(runtime), str(folder)]
-    done = subprocess.run(command, input="\n".join(texts), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [solution.steps[solution.settled_at - 1].answer for solution in solutions]
 
 
 def test_fewer_bits_make_a_smaller_file(weights: Callable[[str], Path], puzzles: Path, tmp_path: Path) -> None:
@@ -193,13 +181,20 @@ def test_a_file_that_computes_otherwise_is_not_published(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["trm", "se_mixer_attention", "gpt"])
-def test_a_page_of_another_architecture_is_refused_before_any_work(
-    name: str, weights: Callable[[str], Path], puzzles: Path, tmp_path: Path
+def test_a_page_that_can_not_be_written_leaves_nothing(
+    weights: Callable[[str], Path], puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [weights(name), "--format", "web", "-o", tmp_path / "page.html", "--data", puzzles]
-    assert main([str(word) for word in words]) == 2
-    assert list(tmp_path.iterdir()) == []
+    from sharing.segment import web
+
+    def refused(name: str, data: Path) -> None:
+        words = [weights(name), "--format", "web", "-o", tmp_path / "out" / "page.html", "--data", data]
+        assert main([str(word) for word in words]) == 2
+        assert list((tmp_path / "out").iterdir()) == []
+
+    (tmp_path / "out").mkdir()
+    refused("gpt", build_text(tmp_path))
+    monkeypatch.setattr(web, "RUNTIME", tmp_path / "missing")
+    refused("trm", puzzles)
 
 
 def test_damaged_files_are_refused_in_one_line(weights: Callable[[str], Path], puzzles: Path, tmp_path: Path) -> None:

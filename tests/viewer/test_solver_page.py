@@ -5,17 +5,26 @@ import re
 import zlib
 from base64 import b64decode
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from pydantic import TypeAdapter
 
 from dataset.augment import BOXES
+from dataset.build_maze_dataset import main as build_maze
 from dataset.sudoku import generate
+from dataset.tasks.maze import MazeTask
 from dataset.tasks.sudoku import SudokuTask
-from sharing.exported import open_source
-from sharing.segment import write
+from models import ArchConfig, build_arch
+from sharing.export import main as export
+from sharing.exported import ExportedPuzzles, open_source
+from sharing.segment import web, write
+from sharing.weights_file import write_weights
 from tests.viewer.conftest import Browser
 from training.solver import Solver
+from utils.command_line import read_config
 
 pytestmark = pytest.mark.export
 ROOT = Path(__file__).parents[2]
@@ -23,20 +32,104 @@ MODEL = ROOT / "examples" / "sudoku"
 SHIPPED = ROOT / "docs" / "sudoku.html"
 
 
-def data_of(page: str) -> dict[str, object]:
+def data_of(page: str) -> dict[str, Any]:
     (packed,) = re.findall(r'id="data">([^<]*)<', page)
-    data: dict[str, object] = json.loads(zlib.decompress(b64decode(packed)))
+    data: dict[str, Any] = json.loads(zlib.decompress(b64decode(packed)))
     return data
 
 
 def test_the_shipped_page_is_that_of_the_shipped_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To write it again: sharing.export examples/sudoku --format web -o FILE --data DATA."""
-    for name in ("compare", "real_puzzles"):
-        monkeypatch.setattr(write, name, lambda *arguments, **named: None)
+    monkeypatch.setattr(write, "compare", lambda *arguments: None)
+    monkeypatch.setattr(write, "real_puzzles", lambda *arguments, **named: ([], 0))
     write.write_segment(open_source(str(MODEL), raw=False), "web", "float32", "", tmp_path)
     ours, shipped = (tmp_path / "page.html").read_text(), SHIPPED.read_text()
     assert data_of(ours) == data_of(shipped)
     assert re.sub('id="data">[^<]*<', "", ours) == re.sub('id="data">[^<]*<', "", shipped)
+
+
+@pytest.fixture(scope="module")
+def maze_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a page of an untrained TRM of mazes, beside its dataset and its weights."""
+    if not web.RUNTIME.is_dir():
+        pytest.skip("onnxruntime-web isn't installed (npm ci --prefix viewer/solver)")
+    folder = tmp_path_factory.mktemp("maze")
+    assert build_maze(f"--output-dir {folder}/data --generate 2 --generate-test 12 --size 6".split()) == 0
+    trm = "arch=trm arch.hidden_size=32 arch.num_heads=2 arch.H_cycles=2 arch.L_cycles=2 arch.halt_max_steps=3"
+    arch = TypeAdapter(ArchConfig).validate_python(read_config("pretrain", trm.split())["arch"])
+    sizes = {"seq_len": 36, "vocab_size": 6, "num_puzzle_identifiers": 1}
+    model = build_arch(arch, **sizes)
+    model.init_weights(torch.Generator().manual_seed(1))
+    described = ExportedPuzzles.model_validate({"format": 1, "arch": arch, "data": [], "run": "", "step": 0, **sizes})
+    write_weights(folder / "model.safetensors", model.state_dict(), described.as_metadata())
+    page = folder / "page.html"
+    words = f"{folder}/model.safetensors --format web -o {page} --data {folder}/data"
+    assert export(words.split()) == 0
+    return page
+
+
+def test_onnxruntime_solves_a_maze_that_a_person_painted(browser: Browser, maze_page: Path) -> None:
+    from selenium.webdriver import Keys
+
+    browser.open(maze_page)
+    line = "document.querySelector('#line').value"
+    before = browser.get(line)
+    browser.click("button[title=start]")
+    browser.run("document.querySelector('.painted').focus()")
+    at = before.index(" ")
+    browser.keys(*[Keys.ARROW_DOWN] * (at // 6), *[Keys.ARROW_RIGHT] * (at % 6), Keys.SPACE)
+    cells = list(before)
+    cells[at], cells[before.index("S")] = "S", " "
+    painted = "".join(cells)
+    assert browser.get(line) == painted
+    browser.keys(Keys.ENTER)
+    browser.wait("document.querySelector('#status').innerText.includes(' s.')", 60)
+    answers = browser.get("document.querySelector('#slider').max")
+    (solution,) = Solver.from_checkpoint(maze_page.with_name("model.safetensors"), device="cpu").solve([painted])
+    assert answers == str(len(solution.steps))
+
+
+def test_a_page_without_its_runtime_says_so(chromium: Browser, maze_page: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "page.html"
+    alone.write_bytes(maze_page.read_bytes())
+    from selenium.common import TimeoutException
+
+    with pytest.raises(TimeoutException):
+        chromium.open(alone)
+    assert "onnxruntime-web-" in chromium.text("#loading")
+
+
+def answers_of(browser: Browser, page: Path, lines: list[str]) -> list[str]:
+    """Return what the worker of a page answers, of a board as a line of characters."""
+    browser.open(page)
+    browser.run(
+        """
+        const [lines] = arguments;
+        const text = (id) => document.getElementById(id).textContent;
+        const inflated = (packed) => new Response(
+          new Blob([Uint8Array.from(atob(packed), (one) => one.charCodeAt(0))]).stream()
+            .pipeThrough(new DecompressionStream("deflate")));
+        const data = await inflated(text("data")).json();
+        const beside = globalThis.onnxruntimeWeb;
+        const bytes = (name) => inflated(beside[name]).arrayBuffer();
+        const runtime = beside && { module: await bytes("module"), wasm: await bytes("wasm") };
+        const worker = new Worker(URL.createObjectURL(new Blob([text("worker")])));
+        const { symbols } = data.host;
+        window.found = [];
+        let answer;
+        worker.onmessage = ({ data }) => {
+          if (data.done) found.push(answer.map((token) => symbols[token]).join(""));
+          else answer = data.answer;
+        };
+        worker.postMessage({ ...data, runtime });
+        for (const line of lines)
+          worker.postMessage({ tokens: [...line].map((one) => symbols.indexOf(one)), options: {} });
+        """,
+        lines,
+    )
+    browser.wait(f"window.found?.length === {len(lines)}", 120)
+    found: list[str] = browser.get("found")
+    return found
 
 
 def test_the_page_answers_200_puzzles_as_pytorch_does(browser: Browser) -> None:
@@ -48,28 +141,15 @@ def test_the_page_answers_200_puzzles_as_pytorch_does(browser: Browser) -> None:
     ]
     solutions = Solver.from_checkpoint(MODEL, device="cpu").solve(lines)
     expected = [solution.steps[solution.settled_at - 1].answer for solution in solutions]
-    browser.open(SHIPPED)
-    browser.run(
-        """
-        const [lines] = arguments;
-        const { host, weights } = JSON.parse(await new Response(
-          new Blob([Uint8Array.from(atob($("data").textContent), (one) => one.charCodeAt(0))]).stream()
-            .pipeThrough(new DecompressionStream("deflate"))).text());
-        const worker = new Worker(URL.createObjectURL(new Blob([$("worker").textContent])));
-        window.found = [];
-        let answer;
-        worker.onmessage = ({ data }) => {
-          if (data.done) found.push(answer.map((token) => host.symbols[token]).join(""));
-          else answer = data.answer;
-        };
-        worker.postMessage({ host, weights });
-        for (const line of lines)
-          worker.postMessage({ tokens: [...line].map((one) => host.symbols.indexOf(one)), options: {} });
-        """.replace("$(", "document.getElementById("),
-        lines,
-    )
-    browser.wait(f"window.found?.length === {len(lines)}", 120)
-    assert browser.get("found") == expected
+    assert answers_of(browser, SHIPPED, lines) == expected
+
+
+def test_onnxruntime_answers_as_pytorch_does(browser: Browser, maze_page: Path) -> None:
+    examples = data_of(maze_page.read_text())["examples"]
+    lines = ["".join(MazeTask(6).symbols[token] for token in example["tokens"]) for example in examples]
+    solutions = Solver.from_checkpoint(maze_page.with_name("model.safetensors"), device="cpu").solve(lines)
+    expected = [solution.steps[solution.settled_at - 1].answer for solution in solutions]
+    assert answers_of(browser, maze_page, lines) == expected
 
 
 def test_a_person_types_a_puzzle_and_the_model_solves_it(browser: Browser) -> None:

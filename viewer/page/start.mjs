@@ -3,24 +3,23 @@
 import { $ } from "./dom.mjs";
 import { applyTheme, chosenTheme, dark, toggleTheme } from "./theme.mjs";
 
-/** Inflate and parse the data block of the page. */
-async function readData() {
-  const packed = Uint8Array.from(atob($("data").textContent.trim()), (character) => character.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return JSON.parse(await new Response(stream).text());
+/** Return what utils/html_page.py packed, as a Response. */
+export function inflated(packed) {
+  const bytes = Uint8Array.from(atob(packed.trim()), (character) => character.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate")));
 }
 
 /**
- * Draw the page. `show` takes its data, and returns what has the method `restyle`.
+ * Draw the page. `show` takes its data, and returns what has the method `restyle`, perhaps later.
  *
  * `program` writes such a page.
  */
 export async function start(show, program) {
   try {
     applyTheme(chosenTheme());
-    const data = await readData();
+    const data = await inflated($("data").textContent).json();
+    const shown = await show(data);
     $("loading").hidden = true;
-    const shown = show(data);
     $("theme").addEventListener("click", () => toggleTheme(shown));
     dark.addEventListener("change", () => {
       applyTheme(chosenTheme());

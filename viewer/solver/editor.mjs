@@ -1,14 +1,15 @@
-/** The cells of a puzzle, in which a person types. */
+/** The cells of a Sudoku, in which a person types. */
 
-import { $, make } from "../page/dom.mjs";
+import { $, make, plural } from "../page/dom.mjs";
 import { boxOf, unitsOfCell } from "./solver.mjs";
 
-const BLANK = 1;
+export const BLANK = 1;
 
 export class Editor {
-  /** `symbols` has a character for each token. `changed` is called after each change of a person. */
-  constructor(symbols, changed) {
-    Object.assign(this, { symbols, changed, side: 0, inputs: [] });
+  /** `changed` is called after each change of a person. */
+  constructor({ boards, host }, changed) {
+    const sides = Object.keys(boards).map(Math.sqrt);
+    Object.assign(this, { symbols: host.symbols, changed, sides, side: 0, inputs: [] });
   }
 
   get tokens() {
@@ -16,7 +17,30 @@ export class Editor {
   }
 
   get line() {
-    return this.tokens.map((token) => this.symbols[token]).join("");
+    const line = this.tokens.map((token) => this.symbols[token]).join("");
+    return /[^.]/.test(line) ? line : "";
+  }
+
+  /** What is wrong with the puzzle; empty if nothing is. */
+  get mistake() {
+    return this.clashes.includes(true) ? "a row, a column or a box has a digit twice; correct it" : "";
+  }
+
+  /**
+   * Return the tokens of a pasted line, or throw an Error that says what is wrong.
+   *
+   * Other characters, such as spaces and frames, are left out.
+   */
+  read(text) {
+    const { sides } = this;
+    const line = text.replace(/[^0-9A-Za-z.]/g, "");
+    const side = Math.sqrt(line.length);
+    if (!sides.includes(side))
+      throw new Error(`${plural(line.length, "character")}; a board has ${sides.map((n) => n * n).join(", ")}`);
+    const tokens = [...line].map((character) => this.tokenOf(character, side));
+    const wrong = tokens.indexOf(undefined);
+    if (wrong >= 0) throw new Error(`character ${wrong + 1} is ${line[wrong]}, which a board of ${side}x${side} lacks`);
+    return tokens;
   }
 
   /** Return the token of a character; undefined if this board has no such token. */
@@ -50,10 +74,10 @@ export class Editor {
     $("cells").replaceChildren(...this.inputs);
   }
 
-  /** Show the characters of a line on a board of its size. */
-  fill(line) {
-    this.resize(Math.sqrt(line.length));
-    this.inputs.forEach((input, s) => (input.value = this.tokenOf(line[s]) === BLANK ? "" : line[s]));
+  /** Show tokens on a board of their size. */
+  fill(tokens) {
+    this.resize(Math.sqrt(tokens.length));
+    this.inputs.forEach((input, s) => (input.value = tokens[s] === BLANK ? "" : this.symbols[tokens[s]]));
     this.mark();
   }
 
@@ -64,6 +88,8 @@ export class Editor {
     this.mark();
     this.changed();
   }
+
+  redraw() {} // the style sheet does
 
   move(event, s) {
     const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.side, ArrowDown: this.side };

@@ -92,16 +92,16 @@ function best(logits, S) {
  *
  * A pass ends when its answer is settled: the model would halt, and the answer is that of the segment
  * before. A pass that does not settle is followed by another one, up to `restarts` of them, which
- * starts elsewhere or reads other noise.
+ * starts elsewhere or reads other noise. `puzzle` is the number of the puzzle's row in the model.
  *
  * Yields {pass, step, answer, qHalt, settled}: the number of the pass from 0, of the segment from 1,
  * and the tokens.
  */
-export async function* solve(host, segment, tokens, { restarts = 0, seed = 0 } = {}) {
+export async function* solve(host, segment, tokens, { restarts = 0, seed = 0, puzzle = 0 } = {}) {
   const S = tokens.length;
   const side = Math.sqrt(S);
   const V = host.any_size ? side + 2 : host.model.vocab_size;
-  const fixed = { tokens: Int32Array.from(tokens), puzzles: Int32Array.of(0) };
+  const fixed = { tokens: Int32Array.from(tokens), puzzles: Int32Array.of(puzzle) };
   if (host.inputs.includes("units")) fixed.units = unitsOf(side);
   for (let pass = 0; pass <= restarts; pass++) {
     const ofPass = derived(pass ? seed : 0, pass);

@@ -1,6 +1,6 @@
-/** Read the weights of a page. */
+/** Read what a page holds in base64: bytes, and the weights of a mixer. */
 
-const bytesOf = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+export const bytesOf = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 
 /** Return the numbers of a stored matrix, {dtype, data, scales?, columns?}, as float64. */
 function numbersOf({ dtype, data, scales, columns }) {
