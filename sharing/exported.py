@@ -197,6 +197,8 @@ def open_source(checkpoint: str, *, raw: bool) -> Source:
         raw: take the trained weights of a run, not its moving average.
     """
     if require_known(checkpoint) == "weights":
+        if raw:
+            raise UserError(f"{checkpoint} is a file of weights, which has no moving average; leave --raw out")
         file = open_model(checkpoint)
         return Source(file.read_weights(), file.described)
     opened = open_checkpoint(Path(checkpoint), lambda warning: tell(f"warning: {warning}"))

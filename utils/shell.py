@@ -1,6 +1,7 @@
 """Run a program of one process, with its exit status and one-line errors."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -50,12 +51,14 @@ def run_command(
 ) -> int:
     """Run a program, print the summary that it returns, and return its exit status.
 
-    The status is 2 after a mistake of the user, 1 where memory ran out, and 130 after Ctrl-C.
+    The status is 2 after a mistake of the user, 1 where memory ran out, and 130 after Ctrl-C. SIGTERM
+    ends the program like Ctrl-C, so that it removes what it had begun to write.
 
     Args:
         argv: None: those of the process.
         less_memory: what to change where memory runs out.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         require_utf8(sys.argv[1:] if argv is None else argv)
         with known_errors(less_memory):
