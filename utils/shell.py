@@ -51,8 +51,8 @@ def run_command(
 ) -> int:
     """Run a program, print the summary that it returns, and return its exit status.
 
-    The status is 2 after a mistake of the user, 1 where memory ran out, and 130 after Ctrl-C. SIGTERM
-    ends the program like Ctrl-C, so that it removes what it had begun to write.
+    The status is 2 after a mistake of the user, 1 where memory ran out, and 130 after Ctrl-C.
+    SIGTERM ends the program like Ctrl-C, so that it removes what it had begun to write.
 
     Args:
         argv: None: those of the process.
