@@ -298,17 +298,17 @@ def after_step(session: Session, row: Row) -> bool:
     plan, progress = session.plan, session.state.progress
     was_pending = progress.pending_row is not None
     progress.pending_row = None  # session.evaluate sets it again if the evaluation is interrupted
-    with session.clock.paused():
+    with session.clock.doing("other"):
         is_best = evaluated = False
         if plan.evaluation_due(progress.step):
             evaluation = session.evaluate(row, limited=not was_pending)
             row, evaluated, is_best = evaluation.row, evaluation.is_done, evaluation.is_best
         if row and progress.pending_row is None:
             session.log(row)
-        stopping, data_failed = session.vote_to_end()
+        stopping, data_failed, save_due = session.vote()
         out_of_patience = evaluated and plan.out_of_patience(progress)
-        checkpoint_due = plan.checkpoint_due(progress.step, evaluated=evaluated)
-        if stopping or data_failed or out_of_patience or is_best or checkpoint_due:
+        save_due |= is_best or plan.checkpoint_due(progress.step, evaluated=evaluated)
+        if stopping or data_failed or out_of_patience or save_due:
             ends = stopping or data_failed or out_of_patience or progress.step >= plan.last_step
             session.save(is_best=is_best, is_last=ends)
         elif plan.replicas_check_due(progress.step):

@@ -60,9 +60,11 @@ class SteppedRun:
             raise UserError(f"the run has done all {self._session.plan.last_step} steps; raise epochs or max_steps")
         self._is_best = False
         self._row = row = take_step(self._session, self._take, batch, self._world)
-        _, data_failed = self._session.vote_to_end()
+        _, data_failed, save_due = self._session.vote()
         if data_failed:
             self._session.raise_data_error()
+        if save_due:
+            self.save()
         return {"step": self.step, "epoch": self._session.plan.sampler.epoch(self.step), **row}
 
     def evaluate(self) -> Row:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -46,6 +47,13 @@ def mark_stopped(run: Path, reason: str) -> None:
         write_atomically(run / "stopped", reason + "\n")
 
 
+def stopped_by(run: Path) -> str:
+    """Return the reason of a graceful stop; "" if the run did not end that way."""
+    with suppress(OSError), open(plain(run / "stopped"), "rb") as reason:
+        return " ".join(reason.read(200).decode(errors="replace").split())[:40]
+    return ""
+
+
 class Launched(BaseModel):
     """launch.json: plan and machine of the last start. Keys of other versions are ignored."""
 
@@ -56,6 +64,8 @@ class Launched(BaseModel):
     device: str  # cuda, mps or cpu
     host: str  # of rank 0
     launch: str | None = None  # what all attempts of this launch have in common
+    began_at: float = 0.0  # when the run began, in seconds since the epoch
+    faults: int = 0  # starts after a process that did not end by itself
 
     def write(self, run: Path) -> None:
         with writing(run / LAUNCH_FILE):

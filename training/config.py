@@ -1,6 +1,6 @@
 """The config of a training run."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -92,7 +92,7 @@ class PretrainConfig(RunConfig):
     max_failed_saves: Int = Positive
 
     checkpoint_every_eval: Bool
-    checkpoint_every_n_steps: Int | None = Field(gt=0)
+    checkpoint_every_n_steps: Literal["auto"] | Annotated[Int, Positive] | None
     checkpoint_file_gb: Float = Field(gt=0)
     keep_last_k: Int | None = Field(gt=0)
     best_metric: str | None
@@ -140,6 +140,8 @@ class PretrainConfig(RunConfig):
             raise ValueError(
                 f"puzzle_table={self.puzzle_table} says what becomes of the table of init_from; give that too"
             )
+        if self.checkpoint_every_n_steps == "auto" and self.keep_last_k is None:
+            raise ValueError("checkpoint_every_n_steps=auto saves often; give keep_last_k as well, such as 3")
         if self.early_stop_patience and not (self.best_metric and self.evaluates):
             raise ValueError(
                 f"early_stop_patience={self.early_stop_patience} counts evaluations without a better best_metric; "

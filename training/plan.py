@@ -88,7 +88,7 @@ class Plan:
 
     def checkpoint_due(self, step: int, *, evaluated: bool) -> bool:
         every = self.config.checkpoint_every_n_steps
-        by_steps = every is not None and step % every == 0
+        by_steps = isinstance(every, int) and step % every == 0
         return by_steps or (evaluated and self.config.checkpoint_every_eval) or step >= self.last_step
 
     def replicas_check_due(self, step: int) -> bool:

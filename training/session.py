@@ -1,6 +1,7 @@
 """What a run has open while it trains: folder, data loader, sinks and clocks."""
 
 import socket
+import time
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from training.config import PretrainConfig
 from training.data import Data, num_parameters
 from training.evaluation import EvalOptions
 from training.flops import FlopsGauge, FlopsOfRun
+from training.goodput import Past, best_interval_s
 from training.kinds import kind_of_arch
 from training.laps import Interrupts
 from training.number_watch import BadStep
@@ -31,7 +33,7 @@ from utils.batch import Batch
 from utils.errors import UserError
 from utils.out_of_memory import advising, half
 from utils.overrides import typed_override
-from utils.perf.clocks import StepClock, TimeShare
+from utils.perf.clocks import RunClock
 from utils.perf.ranks import RankSampler
 from utils.perf.trace import StepProfiler
 from utils.ranks.replicas import require_same_replicas
@@ -66,9 +68,11 @@ class Session:
         self._data, self._stop, self._world = data, stop, world
         config, progress = start.config, state.progress
         config.profile.require_ranks(world.size)
+        past = Past({}, time.time(), 0.0, 0)  # of rank 0, whose clock counts
         with world.shared_errors():
             self._loader = plan.kind.loader(config, data.train, plan.sampler, plan.augmentation, world)
             if world.is_main:
+                past = Past.of(config.run_path, progress)
                 prepare(start, lock, world.launch)
                 Launched(
                     last_step=plan.last_step,
@@ -76,6 +80,8 @@ class Session:
                     device=world.device.type,
                     host=socket.gethostname(),
                     launch=world.launch.identity,
+                    began_at=past.began_at,
+                    faults=past.faults,
                 ).write(config.run_path)
                 world.note_beginning()
             self._checkpointer = Checkpointer(
@@ -111,7 +117,8 @@ class Session:
         )
         flops = FlopsOfRun(config, data.sizes, plan.last_step)
         self._flops = FlopsGauge(flops, state.model.dtype, progress.step, world)
-        self.clock, self._eval_share = StepClock(), TimeShare(config.eval_max_share)
+        self.clock = RunClock(past.spent_s, past.since, config.eval_max_share)
+        self._faults, self._num_saves, self._save_before_s = past.faults, 0, past.spent_s.get("save", 0.0)
         self._data_error: UserError | None = None  # why this rank has no next batch
         for line in [*start.notes, describe(config, data, state, plan, world), *warnings_of(plan, state, world)]:
             self.say(line)
@@ -125,10 +132,10 @@ class Session:
         """Give this rank's slots of each batch, and move the progress on. Every rank."""
         progress = self.state.progress
         batches: Iterator[Batch | TextBatch] = self._loader.batches(range(progress.step + 1, self.plan.last_step + 1))
-        with self.clock.waiting_for_data(), self._world.shared_errors():
+        with self.clock.doing("data"), self._world.shared_errors():
             if (mistake := self._loader.next_mistake()) is not None:
                 raise mistake
-        for batch in self.clock.timing_data(batches):
+        for batch in self.clock.timing(batches):
             progress.step += 1
             progress.draws += self.plan.sampler.draws_per_step
             yield batch
@@ -152,7 +159,7 @@ class Session:
         self._profiler.step()
         self._metrics.advance(step)
         row = self._row() if self.plan.log_due(step) else {}
-        with self.clock.waiting_for_data():
+        with self.clock.doing("data"):
             self._data_error = self._loader.next_mistake()
         return row
 
@@ -169,8 +176,8 @@ class Session:
             row["train/skipped_steps"] = len(progress.skipped_steps)
         if progress.failed_saves:
             row["train/failed_saves"] = progress.failed_saves
-        row |= self.clock.read(config.global_batch_size, self.plan.kind.unit)
-        with self.clock.paused():
+        row |= self.clock.row(config.global_batch_size, self.plan.kind.unit)
+        with self.clock.doing("other"):
             row |= self._flops.row(progress.step, progress.skipped_steps, row["perf/step_ms"])
         return row | self._ranks.row()
 
@@ -188,7 +195,7 @@ class Session:
         state, progress = self.state, self.state.progress
         assert test is not None
         state.watch.require_no_bad_step(self.saves.last_good)
-        if (self._eval_share.last_s or _LONG_EVALUATION_S) >= _LONG_EVALUATION_S:  # a silent run looks hung
+        if (self.clock.last_evaluation_s or _LONG_EVALUATION_S) >= _LONG_EVALUATION_S:  # a silent run looks hung
             num_examples = sum(test.num_examples(config.eval_max_examples).values())
             self.say(f"step {progress.step}: evaluating {num_examples:,} examples")
         options = EvalOptions(
@@ -205,7 +212,7 @@ class Session:
             smaller = half("eval_batch_size", min(options.batch_size, most))
             graph = "; cuda_graph=false leaves it the memory of the graph" if state.is_replayed else ""
             advice = advising(lambda: smaller + graph)
-            with self._eval_share.taking(limited=limited) as deadline, state.averaged_weights(), advice:
+            with self.clock.evaluating(limited=limited) as deadline, state.averaged_weights(), advice:
                 interrupts = Interrupts(state.layout.lockstep, self._stop, deadline)
                 metrics = kind.evaluate(
                     state.model, test, self._world, options, self.plan.evaluators, interrupts, sample
@@ -223,7 +230,7 @@ class Session:
                     self._metrics.show(progress.step, pictures)
             except OSError as error:  # the run goes on without them
                 self.say(f"the answers of step {progress.step} can't be written ({error.strerror})")
-        row = row | metrics | {"perf/eval_share": self._eval_share.share}
+        row = row | metrics | {"perf/eval_share": self.clock.shares()["evaluation"]}
         if not deadline.was_met:  # a result on some of the examples may be luck
             self.say(f"step {progress.step}: no time for all of the evaluation (eval_max_share)")
             return Evaluation(row, is_done=True)
@@ -240,18 +247,33 @@ class Session:
         with self._world.shared_errors():
             self._metrics.write(step, {"epoch": self.plan.sampler.epoch(step), **row}, may_wait=self.saves.may_fail)
 
-    def vote_to_end(self) -> tuple[bool, bool]:
-        """Return whether any rank was asked to stop, and whether any lacks a batch. Every rank.
+    def vote(self) -> tuple[bool, bool, bool]:
+        """Return whether a rank was asked to stop, one lacks a batch, a save is due. Every rank.
+
+        The save is that of checkpoint_every_n_steps=auto, for which the clock of rank 0 decides.
 
         Raises:
             UserError: max_failed_saves saves in a row have failed, and the run does not end at this
                 step otherwise. If it does, its last save is tried.
         """
         plan, progress = self.plan, self.state.progress
-        stopping, data_failed = self._world.any_of(self._stop.requested(), self._data_error is not None)
+        stopping, data_failed, save_due = self._world.any_of(
+            self._stop.requested(), self._data_error is not None, self._world.is_main and self._save_due()
+        )
         if not (stopping or data_failed or plan.out_of_patience(progress) or progress.step >= plan.last_step):
             self.saves.require_attempts_left()
-        return stopping, data_failed
+        return stopping, data_failed, save_due
+
+    def _save_due(self) -> bool:
+        if self.config.checkpoint_every_n_steps != "auto":
+            return False
+        if not self._num_saves:  # the first one tells what a save takes
+            return True
+        spent_s = self.clock.spent_s()
+        save_s = (spent_s["save"] - self._save_before_s) / self._num_saves
+        return time.time() - self.state.progress.spent_until > best_interval_s(
+            save_s, sum(spent_s.values()), self._faults
+        )
 
     def save(self, *, is_best: bool, is_last: bool = False) -> None:
         """Begin to write a checkpoint of this step, if no step went wrong. Every rank.
@@ -259,12 +281,16 @@ class Session:
         Args:
             is_last: no other save follows, because the run ends.
         """
-        self.state.watch.require_no_bad_step(self.saves.last_good)
-        self.check_replicas()  # a checkpoint of one rank's tensors would make its errors everybody's
-        self.saves.finish(last_comes=is_last)  # its failure changes the progress, which the snapshot holds
-        snapshot = self.state.snapshot(self.config, self._data, self._world)
-        upload = partial(self._metrics.add_checkpoint, is_best=is_best)
-        self.saves.begin(snapshot, is_best=is_best, first=self._metrics.write_waiting, then=upload)
+        with self.clock.doing("save"):
+            self.state.watch.require_no_bad_step(self.saves.last_good)
+            self.check_replicas()  # a checkpoint of one rank's tensors would make its errors everybody's
+            self.saves.finish(last_comes=is_last)  # its failure changes the progress, which the snapshot holds
+            progress = self.state.progress
+            progress.spent_s, progress.spent_until = self.clock.spent_s(), time.time()
+            snapshot = self.state.snapshot(self.config, self._data, self._world)
+            upload = partial(self._metrics.add_checkpoint, is_best=is_best)
+            self.saves.begin(snapshot, is_best=is_best, first=self._metrics.write_waiting, then=upload)
+        self._num_saves += 1
 
     def check_replicas(self) -> None:
         """Compare the tensors that ranks hold alike, if the config asks for it. Every rank."""
@@ -281,7 +307,8 @@ class Session:
     def mark_stopped(self) -> None:
         """Write the marker of a graceful stop after the checkpoint is whole. Every rank."""
         reason = self._stop.name or "a signal to another rank"
-        self.saves.finish_last()
+        with self.clock.doing("save"):
+            self.saves.finish_last()
         self.say(f"stopped by {reason} at step {self.state.progress.step}; resume=auto goes on from here")
         with self._world.shared_errors():
             if self._world.is_main:
@@ -294,12 +321,12 @@ class Session:
     ) -> None:
         if error is None:
             try:
-                self.saves.finish_last()
+                with self.clock.doing("save"):
+                    self.saves.finish_last()
             except Exception as failed:
                 self._end_after(failed)
                 raise
-            if self.config.evaluates:
-                self.say(f"evaluation took {self._eval_share.share:.1%} of the time")
+            self.say(where_the_time_went(self.clock))
             if self.plan.is_finished(self.state.progress):
                 self.say(what_next(self.config, self._data))
             self._profiler.close()
@@ -322,6 +349,15 @@ class Session:
             # The other ranks wait meanwhile, for the rewind or for the error message.
             at_most_s = min(60.0, self._world.timeout.total_seconds() / 2)
             self._metrics.close(failed=not rewinds, at_most_s=at_most_s)
+
+
+def where_the_time_went(clock: RunClock) -> str:
+    """Return a line for the end of a run: its goodput, and the shares of what else took time."""
+    shares = clock.shares()
+    rest = sorted(((share, name) for name, share in shares.items() if name != "steps" and share >= 5e-4), reverse=True)
+    return f"goodput {shares['steps']:.1%} of {in_words(sum(clock.spent_s().values()))}: " + ", ".join(
+        f"{name} {share:.1%}" for share, name in rest
+    )
 
 
 def what_next(config: PretrainConfig, data: Data) -> str:

@@ -157,7 +157,8 @@ class TrainState:
         self.watch = NumberWatch(self.layout.objective.sums, world, config.loss_spike)
         self.watch.restore(shared)
         # In place, because others hold this object. What describes this run's folder stays.
-        of_folder = ("wandb_run_id", "best", "evaluations_since_best", "failed_saves", "pending_row")
+        of_folder = {"wandb_run_id", "best", "evaluations_since_best", "failed_saves", "pending_row"}
+        of_folder |= {"spent_s", "spent_until"}
         for name, value in copy.progress.model_copy(deep=True):
             if name not in of_folder:
                 setattr(self.progress, name, value)

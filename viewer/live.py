@@ -20,11 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 from records.checkpoint.format import folders_in, is_run, read_name, read_state
-from records.folder import LAUNCH_FILE, Launched
+from records.folder import LAUNCH_FILE, Launched, stopped_by
 from records.history import METRICS_FILE, History, is_number
 from records.lock import is_locked
 from utils.errors import UserError
-from utils.files import plain
 from utils.text import for_a_terminal, in_words, one_line
 from viewer.curves import LOSSES, names_of
 
@@ -93,6 +92,7 @@ class Watched:
         self.exact = values.get("train/exact_accuracy")
         tests = (name for name in values if name.startswith("eval/") and name.endswith("/exact_accuracy"))
         self.test = {for_a_terminal(name.split("/")[1]): values[name] for name in tests}
+        self.goodput = values.get("perf/goodput")
         self.speed = next(((values[name], unit) for name, unit in _SPEEDS.items() if name in values), None)
         self.began_at = _changed_at(run / "config.yaml") or _changed_at(run / METRICS_FILE)
         self.state, note = ("damaged", damage) if damage else self._state()
@@ -112,8 +112,8 @@ class Watched:
         run, locked = self.path, is_locked(self.path)
         if locked:
             return "running", ""
-        with suppress(OSError), open(plain(run / "stopped"), "rb") as reason:
-            return "stopped", " ".join(reason.read(200).decode(errors="replace").split())[:40]
+        if reason := stopped_by(run):
+            return "stopped", reason
         if self.last_step is not None and self.step >= self.last_step:
             return "finished", ""
         with suppress(UserError):
@@ -214,6 +214,7 @@ COLUMNS: dict[str, tuple[int, Callable[[str, Watched], str]]] = {
     "ETA": (0, lambda _, run: "-" if run.eta_s is None else in_words(run.eta_s)),
     "saved": (100, lambda _, run: _or_dash(run.checkpoint, ",")),
     "best": (110, lambda _, run: _or_dash(run.best, ",")),
+    "good": (120, lambda _, run: _or_dash(run.goodput, ".1%")),
     "ranks": (110, lambda _, run: _machine(run) or "-"),
     "note": (0, lambda _, run: run.note),
 }
@@ -250,6 +251,7 @@ def panel(name: str, run: Watched, width: int) -> Panel:
     tests = "  ".join(f"{'test' if len(run.test) == 1 else name} {value:.3f}" for name, value in run.test.items())
     speed = "" if run.speed is None else f"{run.speed[0]:,.0f} {run.speed[1]}/s"
     best = "" if run.best is None else f", best {run.best:,}"
+    goodput = "" if run.goodput is None else f"goodput {run.goodput:.1%}"
     note = run.note
     if run.launched is not None and (run.state == "dead" or note.startswith("silent")):
         note = f"{note} on {for_a_terminal(run.launched.host)[:60]}".lstrip()
@@ -261,7 +263,7 @@ def panel(name: str, run: Watched, width: int) -> Panel:
         _two_ends(f"exact {_or_dash(run.exact, '.3f')}", tests, width),
         _curve_of(run, ("train/exact_accuracy",), width, "magenta", least=0, most=1),
         _two_ends(speed, _machine(run), width),
-        Text(f"saved {_or_dash(run.checkpoint, ',')}{best}", overflow="ellipsis", no_wrap=True),
+        _two_ends(f"saved {_or_dash(run.checkpoint, ',')}{best}", goodput, width),
         Text(note, style="yellow" if run.state == "running" else colour, overflow="ellipsis", no_wrap=True),
     ]
     title = Text.assemble((name[: max(4, width - len(run.state) - 4)], "bold"), " ", (run.state, colour))

@@ -71,10 +71,14 @@ class Progress(_Strict):
     failed_saves: int = 0  # checkpoints that the disk refused (on_save_error=continue)
     pending_row: dict[str, float] | None = None  # metrics of this step if its evaluation was interrupted
     wandb_run_id: str = ""
+    spent_s: dict[str, float] = {}  # where the time went until this step (utils/perf/clocks.py)
+    spent_until: float = 0.0  # the time of day of that account, in seconds since the epoch
 
     def of_branch(self, wandb_run_id: str) -> "Progress":
         """Return the progress of a run that branches off here, and skips the same steps ahead."""
-        fresh = {"best": None, "evaluations_since_best": 0, "failed_saves": 0, "wandb_run_id": wandb_run_id}
+        fresh: dict[str, Any] = {"best": None, "evaluations_since_best": 0, "failed_saves": 0}
+        # The time from the step to the begin of the branch is nobody's.
+        fresh |= {"wandb_run_id": wandb_run_id, "spent_until": 0.0}
         ahead = [step for step in self.skipped_steps if step > self.step]
         return self.model_copy(update=fresh | {"skipped_steps": ahead})
 

@@ -125,13 +125,17 @@ def test_a_vote_distinguishes_a_stop_from_missing_data(open_session: Open, monke
         session.raise_data_error()
         batches = session.batches()  # without this reference the reader would stop
         next(batches)
-        for name, votes in (None, (False, False)), ("SIGTERM", (True, False)), (None, (False, False)):
+        for name, votes in (
+            (None, (False, False, False)),
+            ("SIGTERM", (True, False, False)),
+            (None, (False, False, False)),
+        ):
             stop.name = name
-            assert session.vote_to_end() == votes
+            assert session.vote() == votes
         monkeypatch.setattr(session._loader, "next_mistake", lambda: UserError("the file shrank"))
         session.end_step()
         assert not stop.may_end, "a second Ctrl-C would lose the steps since the last checkpoint"
-        assert session.vote_to_end() == (False, True)
+        assert session.vote() == (False, True, False)
         for raises in (session.raise_data_error, lambda: next(session.batches())):
             with pytest.raises(UserError, match="the file shrank"):
                 raises()
@@ -141,7 +145,7 @@ def test_a_vote_distinguishes_a_stop_from_missing_data(open_session: Open, monke
 def test_failed_saves_end_a_run_only_if_no_last_save_follows(open_session: Open, patience: int | None) -> None:
     with open_session(early_stop_patience=patience, progress={"evaluations_since_best": 1}) as session:
         session.saves.require_attempts_left = Mock()  # type: ignore[method-assign]
-        session.vote_to_end()
+        session.vote()
         assert session.saves.require_attempts_left.called == (patience is None)
 
 
@@ -156,7 +160,8 @@ def test_the_sinks_know_the_run_and_get_its_pictures_and_checkpoints(
         named = {"id": session.state.progress.wandb_run_id, "project": "p", "name": "r", "config": config.model_dump()}
         assert made.args[1:] == (config.run_path, config.wandb, False, named, 4, 12)
         start = {"last_step": 12, "ranks": 1, "device": "cpu", "host": socket.gethostname(), "launch": "torchrun-1"}
-        assert Launched.read(config.run_path) == Launched.model_validate(start)
+        launched = Launched.read(config.run_path)
+        assert launched == Launched.model_validate(start | {"began_at": launched and launched.began_at})
         session.evaluate({}, limited=True)
         assert [(step, len(pictures)) for (step, pictures), _ in sinks.show.call_args_list] == [(4, 3)]
         for is_best in (True, False):
