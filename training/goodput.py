@@ -14,7 +14,7 @@ from utils.perf.clocks import program_began
 # What a run writes while it lives. A row comes every log_interval steps.
 _SIGNS_OF_LIFE = (LAUNCH_FILE, "metrics.jsonl", "latest")
 # A run without a fault yet counts as one with a fault after so long.
-_FIRST_FAULT_S = 3600.0
+_FIRST_FAULT_S = 600.0
 
 
 class Past(NamedTuple):
