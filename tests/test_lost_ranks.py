@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,42 @@ def test_a_rank_that_hangs_is_named_within_the_timeout(data: Path, tmp_path: Pat
         process.join(TIMEOUT_S + 15)
     took = time.monotonic() - stopped_at
     output, pid = running.output, running.processes[hanging].pid
+    running.processes[hanging].join(5)
+    killed = running.processes[hanging].exitcode
     running.signal(signal.SIGKILL)
     assert [process.exitcode for process in others] == [1, 1], output
     assert took < TIMEOUT_S + 12, f"{took:.0f} s"
     assert _of(output, hanging) == pid
+    assert killed == -signal.SIGKILL, "torchrun would wait for it for 30 s"
     assert not [rank for rank in range(3) if rank != hanging and f"rank {rank} (process" in output]
     assert "the last good checkpoint is" in output
+
+
+def _hang_in_user_code(place: str, rank: int) -> None:
+    def my_own_function(*_: Any) -> None:
+        time.sleep(1000)
+
+    def hang_at_step(number: int) -> None:
+        if number == 3 and rank == 1:
+            my_own_function()
+
+    if place == "step":
+        runs.before_step(hang_at_step)
+    elif rank == 1:
+        from dataset.loader import TrainLoader
+        from records.checkpoint import writer
+
+        target, name = (TrainLoader, "_read") if place == "loader" else (writer, "write_weights")
+        setattr(target, name, my_own_function)
+
+
+@pytest.mark.parametrize("place", ["step", "loader", "save"])
+def test_a_rank_that_hangs_shows_where(data: Path, tmp_path: Path, log: Path, place: str) -> None:
+    typed = settings(data, tmp_path / "run", **{"dist.timeout_s": TIMEOUT_S})
+    done = train(typed, log, ranks=2, hook=partial(_hang_in_user_code, place))
+    assert done.status != 0
+    assert "rank 1 (process" in done.output
+    assert "in my_own_function" in done.output, done.output
 
 
 def _refuse_new_groups_amid_training(rank: int) -> None:

@@ -16,7 +16,7 @@ from utils.files import require_utf8
 from utils.out_of_memory import OutOfMemory
 from utils.ranks.config import MeetingConfig
 from utils.ranks.launch import Launch, end_with_launcher, may_be_first
-from utils.ranks.lost_ranks import is_lost_peer, is_reported, report_first, silent_ranks
+from utils.ranks.lost_ranks import is_lost_peer, is_reported, report_first, show_stacks_when_asked, silent_ranks
 from utils.ranks.rendezvous import MissingRank, require_meeting_point
 from utils.ranks.setup import join_ranks
 from utils.ranks.world import World
@@ -35,6 +35,7 @@ def run(main: Callable[[World], None]) -> NoReturn:
     """
     gc.freeze()  # what is imported by now stays, and no collection of garbage has to go through it
     faulthandler.enable()  # SIGBUS and SIGSEGV raise no exception, and print where they struck
+    show_stacks_when_asked()
     try:
         require_utf8(sys.argv[1:])
         meeting = MeetingConfig.typed(sys.argv[1:])

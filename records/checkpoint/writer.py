@@ -3,6 +3,7 @@
 Saving copies the tensors to host memory and returns. A thread writes while training goes on.
 """
 
+import faulthandler
 import math
 import shutil
 import uuid
@@ -23,7 +24,7 @@ from records.checkpoint.weights import Plan, own_parts, plan_of, write_pieces, w
 from utils.errors import UserError
 from utils.files import INCOMPLETE, file_errors, remove_replaced, sync_folder, write_synced
 from utils.ranks.lost_ranks import is_lost_peer
-from utils.ranks.world import World, is_dtensor, local_part
+from utils.ranks.world import Place, World, is_dtensor, local_part
 from utils.terminal import tell
 
 
@@ -118,7 +119,10 @@ class Checkpointer:
 
     def is_under_way(self) -> bool:
         """Return whether any rank still writes a step. Every rank."""
-        return self._saving is not None and self._world.any(not self._saving.done())
+        if self._saving is None:
+            return False
+        _, _, busy, broken = self._vote(self._saving)
+        return busy and not broken
 
     def wait(self) -> None:
         """Wait until the last save has finished. Every rank, and every rank raises FailedSave."""
@@ -127,15 +131,23 @@ class Checkpointer:
             return
         while True:
             # A slow disk takes as long as it needs. If a rank hangs, this collective times out.
-            done = saving.done()  # asked once, because a second question may get another answer
-            failed = done and not isinstance(saving.exception(), UserError | None)
-            busy, broken = self._world.any_of(not done, failed)
+            done, failed, busy, broken = self._vote(saving)
             if broken or not busy:
                 break
             wait_for([saving], timeout=0.05)
         if broken and not failed:
+            if not done:  # the others have waited for this rank's part until they gave up
+                tell(f"rank {self._world.rank} ({Place.here()}) hangs while it saves")
+                faulthandler.dump_traceback()
             raise RuntimeError("the checkpoint that was under way failed on another rank")
         saving.result()
+
+    def _vote(self, saving: "Future[None]") -> tuple[bool, bool, bool, bool]:
+        """Return whether this rank is done and has failed; then, whether any is busy or failed."""
+        done = saving.done()  # asked once, because a second question may get another answer
+        failed = done and not isinstance(saving.exception(), UserError | None)
+        busy, broken = self._world.any_of(not done, failed)
+        return done, failed, busy, broken
 
     def settle(self, error: Exception) -> None:
         """Give a running save a moment to finish after a fault, before the process ends."""

@@ -1,5 +1,8 @@
-"""Find out after a fault which ranks are missing."""
+"""Find out after a fault which ranks are missing, and where one hangs."""
 
+import faulthandler
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from utils.ranks.world import World
 # next collective, and first give a running save one second. After a hang each rank gives up after a
 # fixed time, and the ranks began to wait at different moments.
 _AFTER_A_KILL_S, _AFTER_A_HANG_S = 3.0, 5.0
+_TO_SHOW_STACKS_S = 0.5
 
 T = TypeVar("T")
 
@@ -50,10 +54,27 @@ def _asked(question: Callable[[Store], T], limit_s: float = 2.0) -> T | None:
     return answers[0] if answers else None
 
 
+def show_stacks_when_asked() -> None:
+    """Let SIGUSR2 print the stacks of all threads, even while this process hangs."""
+    faulthandler.register(signal.SIGUSR2)
+
+
+def _end_with_stacks(pid: int) -> None:
+    """Let a process that hangs print its stacks, and kill it. A frozen one prints nothing.
+
+    torchrun would wait for it for half a minute.
+    """
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGUSR2)
+        time.sleep(_TO_SHOW_STACKS_S)
+        os.kill(pid, signal.SIGKILL)
+
+
 def silent_ranks(world: World, error: Exception) -> list[str]:
     """Return a line for each rank that lost contact and does not report a fault itself.
 
-    Each rank writes its fault into the store where the ranks met (docs/reliability.md).
+    Each rank writes its fault into the store where the ranks met (docs/reliability.md). A rank that
+    hangs on a host with others shows its stacks, and is killed.
     """
     if world.size == 1:
         return []
@@ -83,6 +104,10 @@ def silent_ranks(world: World, error: Exception) -> list[str]:
     _asked(call_the_roll, _AFTER_A_HANG_S + 1)
     if silent is None:
         return [f"nobody answers where the ranks met, in or beside rank 0 ({world.places[0]}): it hangs or is gone"]
+    for rank in silent if late else ():
+        neighbours = (each for each in range(world.size) if world.places[each].shares_host_with(world.places[rank]))
+        if world.rank == next((each for each in neighbours if each not in silent), None):
+            _end_with_stacks(world.places[rank].pid)
     return [
         f"rank {rank} ({world.places[rank]}) says nothing: it hangs, was killed, or can't be reached" for rank in silent
     ]

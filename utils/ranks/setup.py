@@ -16,8 +16,6 @@ from utils.ranks.launch import Launch
 from utils.ranks.rendezvous import Patience, agents_store, open_store, store_of_this_attempt
 from utils.ranks.world import BEGUN, Place, World
 
-_THREAD_TIMEOUT = timedelta(minutes=30)
-
 
 def join_ranks(launch: Launch | None = None, config: MeetingConfig = DEFAULT_MEETING) -> World:
     """Connect to the other ranks on the host. `connect_devices` connects the devices afterwards.
@@ -136,8 +134,8 @@ def _with_groups(world: World, backend: str, axes: Axes) -> World:
     # first step. Its other groups connect when they are used, since some never are.
     device_group = dist.new_group(backend=backend, timeout=device_timeout, device_id=device if is_nccl else None)
     thread_group = dist.new_group(backend="gloo", timeout=timeout)
-    # The thread waits for disks, which may take longer than dist.timeout_s.
-    dist.distributed_c10d._set_pg_timeout(_THREAD_TIMEOUT, thread_group)
+    # The thread waits for disks, which may take longer.
+    dist.distributed_c10d._set_pg_timeout(3 * timeout, thread_group)
     ranks_RSM = torch.arange(world.size).view(axes.replicate, axes.shard, axes.model)
 
     def own_group(lines: Tensor) -> dist.ProcessGroup:
