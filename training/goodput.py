@@ -24,6 +24,7 @@ class Past(NamedTuple):
     since: float  # when the start began, whose time is not in spent_s
     began_at: float  # when the run began
     faults: int  # how often a process of the run did not end by itself
+    is_restart: bool = False  # whether the last one did not
 
     @staticmethod
     def of(run: Path, progress: Progress) -> "Past":
@@ -45,7 +46,8 @@ class Past(NamedTuple):
         stop, is_finished = stopped_by(run), progress.step >= before.last_step
         if stop != "SIGINT" and not is_finished:
             spent_s["down"] += began - last_sign
-        return Past(spent_s, began, began_at, before.faults + (not stop and not is_finished))
+        is_restart = not stop and not is_finished
+        return Past(spent_s, began, began_at, before.faults + is_restart, is_restart)
 
 
 def best_interval_s(save_s: float, run_s: float, faults: int) -> float:

@@ -31,7 +31,7 @@ from utils.terminal import tell
 
 _NAMES = ("project_name", "run_name")
 # Keys that belong to one start, not to the run: where the run is, and what a user allowed once.
-_OF_THIS_START = {"resume", "checkpoint_path", "allow_changed_data", "started_in"}
+_OF_THIS_START = {"resume", "checkpoint_path", "allow_changed_data", "started_in", "on_event"}
 # Keys of stored paths. The path of the run itself is not among them: each start knows its own.
 _PATHS = {"data_path", "data_paths", "data_paths_test", "init_from", "load_checkpoint", "resume"}
 
@@ -58,6 +58,8 @@ def read_start(overrides: list[str], lock: RunLock, launch: Launch) -> Start:
     notes: list[str] = []
     checkpoint: Checkpoint | None
     where = place_of_run(overrides)
+    if where.on_event and not any(re.match(r"\+*on_event=", each) for each in overrides):
+        raise UserError("on_event stands in a file, and would run what the file says; type it on the command line")
     if where.resume not in (None, "auto"):
         where = place_of_resumed(where, overrides)
         checkpoint = _named_checkpoint(where, launch, lock, notes)
@@ -120,7 +122,7 @@ def _resumed(
         notes.append(f"stored keys that no longer exist are dropped: {', '.join(gone)}")
     merged, changes, places = _merged(whole, overrides)
     changes |= {"resume": where.resume, "checkpoint_path": str(run_path)}
-    changes["allow_changed_data"] = where.allow_changed_data
+    changes |= {"allow_changed_data": where.allow_changed_data, "on_event": where.on_event}
     if where.resume not in (None, "auto"):  # a typed group, such as debug=tiny, gives no new names
         changes |= {key: getattr(where, key) or merged.get(key) for key in _NAMES}
     if changes.get("started_in", merged.get("started_in")) not in (None, os.getcwd()):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import coolname
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from records.checkpoint.format import step_folders
 from records.folder import CHECKPOINTS, located, require_folder_name
@@ -32,6 +32,8 @@ class RunConfig(StrictModel):
     resume: str | None
     allow_changed_data: Bool
     started_in: str | None
+    # Not stored: an address may be a secret, and a stranger's config must not name a command.
+    on_event: str | None = Field(default=None, min_length=1, exclude=True)
 
     @property
     def train_paths(self) -> list[str]:

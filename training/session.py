@@ -16,6 +16,7 @@ from records.checkpoint.writer import Checkpointer
 from records.folder import Launched, mark_stopped
 from records.lock import RunLock
 from records.metrics import Metrics, Row
+from records.metrics.events import Events
 from training.config import PretrainConfig
 from training.data import Data, num_parameters
 from training.evaluation import EvalOptions
@@ -39,7 +40,7 @@ from utils.perf.trace import StepProfiler
 from utils.ranks.replicas import require_same_replicas
 from utils.ranks.world import World
 from utils.stop import StopSignal
-from utils.text import for_shell, in_words
+from utils.text import for_shell, in_words, one_line
 
 _LONG_EVALUATION_S, _LONG_RUN_S = 10.0, 86_400.0
 
@@ -105,6 +106,9 @@ class Session:
                 plan.last_step,
             )
         self.say = self._metrics.say
+        self._events = (
+            Events(config.on_event, str(config.run_path), self.say) if config.on_event and world.is_main else None
+        )
         self.saves = Saves(self._checkpointer, config, progress, self.say)
         self._profiler = StepProfiler(config.profile, config.run_path, self.say, world)
         mine = world.slice_of(config.num_slots)
@@ -122,9 +126,15 @@ class Session:
         self._data_error: UserError | None = None  # why this rank has no next batch
         for line in [*start.notes, describe(config, data, state, plan, world), *warnings_of(plan, state, world)]:
             self.say(line)
+        if past.is_restart:
+            self._tell("restarted", f"at step {progress.step}, after {past.faults} faults in all")
 
     def __enter__(self) -> "Session":
         return self
+
+    def _tell(self, event: str, text: str) -> None:
+        if self._events is not None:
+            self._events.tell(event, text)
 
     # ---- one step ----
 
@@ -236,7 +246,10 @@ class Session:
             return Evaluation(row, is_done=True)
         if self.saves.may_fail:  # a best step that could not be saved must not count as the best any more
             self.saves.finish(last_comes=True)
-        return Evaluation(row, is_done=True, is_best=self.plan.update_best(metrics, progress))
+        is_best = self.plan.update_best(metrics, progress)
+        if is_best:
+            self._tell("record", f"{self.plan.best_metric} is {progress.best:.6g}")
+        return Evaluation(row, is_done=True, is_best=is_best)
 
     def log(self, row: Row) -> None:
         """Write a row to all sinks. Every rank.
@@ -244,6 +257,8 @@ class Session:
         With on_save_error=continue, a row that the disk refuses waits for the next save.
         """
         step = self.state.progress.step
+        if self._events is not None:
+            self._events.row(step)
         with self._world.shared_errors():
             self._metrics.write(step, {"epoch": self.plan.sampler.epoch(step), **row}, may_wait=self.saves.may_fail)
 
@@ -309,6 +324,7 @@ class Session:
         reason = self._stop.name or "a signal to another rank"
         with self.clock.doing("save"):
             self.saves.finish_last()
+        self._tell("stopped", reason)
         self.say(f"stopped by {reason} at step {self.state.progress.step}; resume=auto goes on from here")
         with self._world.shared_errors():
             if self._world.is_main:
@@ -328,13 +344,19 @@ class Session:
                 raise
             self.say(where_the_time_went(self.clock))
             if self.plan.is_finished(self.state.progress):
+                self._tell("ended", where_the_time_went(self.clock))
                 self.say(what_next(self.config, self._data))
+            if self._events is not None:
+                self._events.close()
             self._profiler.close()
             self._metrics.close()
         elif isinstance(error, Exception):
             self._end_after(error)
 
     def _end_after(self, error: Exception) -> None:
+        self._tell("not_finite" if isinstance(error, BadStep) else "failed", one_line(error))
+        if self._events is not None:
+            self._events.close(at_most_s=2.0)
         if not isinstance(error, UserError):  # a fault: sinks stay open, because nobody would wait for them
             self._checkpointer.settle(error)
             error.add_note(f"at step {self.state.progress.step}; {self._checkpointer.last_good}")

@@ -87,7 +87,7 @@ def silent_ranks(world: World, error: Exception) -> list[str]:
         if not is_lost_peer(error):
             silent = []
             return
-        end = time.monotonic() + (_AFTER_A_HANG_S if late else _AFTER_A_KILL_S)
+        end = time.monotonic() + (min(_AFTER_A_HANG_S, world.timeout.total_seconds()) if late else _AFTER_A_KILL_S)
         missing, gone = [rank for rank in range(world.size) if rank != world.rank], list[int]()
         while missing and not gone and time.monotonic() < end:
             time.sleep(0.1)
