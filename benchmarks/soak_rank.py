@@ -16,10 +16,10 @@ def _disturbed(step_s: float, slow: Path) -> None:
     runs.before_step(lambda _: time.sleep(step_s))
     fsync = os.fsync
 
-    def slow_fsync(file: Any) -> None:
+    def slow_fsync(fd: Any) -> None:
         if slow.exists():
             time.sleep(SLOW_S)
-        fsync(file)
+        fsync(fd)
 
     os.fsync = slow_fsync
 

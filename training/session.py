@@ -118,6 +118,7 @@ class Session:
             num_examples=config.global_batch_size // config.num_slots * (mine.stop - mine.start),
             unit=plan.kind.unit,
             max_share=config.perf_max_share,
+            say=self.say,
         )
         flops = FlopsOfRun(config, data.sizes, plan.last_step)
         self._flops = FlopsGauge(flops, state.model.dtype, progress.step, world)

@@ -112,7 +112,7 @@ def test_the_newest_value_of_each_metric(run: Path) -> None:
     assert status.speed == (6.0, "examples")
     assert status.launched is not None and status.launched.ranks == 2
     cells = [text_of("x", status) for _, text_of in COLUMNS.values()]
-    assert cells == ["x", "dead", "30", "100", "0.7", "0.400", "0.500", "6", "-", "20", "10", "2 x cpu", ""]
+    assert cells == ["x", "dead", "30", "100", "0.7", "0.400", "0.500", "6", "-", "20", "10", "-", "2 x cpu", ""]
 
 
 def test_values_follow_the_rows(run: Path) -> None:

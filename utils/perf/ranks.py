@@ -3,9 +3,9 @@
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
@@ -23,6 +23,10 @@ _BYTES = {
     **dict.fromkeys(("int", "float"), 4),
     **dict.fromkeys(("long int", "long", "long long", "double"), 8),
 }
+
+
+# A rank that computes so many times as long as the others, for so long, is named.
+_SLOW, _SLOW_FOR_S = 1.5, 180.0
 
 
 class _Sample(NamedTuple):
@@ -44,6 +48,7 @@ class RankSampler:
     Args:
         num_examples: how many examples (or what `unit` says) this rank computes in a step.
         max_share: the share of the time that traces may take; None: there is no limit.
+        say: names a rank that is slower than the others for minutes.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class RankSampler:
         num_examples: int = 1,
         unit: str = "examples",
         max_share: float | None = None,
+        say: Callable[[str], None] = print,
     ) -> None:
         self._every_n_steps = every_n_steps if world.size > 1 else None
         self._world, self._max_share = world, max_share
@@ -62,6 +68,7 @@ class RankSampler:
         self._largest_gb = 0.0
         self._next = 0  # the first step that may be sampled
         self._step = 0
+        self._say, self._slow_since, self._named = say, dict[int, float](), set[int]()
         self._sampled: int | None = None  # the step of the last sample, or the one before the first step
 
     @contextmanager
@@ -124,11 +131,30 @@ class RankSampler:
             if sample.gpu_utilization is not None:
                 row[f"perf/gpu_utilization/rank_{rank}"] = sample.gpu_utilization
         self._largest_gb = max(sample.memory_gb for sample in samples)
+        row |= self._stragglers(rest_ms)
         # A step may be sampled again once the traces have kept to their share.
         trace_ms = max(sample.trace_ms for sample in samples)
         wait = 1 if self._max_share is None else math.ceil(trace_ms / (self._max_share * mean_step_ms))
         self._sampled, self._next = self._step, self._step + wait
         return row
+
+    def _stragglers(self, rest_ms: list[float]) -> dict[str, float]:
+        """Name each rank once that was slower than the others in every sample of some minutes."""
+        now = time.monotonic()
+        others_ms = [median(rest_ms[:rank] + rest_ms[rank + 1 :]) for rank in range(len(rest_ms))]
+        ratios = {rank: own / others for rank, (own, others) in enumerate(zip(rest_ms, others_ms, strict=True))}
+        slow = [rank for rank, ratio in ratios.items() if ratio > _SLOW]
+        self._slow_since = {rank: self._slow_since.get(rank, now) for rank in slow}
+        stragglers = [rank for rank in slow if now - self._slow_since[rank] >= _SLOW_FOR_S]
+        for rank in stragglers:
+            if rank not in self._named:
+                self._named.add(rank)
+                self._say(
+                    f"rank {rank} ({self._world.places[rank]}) computes {ratios[rank]:.1f} times as long as the median "
+                    f"of the other ranks, for {_SLOW_FOR_S / 60:.0f} minutes: look at its machine, or at "
+                    "dist.rank_weights"
+                )
+        return {"perf/slow_rank": float(stragglers[0])} if stragglers else {}
 
 
 def _num_bytes(events: list[Any]) -> float:

@@ -72,6 +72,20 @@ def _check_a_late_rank(world: World) -> None:
     assert row["perf/comm_gb_per_s"] == pytest.approx(0.02 / (comm_ms[1] / 1e3), rel=0.05)
 
 
+def _check_a_straggler(world: World) -> None:
+    """It is named once, after it was slower for minutes in every sample."""
+    said, clock = list[str](), [0.0]
+    sampler = RankSampler(1, world, say=said.append)
+    found = list[float | None]()
+    with pytest.MonkeyPatch.context() as patch:
+        for rest_ms in ([100, 100], [100, 160], [100, 160], [100, 90], [100, 160], [100, 160], [100, 170], [100, 170]):
+            patch.setattr("utils.perf.ranks.time.monotonic", lambda: clock[0])
+            found.append(sampler._stragglers([float(ms) for ms in rest_ms]).get("perf/slow_rank"))
+            clock[0] += 100
+    assert found == [None] * 6 + [1.0, 1.0]
+    assert len(said) == 1 and "rank 1 (process" in said[0] and "1.7 times" in said[0]
+
+
 def _check_bytes(world: World) -> None:
     """The bytes are those of the tensors that a rank hands over, whatever their dtype."""
     half, whole = torch.ones(30, dtype=torch.bfloat16), torch.ones(500)
@@ -141,7 +155,14 @@ def _check_each_rank(world: World) -> None:
 
 
 def _check_all(world: World) -> None:
-    for check in (_check_rows, _check_a_late_rank, _check_bytes, _check_the_share, _check_each_rank):
+    for check in (
+        _check_rows,
+        _check_a_late_rank,
+        _check_a_straggler,
+        _check_bytes,
+        _check_the_share,
+        _check_each_rank,
+    ):
         check(world)
 
 
@@ -164,8 +185,9 @@ def test_a_run_logs_what_its_ranks_do(data: Path, tmp_path: Path, log: Path) -> 
     by_step = {row["step"]: row for row in rows}
     assert [step for step, row in by_step.items() if "perf/comm_ms" in row] == [5, 10]
     row = by_step[10]
-    assert {name for name in row if name.startswith("perf/")} - {"perf/eval_share"} == SAMPLED | {
-        *("perf/examples_per_second", "perf/step_ms", "perf/data_ms")
+    measured = {name for name in row if name.startswith("perf/") and "/spent_s/" not in name}
+    assert measured == SAMPLED | {
+        *("perf/examples_per_second", "perf/step_ms", "perf/data_ms", "perf/goodput", "perf/eval_share")
     }
     # Gradients of 4 bytes a parameter, and the puzzle rows and votes, which are small here.
     gradients = 4 * int(re.search(r"([\d,]+) parameters", head)[1].replace(",", ""))  # type: ignore[index]
