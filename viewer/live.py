@@ -105,7 +105,7 @@ class Watched:
             elif self.last_step is not None and waits:
                 step_s = sum(seconds for _, seconds in waits) / sum(steps for steps, _ in waits)
                 self.eta_s = max(0.0, (self.last_step - self.step) * step_s - waited_s)
-            sampled = next((row for row in reversed(self.rows) if "perf/imbalance" in row), {})
+            sampled: dict[str, Any] = next((row for row in reversed(self.rows) if "perf/imbalance" in row), {})
             if not note and is_number(slow := sampled.get("perf/slow_rank")):
                 note = f"rank {slow:.0f} is slow"
         self.note = for_a_terminal(note)

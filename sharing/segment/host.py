@@ -28,6 +28,7 @@ from utils.json_files import read_json
 CONFIG = "config.json"
 _MOST = 2**20
 _Name = Annotated[str, Field(max_length=1000)]
+_Size = Annotated[Int, Field(ge=1, le=_MOST)]
 _Row = Annotated[list[Float], Field(max_length=_MOST)]
 
 
@@ -57,10 +58,10 @@ class HostConfig(StrictModel):
     inputs: list[_Name] = Field(max_length=100)
     outputs: list[_Name] = Field(max_length=100)
     any_size: Bool
-    state_shape: list[Int | Literal["cells", "symbols"]] = Field(max_length=4)
+    state_shape: list[_Size | Literal["cells", "symbols"]] = Field(max_length=4)
     starts: dict[_Name, Annotated[list[_Row], Field(max_length=_MOST)]] = Field(max_length=10)
     noise: Literal["none", "fresh", "annealed"]
-    segments: Int = Field(ge=1)
+    segments: _Size
     values_going_on: Bool
     symbols: _Name
     model: dict[str, Any]
