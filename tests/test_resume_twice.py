@@ -42,7 +42,7 @@ class _StopAt(StopSignal):
 
 
 def _generators() -> list[Any]:
-    return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]  # noqa: NPY002
+    return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
 
 
 def _begin(overrides: list[str], world: World) -> Begun:
@@ -67,7 +67,7 @@ def _resumed_often(overrides: list[str], world: World = SINGLE) -> None:
     """Start and resume a run, each time with other global generators, which nobody may draw from."""
     for number, step in enumerate((*STOPS, 10**6)):
         torch.manual_seed(number)
-        np.random.seed(number)  # noqa: NPY002
+        np.random.seed(number)
         random.seed(number)
         before = _generators()
         progress = _train([*overrides, "resume=auto"], world, step).progress
