@@ -90,7 +90,6 @@ def write_boards(
     folder: Path,
     boards: dict[SplitName, Boards],
     images: Callable[[Boards, int, np.random.Generator], Iterator[Boards]],
-    *,
     num_aug: int,
     seed: int,
     vocab_size: int,

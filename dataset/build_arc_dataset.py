@@ -371,15 +371,7 @@ def rows_of(
     return inputs_NS, labels_NS
 
 
-BUILDER = Builder(
-    "build_arc_dataset",
-    "Build an ARC dataset. Inputs and labels are grids on a canvas of 30 x 30 cells, or fewer.",
-    EXAMPLES,
-    "data/arc-aug-1000",
-    Settings,
-    complete,
-    write,
-)
+BUILDER = Builder("build_arc_dataset", __doc__, EXAMPLES, "data/arc-aug-1000", Settings, complete, write)
 main = BUILDER.main
 
 if __name__ == "__main__":

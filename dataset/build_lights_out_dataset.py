@@ -114,28 +114,13 @@ def write(folder: Path, settings: Settings) -> Written:
     """Write both splits. Raise UserError if there are too few boards."""
     side, most = settings.side, settings.max_presses
     lit = boards.generate_boards(settings, lambda num, rng: generate(num, side, most, rng), shuffled=True)
-    names, lines = boards.write_boards(
-        folder,
-        lit,
-        images,
-        num_aug=settings.num_aug,
-        seed=settings.seed,
-        vocab_size=VOCAB_SIZE,
-        tokens="padding 0, dark 1, lit 2, leave 3, press 4",
-    )
+    tokens = "padding 0, dark 1, lit 2, leave 3, press 4"
+    names, lines = boards.write_boards(folder, lit, images, settings.num_aug, settings.seed, VOCAB_SIZE, tokens)
     presses_N = np.concatenate([of_split.answers_NS for of_split in lit.values()]).sum(1)
     return names, [*lines, f"labels {presses_N.min()} to {presses_N.max()} presses, {presses_N.mean():.1f} on average"]
 
 
-BUILDER = Builder(
-    "build_lights_out_dataset",
-    "Build a Lights Out dataset. Inputs are lamps, labels are presses that turn all lamps off.",
-    EXAMPLES,
-    "data/lights-out-5x5",
-    Settings,
-    complete,
-    write,
-)
+BUILDER = Builder("build_lights_out_dataset", __doc__, EXAMPLES, "data/lights-out-5x5", Settings, complete, write)
 main = BUILDER.main
 
 if __name__ == "__main__":

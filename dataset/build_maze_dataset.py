@@ -1,7 +1,6 @@
 """Build a maze dataset from a download, from local CSV files, or from mazes generated here."""
 # N = mazes, L = side, S = cells of a maze (L * L), T = transforms
 
-import argparse
 import math
 import sys
 from collections.abc import Iterator
@@ -47,13 +46,6 @@ in the answer the path. There is no wall around the maze unless the text has one
 """
 
 
-def _parse_bool(text: str) -> bool:
-    values = {"true": True, "false": False}
-    if text.lower() not in values:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return values[text.lower()]
-
-
 @dataclass(frozen=True)
 class Settings:
     """The options of the command line. `size` is None unless mazes are generated."""
@@ -70,14 +62,7 @@ class Settings:
         group=boards.GENERATE,
     )
     subsample_size: int | None = boards.SUBSAMPLE_SIZE
-    aug: bool = option(
-        "true|false",
-        "add the 7 turned and mirrored images of each training maze (default: false, see below)",
-        default=False,
-        type=_parse_bool,
-        nargs="?",
-        const=True,
-    )
+    aug: bool = option(None, "add the 7 turned and mirrored images of each training maze (see below)", default=False)
     seed: int = seed_option()
 
 
@@ -116,26 +101,11 @@ def write(folder: Path, settings: Settings) -> Written:
         size = settings.size
         assert size is not None
         mazes = boards.generate_boards(settings, lambda num, rng: maze.generate(num, size, rng), shuffled=False)
-    return boards.write_boards(
-        folder,
-        mazes,
-        images,
-        num_aug=NUM_TRANSFORMS - 1 if settings.aug else 0,
-        seed=settings.seed,
-        vocab_size=maze.VOCAB_SIZE,
-        tokens="padding 0, wall 1, blank 2, S 3, G 4, path 5",
-    )
+    num_aug, tokens = NUM_TRANSFORMS - 1 if settings.aug else 0, "padding 0, wall 1, blank 2, S 3, G 4, path 5"
+    return boards.write_boards(folder, mazes, images, num_aug, settings.seed, maze.VOCAB_SIZE, tokens)
 
 
-BUILDER = Builder(
-    "build_maze_dataset",
-    "Build a maze dataset. Inputs are mazes, labels the same mazes with a shortest path.",
-    EXAMPLES,
-    "data/maze-30x30-hard-1k",
-    Settings,
-    complete,
-    write,
-)
+BUILDER = Builder("build_maze_dataset", __doc__, EXAMPLES, "data/maze-30x30-hard-1k", Settings, complete, write)
 main = BUILDER.main
 
 if __name__ == "__main__":

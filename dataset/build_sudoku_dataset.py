@@ -207,27 +207,12 @@ def write(folder: Path, settings: Settings) -> Written:
         puzzles["train"] = with_dug(puzzles["train"], puzzles["test"], settings.dig, settings, box)
     checked = puzzles.items() if settings.check_unique else ()
     unique = [_count_ambiguous(split, of_split, box) for split, of_split in checked]
-    names, lines = boards.write_boards(
-        folder,
-        puzzles,
-        partial(augmented, box),
-        num_aug=settings.num_aug,
-        seed=settings.seed,
-        vocab_size=box.side + 2,
-        tokens="padding 0, blank 1, digits from 2",
-    )
+    images, tokens = partial(augmented, box), "padding 0, blank 1, digits from 2"
+    names, lines = boards.write_boards(folder, puzzles, images, settings.num_aug, settings.seed, box.side + 2, tokens)
     return names, [*lines, *unique]
 
 
-BUILDER = Builder(
-    "build_sudoku_dataset",
-    "Build a Sudoku dataset. Inputs are puzzles, labels are their solutions.",
-    EXAMPLES,
-    "data/sudoku-extreme-full",
-    Settings,
-    complete,
-    write,
-)
+BUILDER = Builder("build_sudoku_dataset", __doc__, EXAMPLES, "data/sudoku-extreme-full", Settings, complete, write)
 main = BUILDER.main
 
 if __name__ == "__main__":

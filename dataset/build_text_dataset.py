@@ -254,16 +254,7 @@ def write(folder: Path, settings: Settings) -> Written:
     ]
 
 
-BUILDER = Builder(
-    "build_text_dataset",
-    "Build a dataset of text, of problems with answers in text, or of both.",
-    EXAMPLES,
-    "data/text",
-    Settings,
-    complete,
-    write,
-    LESS_AT_A_TIME,
-)
+BUILDER = Builder("build_text_dataset", __doc__, EXAMPLES, "data/text", Settings, complete, write, LESS_AT_A_TIME)
 main = BUILDER.main
 
 if __name__ == "__main__":

@@ -76,13 +76,13 @@ def options_of(settings: type[Any], group: str) -> list[str]:
 class Builder:
     """A program that builds datasets.
 
-    The fields of `settings` are options (`option`). `complete` checks what was typed, and fills in
-    defaults that depend on other options. `write` writes both splits into a folder. `less_memory`
-    says what needs less memory.
+    The first line of `about` describes it. The fields of `settings` are options (`option`).
+    `complete` checks what was typed, and fills in defaults that depend on other options. `write`
+    writes both splits into a folder. `less_memory` says what needs less memory.
     """
 
     program: str
-    description: str
+    about: str
     examples: str
     output_dir: str
     settings: type[Any]
@@ -96,7 +96,7 @@ class Builder:
 
     def parse(self, argv: list[str] | None) -> Any:
         """Return the settings. Raise UserError if an option is malformed or in conflict."""
-        parser = Parser(f"{self.program}.py", description=self.description, epilog=self.examples + _REPLACES)
+        parser = Parser(f"{self.program}.py", self.about.splitlines()[0], self.examples + _REPLACES)
         groups: dict[str, argparse._ActionsContainer] = {"": parser}
         types_of, fields = get_type_hints(self.settings), dataclasses.fields(self.settings)
         for field in fields:
@@ -108,10 +108,7 @@ class Builder:
             if get_origin(kind) is list:
                 (kind,) = get_args(kind)
                 argument["nargs"] = "+"
-            if kind is bool and "type" not in argument:
-                argument["action"] = "store_true"
-            else:
-                argument.setdefault("type", typed_path if kind is Path else kind)
+            argument |= {"action": "store_true"} if kind is bool else {"type": typed_path if kind is Path else kind}
             groups[group].add_argument(f"--{field.name.replace('_', '-')}", **argument)
         parser.set_defaults(output_dir=self.output_dir)
         typed = parser.parse_args(argv)
