@@ -10,7 +10,6 @@ import difflib
 import hashlib
 import json
 import mmap
-import re
 import tokenize
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -241,25 +240,9 @@ def _why_none(folder: Path) -> str:
     beside = [file.parents[1] for near in (path.parent, Path("data")) for file in near.glob("*/train/dataset.json")]
     alike = difflib.get_close_matches(path.name, [each.name for each in beside], n=1)
     near = below or [each for each in beside if each.name in alike]
-    return f"{folder / 'dataset.json'} is missing; {f'give {near[0]}, or ' if near else ''}{_how_to_build(path)}"
-
-
-def _how_to_build(path: Path) -> str:
-    """Return advice with the command that builds a dataset of such a name."""
-    name = path.name.lower()
-    builders = {
-        "maze": "python dataset/build_maze_dataset.py",
-        "lights": "python dataset/build_lights_out_dataset.py",
-        "arc": "python dataset/build_arc_dataset.py",
-    }
-    words, sudoku = re.split("[-_]", name), "python dataset/build_sudoku_dataset.py"
-    builder = next((builders[word] for word in words if word in builders), sudoku)
-    options = ["--output-dir", str(path)]
-    if builder == sudoku and "1k" in name:
-        options += ["--subsample-size", "1000"]
-    if augmented := re.search(r"aug[-_](\d+)", name):
-        options += ["--num-aug", augmented[1]]
-    return f"build one: {builder} {for_shell(options)} (--help shows all options)"
+    to = for_shell([str(path)])
+    build = f"build one: python dataset/build_sudoku_dataset.py --output-dir {to}, or with the builder of another task"
+    return f"{folder / 'dataset.json'} is missing; {f'give {near[0]}, or ' if near else ''}{build}"
 
 
 def read_described(file: Path, kind: type[Described]) -> Described:
