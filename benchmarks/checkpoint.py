@@ -97,7 +97,6 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--batch-size", type=int, default=768)
     parser.add_argument("--step-batch-size", type=int, default=2)
-    parser.add_argument("--optim", default="adam_atan2", choices=["adam_atan2", "adamw", "muon"])
     parser.add_argument("--num-saves", type=int, default=3)
     parser.add_argument("--num-steps", type=int, default=3, help="steps for the median time of an undisturbed step")
     parser.add_argument("--device", default="auto", choices=["auto", "cuda", "mps", "cpu"])
@@ -106,8 +105,8 @@ def main() -> None:
     scale = options.batch_size / options.step_batch_size
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         data = build_sudoku(Path(folder) / "data", "--generate", "100", "--num-aug", "0")
-        overrides = [f"data_path={data}", f"optim={options.optim}", f"device={options.device}", "ema=true"]
-        overrides += [f"global_batch_size={options.step_batch_size}", "eval_interval=null", "compile=false"]
+        overrides = [f"data_path={data}", f"device={options.device}", "ema=true", "eval_interval=null"]
+        overrides += [f"global_batch_size={options.step_batch_size}", "compile=false"]
         training = _Training([*overrides, *options.overrides], options.batch_size)
         step_s = statistics.median(training.step_s() for _ in range(options.num_steps))
         (run := Path(folder) / "run").mkdir()

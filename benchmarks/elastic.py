@@ -58,7 +58,6 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--hosts", type=int, default=1, choices=[1, 2])
     parser.add_argument("--kind", default="kill", choices=["kill", "hang", "network"])
-    parser.add_argument("--rendezvous", default="c10d", choices=["c10d", "static"])
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_intermixed_args()
     if options.kind == "network" and options.hosts == 1:
@@ -73,8 +72,8 @@ def main() -> None:
         data = build_data(folder / "data")
 
         def launch(run: Path, *more: str) -> Launched:
-            typed, static = [*settings(data, run, **RUN), *options.overrides, *more], options.rendezvous == "static"
-            return Launched(hosts, typed, folder / "log", options=["--max-restarts", "3"], static=static)
+            typed = [*settings(data, run, **RUN), *options.overrides, *more]
+            return Launched(hosts, typed, folder / "log", options=["--max-restarts", "3"])
 
         quiet = folder / "quiet"
         launch(quiet).wait(TRIAL_S).ok()
