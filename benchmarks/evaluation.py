@@ -28,7 +28,7 @@ from benchmarks.harness import machine, parser_of, spread, table, write
 from benchmarks.on_request import Asked
 from dataset.loader import EvalLoader
 from dataset.schema import Split, open_datasets
-from sharing.export import Settings, export
+from sharing import export
 from training.evaluation import EvalOptions, evaluate
 from training.trained import Trained, open_trained
 from utils.ranks.setup import connect_devices
@@ -118,7 +118,7 @@ def _write_for_published(
     folder: Path, args: argparse.Namespace, trained: Trained, split: Split, world: World, options: EvalOptions
 ) -> None:
     """Write what benchmarks.published_evaluation reads: the model and the examples."""
-    export(Settings("hrm", str(args.run), folder / "model.safetensors"))
+    export.export(export.parse_settings(["--format", "hrm", str(args.run), "-o", str(folder / "model.safetensors")]))
     (set_name,) = split.sets
     loader = EvalLoader(split, set_name, options.batch_size, options.max_examples)
     batches = [batch for _, batch in loader.batches(world)]

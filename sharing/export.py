@@ -20,9 +20,9 @@ import os
 import re
 import shutil
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -69,32 +69,7 @@ SEGMENT_FORMATS = ("onnx", "aoti", "torchscript", "mlx", "web")
 _OF_URM = {"halt_max_steps": "loops", "H_cycles": "H_cycles", "L_cycles": "L_cycles", "num_layers": "num_layers"}
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The values of the command line."""
-
-    format: str
-    checkpoint: str
-    output: Path | None  # None: --push alone
-    push: str | None = None
-    private: bool = False
-    compiled: bool = False
-    raw: bool = False
-    weights: WeightDtype = "float32"
-    data: str | None = None
-
-    @property
-    def is_segment(self) -> bool:
-        """Whether a program is written, and not weights alone."""
-        return self.format in SEGMENT_FORMATS
-
-    @property
-    def is_folder(self) -> bool:
-        """Whether a folder with a card is written."""
-        return self.format == "native" and (self.output is None or self.output.suffix != ".safetensors")
-
-
-def parse_settings(argv: list[str] | None) -> Settings:
+def parse_settings(argv: list[str] | None) -> Namespace:
     """Read the command line, or raise UserError."""
     parser = Parser(
         "python -m sharing.export",
@@ -126,8 +101,11 @@ def parse_settings(argv: list[str] | None) -> Settings:
         help="onnx, aoti, torchscript, web: how the file keeps the weights; it computes in float32",
     )
     add("--data", type=os.path.expanduser, metavar="DATA_PATH", help="with mlx, too: the puzzles of the comparison")
-    settings = Settings(**vars(parser.parse_args(argv)))
+    settings = parser.parse_args(argv)
     output = settings.output
+    settings.is_segment = settings.format in SEGMENT_FORMATS  # a program is written, and not weights alone
+    # A folder with a card is written; with --push alone there is no output.
+    settings.is_folder = settings.format == "native" and (output is None or output.suffix != ".safetensors")
     if output is None and settings.push is None:
         raise UserError("-o (or --push) is missing; --help shows the options")
     # A folder's name may have a dot, as in urm-v1.0. A word after it is rather a mistyped ending.
@@ -151,7 +129,7 @@ def parse_settings(argv: list[str] | None) -> Settings:
     return settings
 
 
-def export(settings: Settings) -> str:
+def export(settings: Namespace) -> str:
     """Write the file or the folder, and return a line about it and the commands that load it.
 
     After a UserError an earlier file of the same name is as it was.
@@ -208,7 +186,7 @@ def export(settings: Settings) -> str:
     return "\n".join([_summary(output, weights), *_commands(str(output), settings, source)])
 
 
-def _export_folder(settings: Settings, source: Source) -> str:
+def _export_folder(settings: Namespace, source: Source) -> str:
     assert source.model is not None
     address = str(settings.output) if settings.push is None else f"hf://{settings.push}"
     # A card names no folders of this machine.
@@ -269,7 +247,7 @@ def _new_page(output: Path) -> Iterator[Path]:
         page.replace(output)
 
 
-def _commands(address: str, settings: Settings, source: Source) -> list[str]:
+def _commands(address: str, settings: Namespace, source: Source) -> list[str]:
     """Return the commands that load what is at this address, as they are typed."""
     file, data, model = typed_override("checkpoint", address), "data_path=...", source.model
     if source.data_paths:
