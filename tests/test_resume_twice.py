@@ -64,7 +64,7 @@ def _train(overrides: list[str], world: World, last: int = 10**6) -> TrainState:
 
 
 def _resumed_often(overrides: list[str], world: World = SINGLE) -> None:
-    """Start and resume a run, each time with other global generators, which nobody may draw from."""
+    """Start and resume a run, each time with other global generators, which nobody draws from."""
     for number, step in enumerate((*STOPS, 10**6)):
         torch.manual_seed(number)
         np.random.seed(number)
@@ -100,7 +100,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from dataset.build_text_dataset import main as build
 
     folder = tmp_path_factory.mktemp("text")
-    words = "the quick brown fox jumps over the lazy dog while it rains".split()
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
     for name, seed in (("train", 0), ("test", 1)):
         drawn = random.Random(seed).choices(words, k=4000)
         (folder / f"{name}.txt").write_text(" ".join(drawn))

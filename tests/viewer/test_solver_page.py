@@ -55,11 +55,14 @@ def maze_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("onnxruntime-web isn't installed (npm ci --prefix viewer/solver)")
     folder = tmp_path_factory.mktemp("maze")
     assert build_maze(f"--output-dir {folder}/data --generate 2 --generate-test 12 --size 6".split()) == 0
-    trm = "arch=trm arch.hidden_size=32 arch.num_heads=2 arch.H_cycles=2 arch.L_cycles=2 arch.halt_max_steps=3"
-    arch = TypeAdapter(ArchConfig).validate_python(read_config("pretrain", trm.split())["arch"])
+    trm = ["arch=trm", "arch.forward_dtype=float32", "arch.hidden_size=32", "arch.num_heads=2", "arch.halt_max_steps=3"]
+    arch = TypeAdapter(ArchConfig).validate_python(read_config("pretrain", trm)["arch"])
     sizes = {"seq_len": 36, "vocab_size": 6, "num_puzzle_identifiers": 1}
     model = build_arch(arch, **sizes)
-    model.init_weights(torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    model.init_weights(generator)
+    for weight in model.parameters():  # else nearly all tokens are as likely as each other
+        weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
     described = ExportedPuzzles.model_validate({"format": 1, "arch": arch, "data": [], "run": "", "step": 0, **sizes})
     write_weights(folder / "model.safetensors", model.state_dict(), described.as_metadata())
     page = folder / "page.html"
@@ -116,14 +119,15 @@ def answers_of(browser: Browser, page: Path, lines: list[str]) -> list[str]:
         const worker = new Worker(URL.createObjectURL(new Blob([text("worker")])));
         const { symbols } = data.host;
         window.found = [];
+        const ask = (line) => line && worker.postMessage({ tokens: [...line].map((one) => symbols.indexOf(one)), options: {} });
         let answer;
         worker.onmessage = ({ data }) => {
-          if (data.done) found.push(answer.map((token) => symbols[token]).join(""));
-          else answer = data.answer;
+          if (!data.done) return (answer = data.answer);
+          found.push(answer.map((token) => symbols[token]).join(""));
+          return ask(lines[found.length]);
         };
         worker.postMessage({ ...data, runtime });
-        for (const line of lines)
-          worker.postMessage({ tokens: [...line].map((one) => symbols.indexOf(one)), options: {} });
+        ask(lines[0]);
         """,
         lines,
     )
