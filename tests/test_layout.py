@@ -87,7 +87,7 @@ def test_the_walk_finds_the_project() -> None:
 
 
 # The code that starts, kills and compares runs is in tests/runs.py. These benchmarks may import it.
-MAY_STRIKE_RUNS = {Path(f"benchmarks/{name}.py") for name in ("faults", "elastic", "soak", "soak_rank")}
+MAY_STRIKE_RUNS = {Path(f"benchmarks/{name}.py") for name in ("faults", "soak", "soak_rank")}
 
 
 # entrypoints -> training -> sharing -> {models, dataset, optim} -> records -> utils; entrypoints do

@@ -170,3 +170,19 @@ def test_a_stop_while_data_are_read_takes_effect_after_the_first_step(data: Path
     run = tmp_path / "run"
     train(settings(data, run), log, hook=runs.stopped_at_once).ok()
     assert runs.latest(run) == 1 and (run / "stopped").read_text() == "SIGTERM\n"
+
+
+def test_a_run_tells_its_events_to_a_typed_command_alone(data: Path, tmp_path: Path) -> None:
+    """A file of a stranger must not run one, and none is stored, as an address may be a secret."""
+    recipe, run, told = tmp_path / "recipe.yaml", tmp_path / "run", tmp_path / "told"
+    recipe.write_text(f"# @package _global_\non_event: touch {tmp_path}/sprung\n")
+    assert "on_event stands in a file" in mistake([f"experiment={recipe}", *settings(data, run)])
+    typed = f"on_event=cat >> {told}"
+    train_here([*settings(data, run, max_steps=6), typed])
+    stored = run / "config.yaml"
+    assert "on_event" not in stored.read_text() and str(told) not in (run / "step_00000006/state.json").read_text()
+    stored.write_text(stored.read_text() + f"on_event: touch {tmp_path}/sprung\n")
+    train_here([f"resume={run}", "max_steps=8", typed.replace("=", "='", 1) + "'"])
+    events = [json.loads(line) for line in told.read_text().replace("}{", "}\n{").splitlines()]
+    assert [event["event"] for event in events] == ["record", "record", "ended", "ended"]
+    assert {event["run"] for event in events} == {str(run)} and not (tmp_path / "sprung").exists()

@@ -76,7 +76,7 @@ def _resumed_often(overrides: list[str], world: World = SINGLE) -> None:
         assert (progress.pending_row is not None) == (step == 5)
 
 
-def _compare(typed: Callable[[Path], list[str]], folder: Path, world: World = SINGLE) -> None:
+def _compare(world: World, typed: Callable[[Path], list[str]], folder: Path) -> None:
     _train(typed(folder / "quiet"), world)
     _resumed_often(typed(folder / "run"), world)
     if world.is_main:
@@ -92,7 +92,7 @@ def _compare(typed: Callable[[Path], list[str]], folder: Path, world: World = SI
 )
 def test_puzzles(data: Path, tmp_path: Path, options: list[str]) -> None:
     kept = [word for word in settings(data, None, eval_batch_size=8) if not word.startswith("arch.")]
-    _compare(lambda run: [*kept, f"checkpoint_path={run}", *options], tmp_path)
+    _compare(SINGLE, lambda run: [*kept, f"checkpoint_path={run}", *options], tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -118,19 +118,19 @@ def _typed_text(text: Path, options: list[str], run: Path) -> list[str]:
 
 @pytest.mark.parametrize("arch", ["gpt", "hrm_text", "trm_text", "ut_text", "rins_text", "transformer_text"])
 def test_text(text: Path, tmp_path: Path, arch: str) -> None:
-    _compare(partial(_typed_text, text, [f"arch={arch}"]), tmp_path)
+    _compare(SINGLE, partial(_typed_text, text, [f"arch={arch}"]), tmp_path)
 
 
-def _with_ranks(world: World, typed: Callable[[Path], list[str]], folder: Path) -> None:
-    _compare(typed, folder, world)
+_SLOW = (("tp", 2), ("pipeline", 2), ("hsdp", 4), ("fsdp_tp", 4))
 
 
 @pytest.mark.parametrize(
-    ("parallel", "ranks"), [("ddp", 2), ("fsdp", 2), ("tp", 2), ("pipeline", 2), ("hsdp", 4), ("fsdp_tp", 4)]
+    ("parallel", "ranks"),
+    [("ddp", 2), ("fsdp", 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in _SLOW)],
 )
 def test_every_strategy(data: Path, text: Path, tmp_path: Path, parallel: str, ranks: int) -> None:
     options = [f"parallel={parallel}", *(_STAGES if parallel == "pipeline" else [])]
-    run_ranks(_with_ranks, ranks, partial(_typed_text, text, ["arch=transformer_text", *options]), tmp_path)
+    run_ranks(_compare, ranks, partial(_typed_text, text, ["arch=transformer_text", *options]), tmp_path, timeout_s=600)
 
 
 def _some_steps(world: World, typed: list[str], last: int) -> None:

@@ -153,7 +153,7 @@ def test_onnxruntime_answers_as_pytorch_does(browser: Browser, maze_page: Path) 
     examples = data_of(maze_page.read_text())["examples"]
     lines = ["".join(MazeTask(6).symbols[token] for token in example["tokens"]) for example in examples]
     solutions = Solver.from_checkpoint(maze_page.with_name("model.safetensors"), device="cpu").solve(lines)
-    expected = [solution.steps[solution.settled_at - 1].answer for solution in solutions]
+    expected = [str(solution.steps[solution.settled_at - 1].answer) for solution in solutions]
     found = answers_of(browser, maze_page, lines)
     different = sum(one != other for one, other in zip("".join(found), "".join(expected), strict=True))
     assert different <= 4, "of 432 cells, few are as likely to be one token as another"
