@@ -101,6 +101,7 @@ class PretrainConfig(RunConfig):
     log_interval: Int = Positive
     wandb: WandbConfig
     tensorboard: Bool
+    trackio: Bool
     profile: ProfileConfig
     perf_every_n_steps: Int | None = Field(gt=0)
     perf_max_share: Float | None = Field(gt=0, lt=1)

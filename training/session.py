@@ -96,6 +96,7 @@ class Session:
                 config.run_path,
                 config.wandb,
                 config.tensorboard,
+                config.trackio,
                 {
                     "id": progress.wandb_run_id,
                     "project": config.project_name,

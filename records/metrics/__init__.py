@@ -4,6 +4,7 @@ row_file            metrics.jsonl, the truth about the run, which a resumed run 
 progress            the terminal, or a log
 weights_and_biases  Weights & Biases: optional
 tensorboard         TensorBoard: optional
+trackio             Trackio: optional
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from records.metrics.progress import Progress
 from records.metrics.row_file import RowFile
 from records.metrics.sink import Picture, Row, Sink
 from records.metrics.tensorboard import TensorBoard
+from records.metrics.trackio import Trackio
 from records.metrics.weights_and_biases import WandbConfig, start_wandb
 from utils.errors import UserError
 from utils.files import writing
@@ -36,6 +38,7 @@ class Metrics:
         run: Path,
         wandb: WandbConfig,
         tensorboard: bool,
+        trackio: bool,
         wandb_run: dict[str, Any],
         first_step: int,
         last_step: int,
@@ -46,6 +49,8 @@ class Metrics:
         if world.is_main:
             if tensorboard:
                 self._optional.append(TensorBoard(run / "tensorboard", first_step))
+            if trackio:
+                self._optional.append(Trackio(wandb_run))
             self._rows, self._progress = RowFile(run / "metrics.jsonl", first_step), Progress(first_step, last_step)
             if started := start_wandb(wandb, wandb_run, run, self._rows.kept, self.say):
                 self._optional.append(started)

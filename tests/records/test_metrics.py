@@ -1,10 +1,12 @@
 """metrics.jsonl has every step once, no optional sink stops a run, a redirected log is readable."""
 
+import contextlib
 import io
 import json
 import os
 import re
 import shutil
+import sqlite3
 import sys
 import threading
 import time
@@ -36,11 +38,12 @@ def _metrics(
     last: int = 10,
     world: World = SINGLE,
     tensorboard: bool = False,
+    trackio: bool = False,
     **options: object,
 ) -> Metrics:
     wandb = WandbConfig.model_validate(WANDB | {"mode": mode, **options})
     named = {"id": "abc123", "project": "p", "name": "r", "config": CONFIG}
-    return Metrics(world, run, wandb, tensorboard, named, first, last)
+    return Metrics(world, run, wandb, tensorboard, trackio, named, first, last)
 
 
 @pytest.fixture
@@ -379,6 +382,22 @@ def _curves(run: Path) -> dict[str, dict[int, float]]:
         found[name] = {one.step: one.value for one in scalars}
         assert len(found[name]) == len(scalars), f"{name} has a step twice"
     return found
+
+
+def test_trackio_keeps_a_run_and_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # which is read when it is imported
+    pytest.importorskip("trackio", reason="Trackio isn't installed (requirements-trackio.txt)")
+    for first, steps in ((0, (1, 2)), (2, (3, 4))):
+        metrics = _metrics(tmp_path, trackio=True, first=first)
+        for step in steps:
+            metrics.write(step, {"train/lm_loss": 1.0 / step})
+        metrics.close()
+    (file,) = (tmp_path / "trackio").glob("*.db")
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        rows = database.execute("select step, metrics from metrics order by step").fetchall()
+    assert [(step, json.loads(logged)["train/lm_loss"]) for step, logged in rows] == [
+        (step, 1.0 / step) for step in (1, 2, 3, 4)
+    ]
 
 
 def test_tensorboard_reads_a_run_that_is_resumed_at_once_in_order(tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ def test_communication_is_sampled_unless_a_trace_is_taken(
     given = []
     monkeypatch.setattr("training.session.RankSampler", lambda every, world, **more: given.append((every, more)))
     open_session(perf_every_n_steps=7, perf_max_share=0.25, **changes)
-    assert given == [(every, {"num_examples": BATCH, "unit": "examples", "max_share": 0.25})]
+    options = {"num_examples": BATCH, "unit": "examples", "max_share": 0.25}
+    assert [(each, options | {"say": more["say"]} == more) for each, more in given] == [(every, True)]
 
 
 def test_a_row_has_the_speed_in_operations(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +159,7 @@ def test_the_sinks_know_the_run_and_get_its_pictures_and_checkpoints(
     with open_session(project_name="p", run_name="r", world=world) as session:
         config, (made,) = session.config, training.session.Metrics.call_args_list  # type: ignore[attr-defined]
         named = {"id": session.state.progress.wandb_run_id, "project": "p", "name": "r", "config": config.model_dump()}
-        assert made.args[1:] == (config.run_path, config.wandb, False, named, 4, 12)
+        assert made.args[1:] == (config.run_path, config.wandb, False, False, named, 4, 12)
         start = {"last_step": 12, "ranks": 1, "device": "cpu", "host": socket.gethostname(), "launch": "torchrun-1"}
         launched = Launched.read(config.run_path)
         assert launched == Launched.model_validate(start | {"began_at": launched and launched.began_at})
