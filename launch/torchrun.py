@@ -14,6 +14,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -56,8 +57,25 @@ def _rank(words: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    exit_at_once = os._exit
+
+    def leave(status: int) -> None:
+        # Where a process of its own would end with 0, torchrun waits for this function to return. After
+        # a stop, for which a program keeps its handler, torchrun stops as well and waits no more.
+        is_stopped = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        if status == 0 and not is_stopped and threading.current_thread() is threading.main_thread():
+            sys.exit(0)
+        exit_at_once(status)
+
+    os._exit = leave  # type: ignore[assignment]
     sys.argv = words
-    runpy.run_path(words[0], run_name="__main__")
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as ended:
+        if ended.code:
+            raise
+    finally:
+        os._exit = exit_at_once
 
 
 if __name__ == "__main__":
