@@ -60,8 +60,8 @@ def _rank(words: list[str]) -> None:
     exit_at_once = os._exit
 
     def leave(status: int) -> None:
-        # Where a process of its own would end with 0, torchrun waits for this function to return. After
-        # a stop, for which a program keeps its handler, torchrun stops as well and waits no more.
+        # Where a process of its own would end with 0, torchrun waits for this function to return.
+        # After a stop, for which a program keeps its handler, torchrun stops as well.
         is_stopped = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
         if status == 0 and not is_stopped and threading.current_thread() is threading.main_thread():
             sys.exit(0)
