@@ -167,8 +167,9 @@ class Soak:
 
 
 def _kill_rank(soak: Soak) -> None:
-    for worker in soak.workers()[:1] and [soak.draw.choice(soak.workers())]:
-        worker.kill()
+    if workers := soak.workers():
+        with suppress(psutil.NoSuchProcess):
+            soak.draw.choice(workers).kill()
 
 
 def _kill_torchrun(soak: Soak) -> None:
@@ -190,8 +191,9 @@ def _sigterm(soak: Soak) -> None:
 
 
 def _freeze(soak: Soak) -> None:
-    for worker in soak.workers()[:1] and [soak.draw.choice(soak.workers())]:
-        worker.suspend()
+    if workers := soak.workers():
+        with suppress(psutil.NoSuchProcess):
+            soak.draw.choice(workers).suspend()
 
 
 def _damage(soak: Soak) -> None:

@@ -60,11 +60,9 @@ class SteppedRun:
             raise UserError(f"the run has done all {self._session.plan.last_step} steps; raise epochs or max_steps")
         self._is_best = False
         self._row = row = take_step(self._session, self._take, batch, self._world)
-        _, data_failed, save_due = self._session.vote()
+        _, data_failed, _ = self._session.vote()  # who takes the steps saves
         if data_failed:
             self._session.raise_data_error()
-        if save_due:
-            self.save()
         return {"step": self.step, "epoch": self._session.plan.sampler.epoch(self.step), **row}
 
     def evaluate(self) -> Row:
@@ -112,7 +110,8 @@ class SteppedRun:
         """Write a checkpoint, and return its folder, which pretrain.py resume=... accepts."""
         self._log()
         self._session.save(is_best=self._is_best)
-        self._session.saves.finish_last()
+        with self._session.clock.doing("save"):
+            self._session.saves.finish_last()
         run = self._session.config.run_path
         return run / read_name(run / "latest")
 

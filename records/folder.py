@@ -65,7 +65,10 @@ class Launched(BaseModel):
     host: str  # of rank 0
     launch: str | None = None  # what all attempts of this launch have in common
     began_at: float = 0.0  # when the run began, in seconds since the epoch
-    faults: int = 0  # starts after a process that did not end by itself
+    faults: int = Field(default=0, ge=0)  # starts after a process that did not end by itself
+    since: float = 0.0  # when this start began, and what the run had spent by then (training/goodput.py)
+    spent_s: dict[str, float] = {}
+    has_ended: bool = False  # by itself, and not by a stop or a fault
 
     def write(self, run: Path) -> None:
         with writing(run / LAUNCH_FILE):
@@ -87,6 +90,12 @@ class Launched(BaseModel):
         """
         before = Launched.read(run) if launch.requeues else None
         return launch.restarts > 0 or (before is not None and before.launch == launch.identity)
+
+    @staticmethod
+    def note_end(run: Path) -> None:
+        """Note that the run has ended by itself."""
+        if (before := Launched.read(run)) is not None:
+            before.model_copy(update={"has_ended": True}).write(run)
 
     @staticmethod
     def note_finished(run: Path, step: int, last_step: int) -> None:

@@ -1,6 +1,7 @@
 """The first lines of a log: what a person needs to repeat and to debug the run."""
 
 import platform
+import re
 import subprocess
 from contextlib import suppress
 from itertools import groupby
@@ -46,8 +47,10 @@ def heading(arguments: list[str], run: Path, world: World) -> list[str]:
     cuda = f" with CUDA {torch.version.cuda}" if torch.version.cuda else ""
     versions = f"Python {platform.python_version()}, torch {torch.__version__}{cuda}, {platform.system()}"
     program = "hrm-train" if PACKAGE else Path(arguments[0]).name
+    # The address of a web hook may be a secret, and W&B keeps what a run prints.
+    typed = [re.sub(r"^(\+*on_event=).+", r"\1...", each, flags=re.DOTALL) for each in arguments[1:]]
     lines = [
-        f"command: {for_shell([program, *arguments[1:]])}",
+        f"command: {for_shell([program, *typed])}",
         f"code: {_git_state()}; {versions}",
         f"ranks: {ranks}",
     ]

@@ -221,8 +221,9 @@ class SweepConfig(StrictModel):
             raise ValueError(f"seeds are {self.seeds}; give each once")
         fixed = [*map(key_of, self.overrides)]
         for key in (*fixed, *self.parameters):
-            if key in (*OWN_KEYS, "seed"):
-                reason = "give sweep.seeds instead" if key == "seed" else f"sweep.py gives every run its own {key}"
+            reasons = dict.fromkeys(OWN_KEYS, f"sweep.py gives every run its own {key}")
+            reasons |= {"seed": "give sweep.seeds instead", "on_event": "a sweep stores what it is given"}
+            if reason := reasons.get(key):
                 raise ValueError(f"{key} stands in overrides or parameters; leave it out: {reason}")
             if key in fixed and key in self.parameters:
                 raise ValueError(f"parameters.{key} is searched, and overrides set it too; leave it out of one of them")

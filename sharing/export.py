@@ -159,6 +159,8 @@ def export(settings: Namespace) -> str:
             size = (folder / host.file).stat().st_size
         file = output if is_page else output / host.file
         lines = [f"wrote {file}: {size:,} bytes, weights in {host.weights}", str(compared)]
+        if is_page and not host.any_size:
+            lines.append(f"  the page needs onnxruntime-web-*.js, which lies beside it in {output.absolute().parent}")
         if settings.format == "onnx" and not isinstance(model, ExportedText):
             lines.append(f"  python solve.py {typed_override('checkpoint', str(output / host.file))} puzzle=...")
         return "\n".join(lines)

@@ -208,14 +208,20 @@ class Followed:
     """A session that records its calls. The evaluation, the votes and the due dates are given."""
 
     def __init__(
-        self, step: int, evaluation: str | None, was_pending: bool, votes: tuple[bool, bool], worn_out: bool, due: bool
+        self,
+        step: int,
+        evaluation: str | None,
+        was_pending: bool,
+        votes: tuple[bool, bool, bool],
+        worn_out: bool,
+        due: bool,
     ) -> None:
         self.done: list[str] = []
         self._ends_as, self._is_paused = evaluation, False
-        self.vote_to_end = lambda: votes
+        self.vote = lambda: votes
         self.progress = Progress(step=step, pending_row={"train/lr": 1.0} if was_pending else None)
         self.state = SimpleNamespace(progress=self.progress)
-        self.clock = SimpleNamespace(paused=self._paused)
+        self.clock = SimpleNamespace(doing=self._doing)
         self.plan = SimpleNamespace(
             last_step=LAST,
             best_metric="eval/all/accuracy",
@@ -229,7 +235,8 @@ class Followed:
         self.log = lambda row: self._note(f"log {', '.join(sorted(row))}")
 
     @contextmanager
-    def _paused(self) -> Iterator[None]:
+    def _doing(self, activity: str) -> Iterator[None]:
+        assert activity == "other"
         self._is_paused = True
         yield
         self._is_paused = False
@@ -257,9 +264,10 @@ class Followed:
 @pytest.mark.parametrize("step", [4, LAST])
 def test_what_follows_a_step(evaluation: str | None, step: int) -> None:
     """For every combination of due tasks, check what is done in which order and if the run ends."""
-    for flags in itertools.product((False, True), repeat=6):
-        was_pending, has_row, stopping, unreadable, is_worn_out, checkpoint = flags
-        session = Followed(step, evaluation, was_pending, (stopping, unreadable), is_worn_out, checkpoint)
+    for flags in itertools.product((False, True), repeat=7):
+        was_pending, has_row, stopping, unreadable, save_due, is_worn_out, checkpoint = flags
+        votes = stopping, unreadable, save_due
+        session = Followed(step, evaluation, was_pending, votes, is_worn_out, checkpoint)
         is_evaluated, is_interrupted = evaluation in ("done", "best"), evaluation == "stopped"
         ends_early = is_evaluated and is_worn_out
         expected = []
@@ -268,7 +276,7 @@ def test_what_follows_a_step(evaluation: str | None, step: int) -> None:
         names = (["eval/all/accuracy"] if is_evaluated else []) + (["train/lr"] if has_row else [])
         if names and not is_interrupted:  # the row of an interrupted evaluation is pending
             expected.append(f"log {', '.join(names)}")
-        is_due = checkpoint or (is_evaluated and step == LAST)
+        is_due = checkpoint or save_due or (is_evaluated and step == LAST)
         if stopping or unreadable or ends_early or evaluation == "best" or is_due:
             is_last = stopping or unreadable or ends_early or step == LAST
             expected.append("save" + " best" * (evaluation == "best") + " last" * is_last)

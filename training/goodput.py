@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from records.checkpoint.format import Progress
 from records.folder import LAUNCH_FILE, Launched, stopped_by
-from utils.perf.clocks import program_began
+from utils.perf.clocks import ACTIVITIES, program_began
 
 # What a run writes while it lives. A row comes every log_interval steps.
 _SIGNS_OF_LIFE = (LAUNCH_FILE, "metrics.jsonl", "latest")
@@ -27,27 +27,38 @@ class Past(NamedTuple):
     is_restart: bool = False  # whether the last one did not
 
     @staticmethod
-    def of(run: Path, progress: Progress) -> "Past":
+    def of(run: Path, progress: Progress, *, goes_back: bool) -> "Past":
         """Return the past of the run in a folder, before this start writes there. For rank 0.
 
         A branch goes on with the account of the run that it left. The time after an end or after
         Ctrl-C does not count, because nobody wanted the run to go on.
+
+        Args:
+            goes_back: this process has trained already, and a step went wrong.
         """
         began, before = program_began(), Launched.read(run)
-        if before is None:
-            return Past(progress.spent_s, began, began, 0)
-        spent_s = {"lost": 0.0, "down": 0.0} | progress.spent_s
-        until, began_at = progress.spent_until or before.began_at or began, before.began_at or began
-        if began < until:  # this process has trained already, and goes back
+        if before is None or not before.since:  # an older version wrote it
+            return Past(_known(progress.spent_s), began, began, 0)
+        # The last start may have ended before it saved. Its account is then the newer one.
+        accounts = [(progress.spent_until, progress.spent_s), (before.since, before.spent_s)]
+        until, of_account = max(accounts, key=lambda account: account[0])
+        spent_s = {"lost": 0.0, "down": 0.0} | _known(of_account)
+        if goes_back:
             now = time.time()
-            return Past(spent_s | {"lost": spent_s["lost"] + now - until}, now, began_at, before.faults)
-        last_sign = min(began, max(until, *(_changed_at(run / name) for name in _SIGNS_OF_LIFE)))
+            return Past(spent_s | {"lost": spent_s["lost"] + now - until}, now, before.began_at, before.faults)
+        stop = stopped_by(run)
+        is_restart = not stop and not before.has_ended
+        signs = [_changed_at(run / name) for name in _SIGNS_OF_LIFE] if is_restart else []
+        last_sign = max(until, min(began, max(signs, default=0.0)))
         spent_s["lost"] += last_sign - until
-        stop, is_finished = stopped_by(run), progress.step >= before.last_step
-        if stop != "SIGINT" and not is_finished:
-            spent_s["down"] += began - last_sign
-        is_restart = not stop and not is_finished
-        return Past(spent_s, began, began_at, before.faults + is_restart, is_restart)
+        if is_restart or stop not in ("", "SIGINT"):
+            spent_s["down"] += max(0.0, began - last_sign)
+        return Past(spent_s, began, before.began_at, before.faults + is_restart, is_restart)
+
+
+def _known(spent_s: dict[str, float]) -> dict[str, float]:
+    """Return what a file says of known activities. A stranger may have written it."""
+    return {name: spent_s[name] for name in ACTIVITIES if 0 <= spent_s.get(name, -1.0) < math.inf}
 
 
 def best_interval_s(save_s: float, run_s: float, faults: int) -> float:
@@ -57,7 +68,7 @@ def best_interval_s(save_s: float, run_s: float, faults: int) -> float:
     so many faults in `run_s`.
     """
     between_faults_s = (run_s + _FIRST_FAULT_S) / (faults + 1)
-    return math.sqrt(2 * save_s * between_faults_s)
+    return math.sqrt(2 * max(0.0, save_s) * between_faults_s)
 
 
 def _changed_at(file: Path) -> float:

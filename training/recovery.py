@@ -64,6 +64,6 @@ class Recovery:
             checkpoint = find_checkpoint(self._config.run_path, notes.append) or start.checkpoint
             where = f"{checkpoint.path} at step {checkpoint.state.step}" if checkpoint else "the start"
             notes.append(f"going on from {where}, without the batch of step {str(skipped)[1:-1]}")
-            return Start(self._config, checkpoint, notes)
+            return Start(self._config, checkpoint, notes, goes_back=True)
 
         self._start = self._world.from_main(find)

@@ -43,6 +43,7 @@ class Start:
     config: PretrainConfig
     checkpoint: Checkpoint | None = None
     notes: list[str] = field(default_factory=list)
+    goes_back: bool = False  # this process has trained already, and a step went wrong
 
     @property
     def branches_off(self) -> bool:

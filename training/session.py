@@ -3,7 +3,7 @@
 import socket
 import time
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -73,7 +73,7 @@ class Session:
         with world.shared_errors():
             self._loader = plan.kind.loader(config, data.train, plan.sampler, plan.augmentation, world)
             if world.is_main:
-                past = Past.of(config.run_path, progress)
+                past = Past.of(config.run_path, progress, goes_back=start.goes_back)
                 prepare(start, lock, world.launch)
                 Launched(
                     last_step=plan.last_step,
@@ -83,6 +83,8 @@ class Session:
                     launch=world.launch.identity,
                     began_at=past.began_at,
                     faults=past.faults,
+                    since=past.since,
+                    spent_s=past.spent_s,
                 ).write(config.run_path)
                 world.note_beginning()
             self._checkpointer = Checkpointer(
@@ -136,7 +138,7 @@ class Session:
 
     def _tell(self, event: str, text: str) -> None:
         if self._events is not None:
-            self._events.tell(event, text)
+            self._events.tell(event, self.state.progress.step, text)
 
     # ---- one step ----
 
@@ -206,7 +208,8 @@ class Session:
         config, kind, test = self.config, self.plan.kind, self._data.test
         state, progress = self.state, self.state.progress
         assert test is not None
-        state.watch.require_no_bad_step(self.saves.last_good)
+        with self.clock.doing("steps"):  # which the device may still have to do
+            state.watch.require_no_bad_step(self.saves.last_good)
         if (self.clock.last_evaluation_s or _LONG_EVALUATION_S) >= _LONG_EVALUATION_S:  # a silent run looks hung
             num_examples = sum(test.num_examples(config.eval_max_examples).values())
             self.say(f"step {progress.step}: evaluating {num_examples:,} examples")
@@ -298,8 +301,9 @@ class Session:
         Args:
             is_last: no other save follows, because the run ends.
         """
-        with self.clock.doing("save"):
+        with self.clock.doing("steps"):
             self.state.watch.require_no_bad_step(self.saves.last_good)
+        with self.clock.doing("save"):
             self.check_replicas()  # a checkpoint of one rank's tensors would make its errors everybody's
             self.saves.finish(last_comes=is_last)  # its failure changes the progress, which the snapshot holds
             progress = self.state.progress
@@ -344,6 +348,9 @@ class Session:
             except Exception as failed:
                 self._end_after(failed)
                 raise
+            if self._world.is_main:
+                with suppress(UserError):  # on a full disk, only the account of the time is less exact
+                    Launched.note_end(self.config.run_path)
             self.say(where_the_time_went(self.clock))
             if self.plan.is_finished(self.state.progress):
                 self._tell("ended", where_the_time_went(self.clock))

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,7 +59,8 @@ def run_command(
         argv: None: those of the process.
         less_memory: what to change where memory runs out.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    ends_tidily = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if ends_tidily else None
     try:
         require_utf8(sys.argv[1:] if argv is None else argv)
         with known_errors(less_memory):
@@ -75,4 +77,7 @@ def run_command(
     except KeyboardInterrupt:
         tell(f"error: {interrupted}")
         return 130
+    finally:
+        if ends_tidily:
+            signal.signal(signal.SIGTERM, before)
     return status

@@ -121,7 +121,7 @@ class Checkpointer:
         """Return whether any rank still writes a step. Every rank."""
         if self._saving is None:
             return False
-        _, _, busy, broken = self._vote(self._saving)
+        _, _, busy, broken, _ = self._vote(self._saving)
         return busy and not broken
 
     def wait(self) -> None:
@@ -131,23 +131,24 @@ class Checkpointer:
             return
         while True:
             # A slow disk takes as long as it needs. If a rank hangs, this collective times out.
-            done, failed, busy, broken = self._vote(saving)
+            done, failed, busy, broken, late = self._vote(saving)
             if broken or not busy:
                 break
             wait_for([saving], timeout=0.05)
         if broken and not failed:
-            if not done:  # the others have waited for this rank's part until they gave up
+            if not done and late:  # the others have waited for this rank's part until they gave up
                 tell(f"rank {self._world.rank} ({Place.here()}) hangs while it saves")
                 faulthandler.dump_traceback()
             raise RuntimeError("the checkpoint that was under way failed on another rank")
         saving.result()
 
-    def _vote(self, saving: "Future[None]") -> tuple[bool, bool, bool, bool]:
-        """Return whether this rank is done and has failed; then, whether any is busy or failed."""
+    def _vote(self, saving: "Future[None]") -> tuple[bool, bool, bool, bool, bool]:
+        """Return whether this rank is done and has failed; whether any is busy, failed, gave up."""
         done = saving.done()  # asked once, because a second question may get another answer
         failed = done and not isinstance(saving.exception(), UserError | None)
-        busy, broken = self._world.any_of(not done, failed)
-        return done, failed, busy, broken
+        gave_up = failed and "imed out" in str(saving.exception())
+        busy, broken, late = self._world.any_of(not done, failed, gave_up)
+        return done, failed, busy, broken, late
 
     def settle(self, error: Exception) -> None:
         """Give a running save a moment to finish after a fault, before the process ends."""

@@ -1,9 +1,11 @@
 """Log a run with Trackio, which keeps curves on this machine: an optional package."""
 
+import threading
 from typing import Any
 
 from records.metrics.sink import Row, Sink
 from utils.errors import UserError
+from utils.text import one_line
 
 
 class Trackio(Sink):
@@ -23,10 +25,15 @@ class Trackio(Sink):
                 "trackio=true, but Trackio isn't installed; pip install -r requirements-trackio.txt, or trackio=false"
             ) from error
         own = {key: named[key] for key in ("project", "name", "config")}
-        self._run = trackio.init(**own, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False)
+        try:
+            self._run = trackio.init(**own, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False)
+        except Exception as error:  # whatever its settings and its files cause
+            raise UserError(f"trackio=true failed: {one_line(error)}; correct it, or trackio=false") from error
 
     def write(self, step: int, row: Row) -> None:
         self._run.log(dict(row), step=step)
 
     def close(self, *, failed: bool, at_most_s: float | None) -> None:
-        self._run.finish()
+        thread = threading.Thread(target=self._run.finish, daemon=True)
+        thread.start()
+        thread.join(at_most_s)

@@ -55,12 +55,12 @@ def said() -> list[str]:
 
 def test_a_web_hook_gets_every_event_in_order(hook: Hook, said: list[str]) -> None:
     sent = Events(hook.address, "checkpoints/p/r", said.append)
-    sent.tell("restarted", "at step 4")
+    sent.tell("restarted", 4, "after a fault")
     sent.row(5)
-    sent.tell("record", "0.5")
+    sent.tell("record", 5, "0.5")
     sent.close()
     assert [(body["event"], body["run"], body["step"], body["text"]) for body in hook.bodies] == [
-        ("restarted", "checkpoints/p/r", 0, "at step 4"),
+        ("restarted", "checkpoints/p/r", 4, "after a fault"),
         ("record", "checkpoints/p/r", 5, "0.5"),
     ]
     assert abs(hook.bodies[0]["time"] - time.time()) < 60 and said == []
@@ -68,7 +68,7 @@ def test_a_web_hook_gets_every_event_in_order(hook: Hook, said: list[str]) -> No
 
 def test_a_command_gets_an_event_on_its_stdin(tmp_path: Path, said: list[str]) -> None:
     sent = Events(f"cat >> {tmp_path}/got", "r", said.append)
-    sent.tell("ended", "done")
+    sent.tell("ended", 9, "done")
     sent.close()
     assert json.loads((tmp_path / "got").read_text())["text"] == "done" and said == []
 
@@ -79,7 +79,7 @@ def test_a_failure_is_said_once(hook: Hook, said: list[str], broken: str) -> Non
     where = {"status": hook.address, "absent": "http://127.0.0.1:9/", "command": "exit 3"}[broken]
     sent = Events(where, "r", said.append)
     for _ in range(3):
-        sent.tell("record", "")
+        sent.tell("record", 1, "")
     sent.close()
     assert len(said) == 1, said
     assert len(hook.bodies) == (3 if broken == "status" else 0)
@@ -90,7 +90,7 @@ def test_a_slow_hook_holds_nobody_up(hook: Hook, said: list[str]) -> None:
     sent, began = Events(hook.address, "r", said.append), time.monotonic()
     for step in range(200):
         sent.row(step)
-        sent.tell("record", "")
+        sent.tell("record", 1, "")
     sent.close(at_most_s=0.1)
     assert time.monotonic() - began < 1.5
     assert len(said) == 1, "an event that finds no place is lost, and this is said"

@@ -162,7 +162,8 @@ def test_the_sinks_know_the_run_and_get_its_pictures_and_checkpoints(
         assert made.args[1:] == (config.run_path, config.wandb, False, False, named, 4, 12)
         start = {"last_step": 12, "ranks": 1, "device": "cpu", "host": socket.gethostname(), "launch": "torchrun-1"}
         launched = Launched.read(config.run_path)
-        assert launched == Launched.model_validate(start | {"began_at": launched and launched.began_at})
+        assert launched is not None and launched.began_at == launched.since > 0
+        assert launched == Launched.model_validate(start | {"began_at": launched.since, "since": launched.since})
         session.evaluate({}, limited=True)
         assert [(step, len(pictures)) for (step, pictures), _ in sinks.show.call_args_list] == [(4, 3)]
         for is_best in (True, False):

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ ACTIVITIES = {
 }
 
 
+@cache  # not at import: ranks may be forks of a process that has imported this
 def program_began() -> float:
     """Return when this program was started, in seconds since the epoch; now if nobody knows."""
     now = time.time()
@@ -48,6 +50,8 @@ class RunClock:
     def __init__(self, spent_s: Mapping[str, float], since: float, largest_eval_share: float | None = None) -> None:
         self._spent_s = dict.fromkeys((*ACTIVITIES, "first step"), 0.0) | dict(spent_s)
         self._activity = "start"
+        # The time of day may be set meanwhile, and a suspended machine lets it jump.
+        self._offset = time.time() - time.perf_counter()
         self._since = since
         self._largest_eval_share, self._lap_s = largest_eval_share, 0.0
         self.last_evaluation_s: float | None = None
@@ -56,7 +60,7 @@ class RunClock:
         self._read = 0, self._spent_s["steps"] + self._spent_s["data"], self._spent_s["data"]  # at the last row
 
     def _switch(self, activity: str) -> None:
-        now = time.time()
+        now = time.perf_counter() + self._offset
         self._spent_s[self._activity] += now - self._since
         if self._activity == "steps":
             self._steps_s += now - self._since
@@ -90,8 +94,8 @@ class RunClock:
         limit_s = math.inf
         if limited and self._largest_eval_share is not None:  # (taken + limit) / (all + limit) = largest
             spent_s = self.spent_s()
-            allowed_s = self._largest_eval_share * sum(spent_s.values()) - spent_s["evaluation"]
-            limit_s = allowed_s / (1 - self._largest_eval_share)
+            at_work_s = sum(spent_s.values()) - spent_s["down"] - spent_s["lost"]
+            limit_s = (self._largest_eval_share * at_work_s - spent_s["evaluation"]) / (1 - self._largest_eval_share)
         deadline = Deadline(limit_s, self._lap_s)
         before_s = self._spent_s["evaluation"]
         with self.doing("evaluation"):

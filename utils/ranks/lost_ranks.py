@@ -64,7 +64,7 @@ def _end_with_stacks(pid: int) -> None:
 
     torchrun would wait for it for half a minute.
     """
-    with suppress(ProcessLookupError):
+    with suppress(OSError):
         os.kill(pid, signal.SIGUSR2)
         time.sleep(_TO_SHOW_STACKS_S)
         os.kill(pid, signal.SIGKILL)
@@ -104,7 +104,8 @@ def silent_ranks(world: World, error: Exception) -> list[str]:
     _asked(call_the_roll, _AFTER_A_HANG_S + 1)
     if silent is None:
         return [f"nobody answers where the ranks met, in or beside rank 0 ({world.places[0]}): it hangs or is gone"]
-    for rank in silent if late else ():
+    # Of several, some may only have begun to wait later.
+    for rank in silent if late and len(silent) == 1 else ():
         neighbours = (each for each in range(world.size) if world.places[each].shares_host_with(world.places[rank]))
         if world.rank == next((each for each in neighbours if each not in silent), None):
             _end_with_stacks(world.places[rank].pid)

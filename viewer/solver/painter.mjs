@@ -42,7 +42,7 @@ export class Painter {
   /** Return the tokens of a pasted line, or throw an Error that says what is wrong. */
   read(text) {
     const line = text.replace(/[\r\n]/g, "");
-    const length = this.board.rows * this.board.columns;
+    const { length } = this.tokens;
     if (line.length !== length) throw new Error(`${line.length} characters; this board has ${length}`);
     const tokens = [...line].map((character) => this.symbols.indexOf(character));
     const wrong = tokens.findIndex((token) => !this.palette.includes(token));
@@ -73,6 +73,7 @@ export class Painter {
   /** Paint a cell. Of a token that puzzles have once, the two cells exchange what they hold. */
   paint(s) {
     const { tokens, chosen, single } = this;
+    if (s >= tokens.length) return; // behind the last token, where these stand in lines
     this.at = s;
     if (tokens[s] !== chosen && (single.includes(chosen) || !single.includes(tokens[s]))) {
       if (single.includes(chosen)) tokens[tokens.indexOf(chosen)] = tokens[s];
@@ -88,7 +89,8 @@ export class Painter {
     const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
     if (event.key in steps) {
       const [down, right] = steps[event.key];
-      this.at = clamp(row + down, 0, rows - 1) * columns + clamp(column + right, 0, columns - 1);
+      const next = clamp(row + down, 0, rows - 1) * columns + clamp(column + right, 0, columns - 1);
+      this.at = Math.min(next, this.tokens.length - 1);
       this.redraw();
     } else if (event.key === " ") this.paint(this.at);
     else if (event.key === "Enter") $("solve").click();
