@@ -249,7 +249,7 @@ FAULTS: dict[str, Callable[[Soak], tuple[float, Mend] | None]] = {
 
 def problems(soak: Soak, quiet: Path) -> Iterator[str]:
     """Yield everything that is wrong after the run has ended."""
-    _, alive = psutil.wait_procs(list(soak.seen.values()), timeout=15)
+    _, alive = psutil.wait_procs(list(soak.seen.values()), timeout=45)
     yield from (f"process {process.pid} is still alive" for process in alive)
     last = runs.latest(soak.run)
     try:

@@ -38,12 +38,19 @@ class MissingRank(Exception):
     """A rank did not come to the meeting point in time. The message names the rank."""
 
 
+TORCHRUN_ANSWERS = timedelta(seconds=30)
+
+
 def agents_store(timeout: timedelta) -> Store | None:
     """Return the store that torchrun keeps for all attempts of a launch; None if it keeps none."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(host, port, is_master=False, timeout=timeout)
+    # torchrun opened it before it started this process. If nobody answers, torchrun was killed at
+    # once, before this process could know its launcher.
+    store = TCPStore(host, port, is_master=False, timeout=min(timeout, TORCHRUN_ANSWERS))
+    store.set_timeout(timeout)
+    return store
 
 
 def require_meeting_point(launch: Launch, config: MeetingConfig) -> None:

@@ -2,13 +2,16 @@
 
 import re
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
 from tests.spawn import free_port
 from utils.errors import UserError
+from utils.ranks import rendezvous
 from utils.ranks.config import DEFAULT_MEETING
 from utils.ranks.launch import Launch
 from utils.ranks.rendezvous import MissingRank, Patience, open_store, require_meeting_point, store_of_this_attempt
@@ -72,3 +75,15 @@ def test_two_launches_on_one_port_do_not_mix() -> None:
             store_of_this_attempt(own, 0, 2, Patience(1))
         with pytest.raises(MissingRank, match=r"^rank 0 did not come"):
             strayed.result()
+
+
+def test_a_worker_does_not_wait_long_for_a_torchrun_that_was_killed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not know its launcher, because it was another's child from the start."""
+    variables = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rendezvous, "TORCHRUN_ANSWERS", timedelta(seconds=1))
+    began = time.monotonic()
+    with pytest.raises(dist.DistError):
+        rendezvous.agents_store(timedelta(minutes=5))
+    assert time.monotonic() - began < 20
