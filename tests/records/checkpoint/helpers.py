@@ -35,6 +35,8 @@ PROGRESS = Progress(
     failed_saves=2,
     pending_row={"train/lm_loss": 1 / 3},
     wandb_run_id="abc",
+    spent_s={"steps": 1 / 7, "lost": 2.0},
+    spent_until=1.7e9,
 )
 
 
