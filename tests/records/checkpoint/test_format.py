@@ -60,7 +60,7 @@ def test_every_number_of_the_progress_is_stored_and_read() -> None:
 def test_a_branch_has_no_best_and_skips_only_the_steps_ahead() -> None:
     branch = PROGRESS.of_branch("def")
     changed = {"wandb_run_id": "def", "best": None, "evaluations_since_best": 0, "skipped_steps": [9]}
-    assert branch.model_dump() == PROGRESS.model_dump() | changed | {"failed_saves": 0}
+    assert branch.model_dump() == PROGRESS.model_dump() | changed | {"failed_saves": 0, "spent_until": 0.0}
     assert PROGRESS.skipped_steps == [3, 6, 9], "the progress of the source was changed"
     assert PROGRESS.model_copy(update={"skipped_steps": [7, 8]}).of_branch("def").skipped_steps == [8]
 
