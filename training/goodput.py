@@ -42,6 +42,7 @@ class Past(NamedTuple):
         # The last start may have ended before it saved. Its account is then the newer one.
         accounts = [(progress.spent_until, progress.spent_s), (before.since, before.spent_s)]
         until, of_account = max(accounts, key=lambda account: account[0])
+        began = max(began, until)  # a notebook, or a worker of Ray, may open a run twice
         spent_s = {"lost": 0.0, "down": 0.0} | _known(of_account)
         if goes_back:
             now = time.time()

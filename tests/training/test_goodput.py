@@ -73,6 +73,12 @@ def test_a_rewind_lost_its_last_steps(run: Path, monkeypatch: pytest.MonkeyPatch
     assert found == ({"steps": 80.0, "lost": 61.0, "down": 0.0}, 1060.0, 900.0, 2, False)
 
 
+def test_a_process_that_opens_a_run_again_counts_its_start_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goodput, "program_began", lambda: 890.0)
+    Launched.note_end(run)
+    assert past(run).since == 1000.0, "the time until the last save is in its account already"
+
+
 def test_what_a_stranger_wrote_into_an_account_is_left_out(run: Path) -> None:
     odd = SAVED.model_copy(update={"spent_s": {"steps": -1.0, "data": float("nan"), "\x1b[31m": 5.0, "save": 2.0}})
     assert past(run, odd).spent_s == {"save": 2.0, "lost": 30.0, "down": 20.0}
